@@ -1,0 +1,14 @@
+#!/bin/sh
+# Install what the tests start themselves (Redis, a C++ compiler, a browser), where this machine lets us.
+# Elsewhere the tests that need one skip and say so.
+set -u
+missing=""
+command -v redis-server >/dev/null || missing="$missing redis-server"
+command -v g++ >/dev/null || missing="$missing g++"
+command -v chromium >/dev/null || missing="$missing chromium fonts-dejavu-core"
+command -v ip >/dev/null || missing="$missing iproute2"
+[ -z "$missing" ] && exit 0
+command -v apt-get >/dev/null || { echo "not installed:$missing (no apt here; environment.yml lists them)"; exit 0; }
+if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo -n"; else echo "not installed:$missing (needs root)"; exit 0; fi
+export DEBIAN_FRONTEND=noninteractive
+$sudo apt-get update -qq && $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null || echo "could not install:$missing"
