@@ -1,0 +1,56 @@
+"""What an inference engine is: token ids in, token ids out. Text never crosses this border."""
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # the model ended its turn
+    LENGTH = "length"  # the token limit cut it
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one completion. `seed` fixes it, whatever else is in the batch."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came back.
+
+    token_ids: the sampled tokens, the stop token included.
+    log_probs: of each sampled token under the distribution it was drawn from (after temperature), same length.
+    engine: name of the engine that made it; policy_version: of the weights it had.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: FinishReason
+    engine: str = ""
+    policy_version: int = 0
+
+
+class EngineError(RuntimeError):
+    """An engine died, hung or refused; the request may be sent again elsewhere."""
+
+
+class Engine(Protocol):
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """Sample one completion. Raises EngineError."""
+        ...
+
+
+def derive_seed(*parts: object) -> int:
+    """A 31-bit seed from what names the draw (run seed, step, trajectory, turn...): the same parts, the same seed."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,119 @@
+"""A vLLM engine in a process of its own: `python -m rstar_lab.rl.vllm_worker FD`, started by `vllm_engine`.
+
+It reads messages from the socket FD and answers on it. Requests that arrive in one message enter the engine together,
+before it takes another step: with one message a turn the batches, and so the bits, do not depend on timing.
+"""
+
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+BEAT_S = 5.0
+
+
+def die_with_parent(life_fd: int) -> None:
+    """End this process when the other end of the pipe closes, however the parent ended."""
+
+    def watch() -> None:
+        os.read(life_fd, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Worker:
+    def __init__(self, connection: Connection, model: str, options: dict[str, Any]):
+        from vllm import LLM
+
+        self.connection = connection
+        self.llm = LLM(model=model, **options)
+        self.engine = self.llm.llm_engine
+        self.version = 0
+
+    def serve(self) -> None:
+        """Handle messages and step the engine until the parent says close."""
+        beat = time.monotonic()
+        while True:
+            idle = not self.engine.has_unfinished_requests()
+            while self.connection.poll(None if idle else 0):
+                message = self.connection.recv()
+                if message[0] == "close":
+                    return
+                self.handle(*message)
+                idle = not self.engine.has_unfinished_requests()
+            done = [self.finished(output) for output in self.engine.step() if output.finished]
+            if done:
+                self.connection.send(("done", done))
+            if time.monotonic() - beat > BEAT_S:
+                beat = time.monotonic()
+                self.connection.send(("beat",))
+
+    def handle(self, kind: str, *arguments: Any) -> None:
+        if kind == "generate":
+            for request_id, prompt_ids, sampling in arguments[0]:
+                self.submit(request_id, prompt_ids, sampling)
+        elif kind == "abort":
+            self.engine.abort_request([str(request_id) for request_id in arguments[0]])
+        elif kind == "weights":
+            path, version = arguments
+            self.load_weights(path)
+            self.version = version
+            self.connection.send(("weights", version))
+
+    def submit(self, request_id: int, prompt_ids: list[int], sampling: Any) -> None:
+        from vllm import SamplingParams, TokensPrompt
+
+        params = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            logprobs=0,
+            detokenize=False,
+        )
+        try:
+            self.engine.add_request(str(request_id), TokensPrompt(prompt_token_ids=prompt_ids), params)
+        except ValueError as error:  # a request the engine cannot take must not stop the others
+            self.connection.send(("refused", request_id, str(error)))
+
+    def finished(self, output: Any) -> tuple[int, list[int], list[float], str, int]:
+        completion = output.outputs[0]
+        token_ids = list(completion.token_ids)
+        log_probs = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
+        reason = "length" if completion.finish_reason == "length" else "stop"
+        return int(output.request_id), token_ids, log_probs, reason, self.version
+
+    def load_weights(self, path: str) -> None:
+        from safetensors.torch import load_file
+
+        tensors = load_file(path)
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
+        # Blocks cached under the old weights would be served for the new ones.
+        self.llm.reset_prefix_cache()
+
+
+def main() -> None:
+    socket_fd, life_fd = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(life_fd)
+    connection = Connection(socket_fd)
+    model, options = connection.recv()
+    try:
+        worker = Worker(connection, model, options)
+    except Exception as error:
+        connection.send(("failed", f"{type(error).__name__}: {error}"))
+        raise
+    connection.send(("ready",))
+    worker.serve()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass
+    # vLLM leaves threads behind that a normal exit would wait for.
+    os._exit(0)
