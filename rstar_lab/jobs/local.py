@@ -1,0 +1,51 @@
+"""Jobs on this machine: a detached process that outlives the notebook."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.processes import alive, end_processes
+from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.supervisor import GRACE_S
+
+
+def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
+    """Start the supervisor; it writes down its own process number."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "--detach"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError(f"job {spec.id} could not be started: {done.stderr.strip()[-500:]}")
+    return {}
+
+
+def state(folder: JobFolder, spec: JobSpec) -> str:
+    """How a job without exit.json stands: "running", or "failed" where its supervisor was killed."""
+    supervisor = folder.read("supervisor.json")
+    if supervisor is None:
+        return "queued"
+    return "running" if alive(**supervisor) else "failed"
+
+
+def stop(folder: JobFolder, spec: JobSpec) -> None:
+    """Ask the supervisor to end the job and wait for it; where it does not or is gone, end the processes here."""
+    supervisor = folder.read("supervisor.json")
+    if supervisor is None:
+        return
+    if alive(**supervisor):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S + 20
+        while alive(**supervisor) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    end_processes(spec.id, root=supervisor["pid"], grace_s=0.5)
+
+
+def logs(folder: JobFolder, spec: JobSpec) -> str | None:
+    return None

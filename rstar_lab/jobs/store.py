@@ -1,0 +1,74 @@
+"""A job's folder, RUNS_DIR/.jobs/ID: what was asked (job.json), what was said (log.txt), how it ended (exit.json)."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job as submitted; `handle` is what the backend needs to find it again."""
+
+    id: str
+    recipe: str
+    profile: str
+    backend: str
+    command: list[str]
+    cwd: str
+    runs_dir: str
+    overrides: dict[str, Any]
+    created: str
+    name: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    handle: dict[str, Any] = field(default_factory=dict)
+
+
+class JobFolder:
+    """Reads and writes one job's folder; every file by temporary file and rename."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def of(cls, runs_dir: Path, job_id: str) -> "JobFolder":
+        return cls(Path(runs_dir) / ".jobs" / job_id)
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    def write(self, name: str, content: dict[str, Any], *, mode: int = 0o644) -> None:
+        temporary = self.path / f".{name}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file, indent=1)
+        temporary.rename(self.path / name)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The content of a file, or None where there is none yet. Raises UserError for one that is not JSON."""
+        path = self.path / name
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise UserError(f"{path}: not a job file ({error})") from error
+
+    def save(self, spec: JobSpec) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write("job.json", asdict(spec))
+
+    def spec(self) -> JobSpec:
+        content = self.read("job.json")
+        if content is None:
+            raise UserError(
+                f"no job {self.path.name} in {self.path.parent.parent}: `rstar-lab jobs list` shows those there are"
+            )
+        try:
+            return JobSpec(**content)
+        except TypeError as error:
+            raise UserError(f"{self.path / 'job.json'}: written by another version of rstar_lab ({error})") from error

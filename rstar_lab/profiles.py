@@ -1,0 +1,156 @@
+"""Hardware profiles, cluster/profiles/*.yaml: what a machine has and what runs well on it. Read by jobs and preflight."""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rstar_lab.errors import UserError
+
+FOLDER = Path(__file__).parent.parent / "cluster" / "profiles"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hardware(_Part):
+    """One node, and how many of them."""
+
+    nodes: int = Field(default=1, ge=1)
+    cpus_per_node: int = Field(ge=1)
+    memory_gb_per_node: float = Field(gt=0)
+    disk_gb: float = Field(gt=0, description="free space wanted under the runs folder")
+    gpus_per_node: int = Field(default=0, ge=0)
+    gpu: str | None = None
+    hbm_gb: float = Field(default=0, ge=0, description="memory of one GPU")
+    hbm_tb_per_s: float = Field(default=0, ge=0, description="peak memory bandwidth of one GPU")
+    bf16_tflops: float = Field(default=0, ge=0, description="peak dense bf16 rate of one GPU")
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+class EngineSettings(_Part):
+    """The rollout engine, one replica on `tensor_parallel` GPUs."""
+
+    tensor_parallel: int = Field(default=1, ge=1)
+    memory_utilization: float = Field(default=0.7, gt=0, le=1, description="share of HBM for weights and KV cache")
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    eager: bool = False
+    max_sequences: int = Field(default=256, ge=1, description="sequences decoded together by one replica")
+    kv_cache_dtype_bytes: int = Field(default=2, ge=1)
+
+
+class Parallelism(_Part):
+    """The training engine: FSDP over all GPUs, with sequences split over `sequence_parallel` of them."""
+
+    fsdp_size: int = Field(default=-1, description="GPUs over which weights are sharded; -1 is all")
+    sequence_parallel: int = Field(default=1, ge=1)
+    offload_params: bool = False
+    offload_optimizer: bool = False
+    tokens_per_gpu: int = Field(default=16_384, ge=1, description="tokens of one micro-batch on one GPU")
+
+
+class Measured(_Part):
+    """Efficiencies the time estimate multiplies peak rates with; say in the profile where they come from."""
+
+    training_mfu: float = Field(default=0.35, gt=0, le=1)
+    decode_bandwidth_share: float = Field(default=0.5, gt=0, le=1)
+    prefill_mfu: float = Field(default=0.4, gt=0, le=1)
+
+
+class SandboxSettings(_Part):
+    """Tool calls: workers on every node over Redis, or embedded in the run."""
+
+    workers_per_node: int = Field(default=0, ge=0)
+    redis: bool = False
+    call_s: float = Field(default=0.3, gt=0, description="mean seconds of a call, queueing included")
+
+
+class Storage(_Part):
+    """Folders every node sees under the same path."""
+
+    runs: str = "runs"
+    models: str = "models"
+    data: str = "data"
+
+
+class Slurm(_Part):
+    partition: str | None = None
+    account: str | None = None
+    time: str = "24:00:00"
+    options: list[str] = Field(default_factory=list, description="further #SBATCH lines, such as --gres=gpu:8")
+    setup: list[str] = Field(default_factory=list, description="shell lines before Ray starts: modules, environment")
+
+
+class Profile(_Part):
+    """A machine and its settings."""
+
+    name: str
+    description: str
+    backend: Literal["local", "ray", "slurm"]
+    trainer: Literal["local", "verl"]
+    hardware: Hardware
+    engine: EngineSettings = EngineSettings()
+    parallelism: Parallelism = Parallelism()
+    measured: Measured = Measured()
+    sandbox: SandboxSettings = SandboxSettings()
+    storage: Storage = Storage()
+    env: dict[str, str] = Field(default_factory=dict, description="environment of every process of the job")
+    secrets: list[str] = Field(default_factory=list, description="names of variables handed on, never written down")
+    image: str | None = None
+    slurm: Slurm = Slurm()
+
+
+def load_profile(name: str | Path) -> Profile:
+    """A profile by name (cluster/profiles/NAME.yaml) or by path.
+
+    Raises UserError for an unknown name or key, with the nearest known one.
+    """
+    path = Path(name)
+    if path.suffix != ".yaml":
+        path = FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = profile_names()
+        near = difflib.get_close_matches(str(name), known, 1)
+        raise UserError(
+            f"no profile {name!r}{f', did you mean {near[0]!r}?' if near else ''}; known: {', '.join(known)}"
+        )
+    content = yaml.safe_load(path.read_text())
+    try:
+        return Profile(**content)
+    except (ValidationError, TypeError) as error:
+        raise UserError(f"{path}: {_explain(error)}") from error
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def _explain(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return "not a mapping of profile keys"
+    lines = []
+    for problem in error.errors():
+        key = ".".join(map(str, problem["loc"]))
+        hint = ""
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(problem["loc"][-1]), sorted(_all_keys(Profile)), 1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            lines.append(f"unknown key {key!r}{hint}")
+        else:
+            lines.append(f"{key}: {problem['msg']}")
+    return "; ".join(lines)
+
+
+def _all_keys(model: Any) -> set[str]:
+    keys: set[str] = set()
+    for name, field in model.model_fields.items():
+        keys.add(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys |= _all_keys(field.annotation)
+    return keys

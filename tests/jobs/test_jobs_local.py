@@ -1,0 +1,166 @@
+"""Jobs on this machine: real detached processes, found again, stopped whole."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
+from rstar_lab.jobs import job as job_module
+from rstar_lab.jobs.job import Job
+from rstar_lab.jobs.local import start
+from rstar_lab.jobs.processes import processes_of
+from rstar_lab.jobs.store import JobFolder, JobSpec
+
+
+def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: dict[str, str] | None = None) -> Job:
+    """A job whose command is a small program of ours instead of a training run."""
+    spec = JobSpec(
+        id=job_id, recipe="toy", profile="laptop", backend="local", command=[sys.executable, "-c", textwrap.dedent(code)],
+        cwd=str(tmp_path), runs_dir=str(tmp_path), overrides={}, created="2026-01-01T00:00:00", environment=environment or {},
+    )  # fmt: skip
+    folder = JobFolder.of(tmp_path, job_id)
+    folder.save(spec)
+    start(folder, spec)
+    return Job(folder)
+
+
+def until(condition, timeout_s: float = 60):
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def test_a_job_runs_to_its_end_and_its_log_is_kept(tmp_path):
+    job = start_job(tmp_path, "import os; print('hello'); print(os.environ['COLOUR'])", environment={"COLOUR": "red"})
+    assert job.wait(timeout_s=60) == JobStatus.FINISHED
+    assert job.logs() == "hello\nred\n"
+    assert job.logs(tail=1) == "red\n"
+    assert job.exit_code == 0
+
+
+def test_a_failing_job_says_so_and_keeps_its_traceback(tmp_path):
+    job = start_job(tmp_path, "raise ValueError('no such thing')")
+    assert job.wait(timeout_s=60) == JobStatus.FAILED
+    assert "ValueError: no such thing" in job.logs()
+    assert job.exit_code == 1
+
+
+def test_a_command_that_cannot_start_is_a_failure_with_a_reason(tmp_path):
+    spec = JobSpec("x", "toy", "laptop", "local", ["/nowhere/python"], str(tmp_path), str(tmp_path), {}, "now")
+    folder = JobFolder.of(tmp_path, "x")
+    folder.save(spec)
+    start(folder, spec)
+    assert Job(folder).wait(timeout_s=60) == JobStatus.FAILED
+    assert "/nowhere/python" in Job(folder).logs()
+
+
+def test_a_job_outlives_the_process_that_submitted_it_and_is_found_by_id(tmp_path):
+    program = f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from test_jobs_local import start_job
+        start_job(Path({str(tmp_path)!r}), "import time; print('begun'); time.sleep(600)")
+        import os, signal; os.killpg(0, signal.SIGKILL)
+    """
+    gone = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], start_new_session=True)
+    assert gone.returncode == -signal.SIGKILL
+    job = attach("toy-1", runs_dir=tmp_path)
+    until(lambda: "begun" in job.logs())
+    assert job.status() == JobStatus.RUNNING
+    assert [other.id for other in list_jobs(tmp_path)] == ["toy-1"]
+    assert job.stop() == JobStatus.STOPPED
+
+
+def test_stop_ends_the_whole_tree_even_what_left_session_environment_and_parent(tmp_path):
+    code = """
+        import os, subprocess, sys, time
+        stray = "import signal, time, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('stray', 'w').write(str(os.getpid())); time.sleep(600)"
+        middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', %r], start_new_session=True, env={})" % stray
+        subprocess.run([sys.executable, '-c', middle])
+        subprocess.Popen(['sleep', '600'])
+        print('ready', flush=True)
+        time.sleep(600)
+    """
+    job = start_job(tmp_path, code)
+    until(lambda: "ready" in job.logs())
+    stray = int(until(lambda: (tmp_path / "stray").exists() and (tmp_path / "stray").read_text()))
+    supervisor = job.folder.read("supervisor.json")["pid"]
+    assert stray in {process.pid for process in processes_of(job.id, root=supervisor)}
+    assert job.stop() == JobStatus.STOPPED
+    assert processes_of(job.id, root=supervisor) == []
+    assert not psutil.pid_exists(stray) or psutil.Process(stray).status() == psutil.STATUS_ZOMBIE
+    assert job.stop() == JobStatus.STOPPED, "stopping twice changes nothing"
+
+
+def test_what_a_finished_run_left_behind_is_ended(tmp_path):
+    job = start_job(tmp_path, "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)")
+    assert job.wait(timeout_s=60) == JobStatus.FINISHED
+    left = int(job.logs())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_supervisor_is_a_failed_job_and_stop_still_ends_its_processes(tmp_path):
+    job = start_job(tmp_path, "import time; print('ready', flush=True); time.sleep(600)")
+    until(lambda: "ready" in job.logs())
+    os.kill(job.folder.read("supervisor.json")["pid"], signal.SIGKILL)
+    until(lambda: job.status() == JobStatus.FAILED)
+    assert processes_of(job.id)
+    job.stop()
+    assert processes_of(job.id) == []
+
+
+def test_secrets_stay_out_of_log_and_metadata(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
+    monkeypatch.setenv("RSTAR_LAB_REDIS_URL", "redis://user:hunter22@db:6379/0")
+    job = start_job(tmp_path, "import os; print(sorted(os.environ.items()))")
+    job.wait(timeout_s=60)
+    everything = b"".join(path.read_bytes() for path in job.folder.path.iterdir())
+    assert b"WANDB_API_KEY" in everything, "the program did print its environment"
+    assert b"abc123secret" not in everything
+    assert b"hunter22" not in everything
+
+
+@pytest.mark.parametrize("overrides", [{"logging.api_key": "x"}, {"sandbox.url": "redis://:pass@host"}])
+def test_a_secret_among_the_overrides_is_refused_by_name(tmp_path, overrides):
+    with pytest.raises(UserError, match=next(iter(overrides))):
+        submit("tiny", overrides=overrides, runs_dir=tmp_path)
+    assert not (tmp_path / ".jobs").exists()
+
+
+def test_an_unknown_profile_or_job_is_named_with_the_way_out(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'laptop'"):
+        submit("tiny", "labtop", runs_dir=tmp_path)
+    with pytest.raises(UserError, match="jobs list"):
+        attach("nothing", runs_dir=tmp_path)
+
+
+def test_follow_yields_each_line_once_and_gives_up_without_ending_the_job(tmp_path):
+    job = start_job(tmp_path, "import time\nfor i in range(3): print(i); time.sleep(.3)\nprint('last', end='')")
+    assert list(job.follow(every_s=0.05, timeout_s=60)) == ["0", "1", "2", "last"]
+    job = start_job(tmp_path, "import time; time.sleep(600)", job_id="toy-2")
+    with pytest.raises(TimeoutError, match="toy-2 is still"):
+        list(job.follow(timeout_s=0.5))
+    assert job.status() == JobStatus.RUNNING
+    job.stop()
+
+
+def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
+    """The command is the public command line, so that a notebook and a terminal start the same run."""
+    seen = {}
+    monkeypatch.setattr(job_module.local, "start", lambda folder, spec: seen.setdefault("spec", spec) and {})
+    job = submit("tiny", "laptop", {"rl.lr": 1e-4, "rl.roc": "none"}, runs_dir=tmp_path, name="trial")
+    command = seen["spec"].command
+    assert command[1:4] == ["-m", "rstar_lab.cli", "run"]
+    assert command[5:9] == ["--set", "rl.lr=0.0001", "--set", "rl.roc=none"]
+    assert job.id.startswith("trial-")
+    assert attach(job.id, runs_dir=tmp_path).spec.overrides == {"rl.lr": 1e-4, "rl.roc": "none"}
