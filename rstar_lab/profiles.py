@@ -1,4 +1,4 @@
-"""Hardware profiles, cluster/profiles/*.yaml: what a machine has and what runs well on it. Read by jobs and preflight."""
+"""Hardware profiles, cluster/profiles/*.yaml: what a machine has what runs well on it. Read by jobs and preflight."""
 
 import difflib
 from pathlib import Path

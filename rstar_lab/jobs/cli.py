@@ -60,9 +60,10 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    table = Table(*["id", "status", "recipe", "profile", "backend", "created", "run"])
+    columns = ["id", "status", "recipe", "profile", "backend", "created", "run"]
+    table = Table(*columns)
     for row in rows:
-        table.add_row(*(str(row[column.header] or "") for column in table.columns))
+        table.add_row(*(str(row[column] or "") for column in columns))
     Console().print(table)
 
 

@@ -23,9 +23,17 @@ from rstar_lab.jobs.store import JobFolder, JobSpec
 def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: dict[str, str] | None = None) -> Job:
     """A job whose command is a small program of ours instead of a training run."""
     spec = JobSpec(
-        id=job_id, recipe="toy", profile="laptop", backend="local", command=[sys.executable, "-c", textwrap.dedent(code)],
-        cwd=str(tmp_path), runs_dir=str(tmp_path), overrides={}, created="2026-01-01T00:00:00", environment=environment or {},
-    )  # fmt: skip
+        id=job_id,
+        recipe="toy",
+        profile="laptop",
+        backend="local",
+        command=[sys.executable, "-c", textwrap.dedent(code)],
+        cwd=str(tmp_path),
+        runs_dir=str(tmp_path),
+        overrides={},
+        created="2026-01-01T00:00:00",
+        environment=environment or {},
+    )
     folder = JobFolder.of(tmp_path, job_id)
     folder.save(spec)
     start(folder, spec)
@@ -82,11 +90,16 @@ def test_a_job_outlives_the_process_that_submitted_it_and_is_found_by_id(tmp_pat
 
 
 def test_stop_ends_the_whole_tree_even_what_left_session_environment_and_parent(tmp_path):
-    code = """
+    stray_code = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("stray", "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+    popen = f"subprocess.Popen([sys.executable, '-c', {stray_code!r}], start_new_session=True, env={{}})"
+    code = f"""
         import os, subprocess, sys, time
-        stray = "import signal, time, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('stray', 'w').write(str(os.getpid())); time.sleep(600)"
-        middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', %r], start_new_session=True, env={})" % stray
-        subprocess.run([sys.executable, '-c', middle])
+        subprocess.run([sys.executable, '-c', {f"import subprocess, sys; {popen}"!r}])
         subprocess.Popen(['sleep', '600'])
         print('ready', flush=True)
         time.sleep(600)
