@@ -1,0 +1,18 @@
+"""The run store: schema, writer, reader. The one contract between what trains and what reads."""
+
+from rstar_lab.runs.errors import RunLocked, RunStoreError
+from rstar_lab.runs.reader import RunReader, list_runs
+from rstar_lab.runs.schema import CALLS, SCHEMA_VERSION, TRAJECTORIES, TRANSCRIPTS
+from rstar_lab.runs.writer import RunWriter
+
+__all__ = [
+    "CALLS",
+    "SCHEMA_VERSION",
+    "TRAJECTORIES",
+    "TRANSCRIPTS",
+    "RunLocked",
+    "RunReader",
+    "RunStoreError",
+    "RunWriter",
+    "list_runs",
+]

@@ -1,0 +1,135 @@
+"""Rows (dicts) to Arrow tables of a level, and a step's rollup."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rstar_lab.outcomes import MODEL_ERRORS, OURS, Outcome
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, labelled
+
+_SORT = {
+    "trajectories": ("group_id", "sample", "traj_id"),
+    "calls": ("traj_id", "turn", "index"),
+    "transcripts": ("traj_id",),
+}
+_DTYPES = {pa.int32(): np.int32, pa.float16(): np.float16, pa.bool_(): np.bool_}
+_OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
+_NUMBERS = [
+    field.name
+    for field in TRAJECTORIES
+    if field.name not in ("attempt", "step", "sample")
+    and (pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_boolean(field.type))
+]
+# Means over the trajectories whose reward is positive, kept apart because RoC is about these.
+_OF_CORRECT = ("errors", "calls", "turns", "response_tokens", "model_tokens", "reflection_tokens")
+
+ROLLUP = pa.schema(
+    [("run_id", pa.string()), ("stage", pa.string()), ("step", pa.int32()), ("attempt", pa.int16())]
+    + [(f"rows_{level}", pa.int64()) for level in LEVELS]
+    + [
+        (f"{name}_{statistic}", kind)
+        for name in [*_NUMBERS, *(f"correct_{name}" for name in _OF_CORRECT)]
+        for statistic, kind in (("n", pa.int64()), ("mean", pa.float64()), ("sd", pa.float64()))
+    ]
+)
+
+
+def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -> pa.Table:
+    """A level's table from dicts, sorted; a column no row has is null, a column the schema lacks is an error.
+
+    fill: values for columns a row leaves out (run, attempt, stage, step).
+    Token arrays may be lists or numpy arrays. NaN in a number column becomes null, so that it counts as missing.
+    """
+    schema = labelled(level)
+    for number, row in enumerate(rows):
+        if unknown := row.keys() - set(schema.names):
+            raise ValueError(
+                f"{level} row {number}: unknown column {sorted(unknown)[0]!r}; the schema has {', '.join(schema.names)}"
+            )
+        if not row.get("traj_id"):
+            raise ValueError(f"{level} row {number}: traj_id is missing")
+        for outcome in row.get("outcomes") or filter(None, [row.get("outcome")]):
+            if outcome not in _OUTCOMES:
+                raise ValueError(
+                    f"{level} row {number}: unknown outcome {outcome!r}; there are {', '.join(sorted(_OUTCOMES))}"
+                )
+    full = [fill | row for row in rows]
+    for name in _SORT[level][::-1]:  # stable, from the least to the most important
+        full.sort(
+            key=lambda row: (
+                row.get(name) is not None,
+                row.get(name) or (0 if name in ("sample", "turn", "index") else ""),
+            )
+        )
+    columns = [_column([row.get(field.name) for row in full], field) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        if pa.types.is_list(field.type) and field.type.value_type in _DTYPES:
+            return _number_lists(values, field.type)
+        if pa.types.is_floating(field.type):
+            values = [None if value is None or math.isnan(value) else float(value) for value in values]
+        elif pa.types.is_integer(field.type):
+            values = [None if value is None else int(value) for value in values]
+        elif pa.types.is_boolean(field.type):
+            values = [None if value is None else bool(value) for value in values]
+        elif pa.types.is_string(field.type):
+            # A lone surrogate (a model can emit one through JSON escapes) has no UTF-8 form.
+            values = [None if value is None else str(value).encode("utf-8", "replace").decode() for value in values]
+        return pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"column {field.name!r} wants {field.type}: {error}") from error
+
+
+def _number_lists(values: list[Any], kind: pa.ListType) -> pa.Array:
+    # One flat numpy array: a step of 16K rollouts has 10^8 tokens, too many for Python objects.
+    dtype = _DTYPES[kind.value_type]
+    with np.errstate(over="ignore"):  # a log-prob beyond float16 becomes -inf
+        parts: list[np.ndarray] = [np.asarray([] if value is None else value, dtype=dtype) for value in values]
+    offsets = np.fromiter(itertools.accumulate((len(part) for part in parts), initial=0), np.int32, len(parts) + 1)
+    flat = pa.array(np.concatenate(parts) if parts else np.empty(0, dtype), kind.value_type)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), flat, type=kind, mask=pa.array([value is None for value in values])
+    )
+
+
+def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, Any]) -> dict[str, Any]:
+    """One step's n, mean and sd (of the sample, n - 1) of every number column; nulls are left out of n.
+
+    Errors and calls are counted from the outcomes where a row has them, so that failures of ours are in neither.
+    """
+    data = {name: numbers(trajectories[name]) for name in _NUMBERS}
+    kinds = trajectories["outcomes"].combine_chunks()
+    known = kinds.is_valid().to_numpy(zero_copy_only=False)
+    parents, flat = pc.list_parent_indices(kinds).to_numpy(), pc.list_flatten(kinds)
+    for name, counted in (("errors", MODEL_ERRORS), ("calls", frozenset(Outcome) - OURS)):
+        hits = pc.is_in(flat, pa.array([str(kind) for kind in counted])).to_numpy(zero_copy_only=False)
+        data[name] = np.where(known, np.bincount(parents[hits], minlength=len(kinds)), data[name])
+    correct = data["reward"] > 0
+    row: dict[str, Any] = where | {f"rows_{level}": count for level, count in counts.items()}
+    for name, values in data.items():
+        row |= _statistics(name, values)
+    for name in _OF_CORRECT:
+        row |= _statistics(f"correct_{name}", data[name][correct])
+    return row
+
+
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """A number or truth column as floats, nulls as NaN."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def _statistics(name: str, values: np.ndarray) -> dict[str, Any]:
+    known = values[~np.isnan(values)]
+    n = len(known)
+    mean = float(known.mean()) if n else None
+    return {f"{name}_n": n, f"{name}_mean": mean, f"{name}_sd": float(known.std(ddof=1)) if n > 1 else None}

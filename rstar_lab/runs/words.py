@@ -1,0 +1,37 @@
+"""Words that show a model reconsidering. The lists are starting points: every function that uses one takes `words`.
+
+Among the tokens of the highest entropy the paper tells two kinds apart: forking tokens, where the model explores or
+doubts by itself, and reflection tokens, where it weighs what a tool answered.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+FORKING_WORDS: tuple[str, ...] = (
+    "but before", "before", "double-check", "double check", "rerun", "re-run", "re-evaluate", "reevaluate",
+    "reconsider", "wait", "hmm", "alternatively", "instead", "however", "perhaps", "maybe", "suppose", "another way",
+    "let me try", "let's try",
+)  # fmt: skip
+
+REFLECTION_WORDS: tuple[str, ...] = (
+    "check", "verify", "confirm", "mistake", "error", "wrong", "incorrect", "fix", "correct the", "bug", "issue",
+    "failed", "fails", "try again", "retry", "again", "unexpected", "matches", "does not match", "doesn't match",
+    "looks right", "makes sense", "as expected", "rerun", "re-run", "double-check", "double check", "wait", "actually",
+    "oops",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
+    """One pattern for whole words and phrases, longest first, in any case; a space matches any run of white space."""
+    phrases = sorted({word.strip().lower() for word in words if word.strip()}, key=len, reverse=True)
+    if not phrases:
+        return re.compile(r"(?!)")
+    alternatives = "|".join(r"\s+".join(re.escape(part) for part in phrase.split()) for phrase in phrases)
+    return re.compile(rf"(?<![\w-])(?:{alternatives})(?![\w-])", re.IGNORECASE)
+
+
+def count_reflection(text: str, words: Sequence[str] = REFLECTION_WORDS) -> int:
+    """How many reflection words or phrases (non-overlapping, longest first) the model's own `text` has."""
+    return sum(1 for _ in word_pattern(tuple(words)).finditer(text))
