@@ -1,0 +1,197 @@
+"""Problems: what a policy is trained and evaluated on, and how files of them are read and written."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rstar_lab.errors import UserError
+from rstar_lab.verify import last_boxed
+
+
+class ProblemError(UserError):
+    """A file of problems that cannot be read; the message names file, row and field."""
+
+
+class Problem(BaseModel):
+    """One problem. `answer` is what `verify` compares with; `difficulty` is whatever its source calls difficulty (for
+    measured ones: the share of rollouts that failed)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    problem_id: str = Field(min_length=1)
+    question: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    source: str = ""
+    difficulty: float | None = Field(default=None, allow_inf_nan=False)
+
+
+FIELDS = tuple(Problem.model_fields)
+
+
+def parse_fields(text: str | None) -> dict[str, str]:
+    """`question=problem,answer=final_answer` as a mapping from our names to the file's."""
+    mapping = {}
+    for pair in filter(None, (part.strip() for part in (text or "").split(","))):
+        ours, equals, theirs = (part.strip() for part in pair.partition("="))
+        if not equals or not theirs or ours not in FIELDS:
+            raise ProblemError(f"--fields: {pair!r} is not OURS=THEIRS with OURS one of {', '.join(FIELDS)}")
+        mapping[ours] = theirs
+    return mapping
+
+
+def final_answer(text: str) -> str:
+    """The answer itself, where a source's answer field holds a whole solution.
+
+    What follows the last `####` (GSM8K), else the content of the last `\\boxed{}`, else the text as it is.
+    """
+    _, marker, after = text.rpartition("####")
+    if marker:
+        return after.strip()
+    boxed = last_boxed(text)
+    return (text if boxed is None else boxed).strip()
+
+
+def _plain(value: Any, field: str) -> Any:
+    """A source's value as ours: numbers as text, lists of answers joined, the last user turn of a list of messages."""
+    if isinstance(value, list | tuple):
+        if field == "question":
+            turns = [turn.get("content") for turn in value if isinstance(turn, Mapping) and turn.get("role") == "user"]
+            return turns[-1] if turns else value
+        if field == "answer" and value and all(isinstance(item, str | int | float) for item in value):
+            return ", ".join(map(str, value))
+    if field != "difficulty" and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+def _look_up(row: Mapping[str, Any], name: str) -> Any:
+    """row[name], or along the dots of `name` into nested objects; None where there is nothing."""
+    value: Any = row
+    for part in (name,) if name in row else name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id: str, default_source: str) -> Problem:
+    """One row as a Problem. Raises ProblemError that begins with `where` and names the field."""
+    if not isinstance(row, Mapping):
+        raise ProblemError(f"{where}: not an object with named fields but {type(row).__name__}")
+    values: dict[str, Any] = {}
+    for ours in FIELDS:
+        theirs = fields.get(ours, ours)
+        value = _plain(_look_up(row, theirs), ours)
+        if value is None or value == "":
+            if ours in ("question", "answer") or ours in fields:
+                raise ProblemError(
+                    f"{where}, field {theirs!r}: {'missing' if value is None else 'empty'}; the row has "
+                    f"{', '.join(map(str, row))} (map names with --fields {ours}=NAME)"
+                )
+            continue
+        values[ours] = final_answer(value) if ours == "answer" and isinstance(value, str) else value
+    values.setdefault("problem_id", default_id)
+    values.setdefault("source", default_source)
+    try:
+        return Problem(**values)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        ours = str(detail["loc"][0])
+        raise ProblemError(f"{where}, field {fields.get(ours, ours)!r}: {detail['msg']}") from None
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """(row number from 1, row) of a .jsonl, .json (a list of objects) or .parquet file, one at a time where
+    possible."""
+    path = Path(path)
+    if not path.is_file():
+        raise ProblemError(f"{path}: no such file")
+    match path.suffix:
+        case ".jsonl":
+            yield from _read_jsonl(path)
+        case ".json":
+            try:
+                rows = json.loads(path.read_text("utf-8-sig"))
+            except ValueError as error:
+                raise ProblemError(f"{path}: not JSON: {error}") from None
+            if not isinstance(rows, list):
+                raise ProblemError(f"{path}: not a list of objects")
+            yield from enumerate(rows, 1)
+        case ".parquet":
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            try:
+                with pq.ParquetFile(path) as file:
+                    number = 0
+                    for batch in file.iter_batches(8192):
+                        for row in batch.to_pylist():
+                            yield (number := number + 1), row
+            except (pa.ArrowException, OSError) as error:
+                raise ProblemError(f"{path}: not a readable parquet file: {error}") from None
+        case suffix:
+            raise ProblemError(f"{path}: files of problems end in .jsonl, .json or .parquet, not {suffix!r}")
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line.decode())
+            except (ValueError, RecursionError) as error:
+                raise ProblemError(f"{path} row {number}: not JSON in UTF-8: {error}") from None
+
+
+def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None) -> list[Problem]:
+    """All problems of a .jsonl, .json or .parquet file.
+
+    fields: names of the file by ours, e.g. {"question": "problem"}; dots reach into nested objects
+    ("reward_model.ground_truth"). Fields of the file that are not mapped are left aside. Without an id a problem is
+    called by file and row, without a source by file. Answers that hold a whole solution are reduced by `final_answer`;
+    a list of answers becomes one, joined by commas. Raises ProblemError, which names file, row and field, at the first
+    bad row.
+    """
+    path = Path(path)
+    mapping = dict(fields or {})
+    if unknown := set(mapping) - set(FIELDS):
+        raise ProblemError(f"no such field: {', '.join(sorted(unknown))}; a problem has {', '.join(FIELDS)}")
+    problems: list[Problem] = []
+    rows_of: dict[str, int] = {}
+    for number, row in read_rows(path):
+        where = f"{path} row {number}"
+        problem = read_problem(
+            row, where=where, fields=mapping, default_id=f"{path.stem}-{number}", default_source=path.stem
+        )
+        if (before := rows_of.setdefault(problem.problem_id, number)) != number:
+            name = mapping.get("problem_id", "problem_id")
+            raise ProblemError(f"{where}, field {name!r}: {problem.problem_id!r} is already that of row {before}")
+        problems.append(problem)
+    if not problems:
+        raise ProblemError(f"{path}: holds no problems")
+    return problems
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Writes .jsonl or .parquet by the ending of `path`; the file appears whole or not at all."""
+    path = Path(path)
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ProblemError(f"{path}: problems are written as .jsonl or .parquet, not {path.suffix!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    if path.suffix == ".jsonl":
+        with temporary.open("w", encoding="utf-8") as file:
+            for problem in problems:
+                file.write(json.dumps(problem.model_dump(), ensure_ascii=False) + "\n")
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = [(name, pa.float64() if name == "difficulty" else pa.string()) for name in FIELDS]
+        rows = [problem.model_dump() for problem in problems]
+        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), temporary)
+    temporary.replace(path)

@@ -1,0 +1,140 @@
+"""Reading problems: any file, names mapped, and errors that name file, row and field."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.problems import Problem, final_answer, load_problems, parse_fields, write_problems
+
+ROWS = [
+    {"problem_id": "a", "question": "1+1?", "answer": "2", "source": "s", "difficulty": 0.5},
+    {"problem_id": "b", "question": "größer? ∑", "answer": "-7", "source": "t", "difficulty": None},
+]
+
+
+def jsonl(path: Path, rows) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_round_trip(tmp_path, suffix):
+    problems = [Problem(**row) for row in ROWS]
+    write_problems(tmp_path / f"p{suffix}", problems)
+    assert load_problems(tmp_path / f"p{suffix}") == problems
+    assert [path.name for path in tmp_path.iterdir()] == [f"p{suffix}"], "no temporary file is left"
+
+
+def test_json_list_bom_and_blank_lines(tmp_path):
+    (tmp_path / "p.json").write_text(json.dumps(ROWS), encoding="utf-8-sig")
+    (tmp_path / "p.jsonl").write_text("\ufeff" + json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]) + "\n", "utf-8")
+    assert load_problems(tmp_path / "p.json") == load_problems(tmp_path / "p.jsonl") == [Problem(**row) for row in ROWS]
+
+
+def test_fields_are_mapped_and_defaults_filled(tmp_path):
+    rows = [{"problem": "1+1?", "reward_model": {"ground_truth": 2}, "id": 60, "extra": [1]}]
+    fields = parse_fields("question=problem, answer=reward_model.ground_truth,problem_id=id")
+    (problem,) = load_problems(jsonl(tmp_path / "real.jsonl", rows), fields=fields)
+    assert problem == Problem(problem_id="60", question="1+1?", answer="2", source="real", difficulty=None)
+    (problem,) = load_problems(
+        jsonl(
+            tmp_path / "real.jsonl",
+            [{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], "answer": "1"}],
+        ),
+        fields={"question": "prompt"},
+    )
+    assert (problem.problem_id, problem.question) == ("real-1", "q")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "real.parquet")
+    assert load_problems(tmp_path / "real.parquet", fields=fields)[0].answer == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("She sells 16 - 3 = <<16-3=13>>13.\n#### 1,018", "1,018"),
+        ("so $x=\\boxed{\\frac{1}{2}}$, thus \\boxed{4.5e33} ergs", "4.5e33"),
+        ("2", "2"),
+        ("$\\frac{1}{2}$", "$\\frac{1}{2}$"),
+    ],
+)
+def test_final_answer(text, answer):
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize("text", ["question", "question=", "=problem", "prompt=question", "question=a,nonsense=b"])
+def test_bad_mappings(text):
+    with pytest.raises(UserError, match="--fields"):
+        parse_fields(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "words"),
+    [
+        ({"question": "q"}, "answer", "missing"),
+        ({"question": "q", "answer": ""}, "answer", "empty"),
+        ({"question": "q", "answer": None}, "answer", "missing"),
+        ({"problem": "q", "answer": "1"}, "question", "--fields question=NAME"),
+        ({"question": "q", "answer": True}, "answer", "string"),
+        ({"question": "q", "answer": {"value": 1}}, "answer", "string"),
+        ({"question": "q", "answer": []}, "answer", "string"),
+        ({"question": ["q"], "answer": "1"}, "question", "string"),
+        ({"question": "q", "answer": "1", "difficulty": "hard"}, "difficulty", "number"),
+        ({"question": "q", "answer": "1", "difficulty": float("nan")}, "difficulty", "finite"),
+        ({"problem_id": "a", "question": "q", "answer": "1"}, "problem_id", "already that of row 1"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, row, field, words):
+    path = jsonl(tmp_path / "p.jsonl", [ROWS[0], row])
+    with pytest.raises(UserError) as error:
+        load_problems(path)
+    message = str(error.value)
+    assert message.startswith(f"{path} row 2, field {field!r}") and words in message and "\n" not in message
+
+
+def test_bad_files(tmp_path):
+    for name, content, words in [
+        ("a.jsonl", '{"question": "q", "answer": "1"}\n{"question":', "row 2: not JSON"),
+        ("b.jsonl", '{"question": "q", "answer": "1"}\n[1]', "row 2: not an object"),
+        ("c.json", "{}", "not a list"),
+        ("d.json", "{", "not JSON"),
+        ("e.parquet", "PAR1 nonsense", "not a readable parquet file"),
+        ("f.csv", "a,b", "'.csv'"),
+        ("g.jsonl", "", "holds no problems"),
+    ]:
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(UserError, match="no such file"):
+            load_problems(tmp_path / f"not-{name}")
+        with pytest.raises(UserError) as error:
+            load_problems(path)
+        assert str(path) in str(error.value) and words in str(error.value)
+    (tmp_path / "h.jsonl").write_bytes(b'{"question": "\xff", "answer": "1"}')
+    with pytest.raises(UserError, match="row 1: not JSON in UTF-8"):
+        load_problems(tmp_path / "h.jsonl")
+    with pytest.raises(UserError, match=r"\.csv"):
+        write_problems(tmp_path / "p.csv", [])
+    with pytest.raises(UserError, match="no such field: prompt"):
+        load_problems(tmp_path / "a.jsonl", fields={"prompt": "question"})
+
+
+REAL = os.environ.get("RSTAR_LAB_DATA")
+REAL_SETS = [
+    ("aime24.jsonl", "question=problem,problem_id=id", 30),
+    ("gsm8k.jsonl", "", 1319),
+    ("olympiadbench.jsonl", "answer=final_answer,problem_id=id,source=subfield", 675),
+    ("minerva_math.jsonl", "question=problem,answer=solution,source=type", 272),
+    ("college_math.jsonl", "source=data_source", 2818),
+]
+
+
+@pytest.mark.skipif(not REAL, reason="the real problem sets are not shipped: set RSTAR_LAB_DATA to their folder")
+@pytest.mark.parametrize(("name", "fields", "count"), REAL_SETS)
+def test_the_real_sets_load_as_they_are(name, fields, count):
+    problems = load_problems(Path(REAL or "") / name, fields=parse_fields(fields))
+    assert len(problems) == count
+    assert not any("####" in problem.answer or "\\boxed" in problem.answer for problem in problems)
