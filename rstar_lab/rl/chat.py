@@ -286,3 +286,16 @@ def _call(value: Any, error: str | None, raw: str) -> ToolCall:
     if not isinstance(value["arguments"], dict):
         return ToolCall(name, None, 'The "arguments" of the tool call must be a JSON object.', raw)
     return ToolCall(name, value["arguments"], None, raw)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def count_answers(text: str) -> int:
+    """The number of `<answer>…</answer>` in the model's own text; 0 where opening and closing tags do not pair up.
+
+    That is what `roc.format_penalty` wants: a stray tag is no format.
+    """
+    tags = re.findall(r"</?answer>", text)
+    paired = len(tags) % 2 == 0 and all(tag == "<answer>" for tag in tags[::2]) and "<answer>" not in tags[1::2]
+    return len(tags) // 2 if paired else 0
