@@ -1,0 +1,110 @@
+"""Linux system calls that Python has no name for."""
+
+import ctypes
+import mmap
+import os
+import platform
+import signal
+import struct
+
+CLONE_VM = 0x100
+CLONE_NEWNS = 0x20000
+CLONE_NEWCGROUP = 0x2000000
+CLONE_NEWUTS = 0x4000000
+CLONE_NEWIPC = 0x8000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_SET_SECCOMP = 22
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+# Numbers of the calls without a libc wrapper; all but these two are the same on every architecture.
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
+SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
+SYS_CLOSE_RANGE = 436
+SYS_MOUNT_SETATTR = 442
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+libc.syscall.restype = ctypes.c_long
+libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+
+
+def _checked(result: int, name: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _checked(libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    _checked(libc.setns(fd, kind), "setns")
+
+
+def prctl(option: int, *arguments: int) -> int:
+    padded = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    return _checked(libc.prctl(option, *padded), f"prctl {option}")
+
+
+def mount(source: bytes, target: bytes, kind: bytes | None = None, flags: int = 0, data: bytes | None = None) -> None:
+    _checked(libc.mount(source, target, kind, flags, data), f"mount {os.fsdecode(target)}")
+
+
+def unmount(target: bytes, flags: int = MNT_DETACH) -> None:
+    _checked(libc.umount2(target, flags), f"umount {os.fsdecode(target)}")
+
+
+def pivot_root(new: bytes, old: bytes) -> None:
+    _checked(libc.syscall(SYS_PIVOT_ROOT, new, old), "pivot_root")
+
+
+def mount_setattr(path: bytes, set_flags: int) -> None:
+    """Set flags (MS_RDONLY, MS_NOSUID, MS_NODEV) on a mount and on all beneath it."""
+    attributes = struct.pack("=QQQQ", set_flags, 0, 0, 0)
+    at_fdcwd, recursive = -100, 0x8000
+    _checked(libc.syscall(SYS_MOUNT_SETATTR, at_fdcwd, path, recursive, attributes, len(attributes)), "mount_setattr")
+
+
+def drop_capabilities() -> None:
+    header = struct.pack("=Ii", 0x20080522, 0)
+    _checked(libc.syscall(SYS_CAPSET, header, bytes(24)), "capset")
+
+
+def close_from(fd: int) -> None:
+    if libc.syscall(SYS_CLOSE_RANGE, ctypes.c_uint(fd), ctypes.c_uint(0xFFFFFFFF), 0) < 0:
+        os.closerange(fd, os.sysconf("SC_OPEN_MAX"))
+
+
+_STUB_STACK = mmap.mmap(-1, 16384)
+_STUB_STACK_TOP = ctypes.addressof(ctypes.c_char.from_buffer(_STUB_STACK)) + 16384 - 64
+_PAUSE = ctypes.cast(libc.pause, ctypes.c_void_p)
+
+
+def new_pid_namespace() -> int:
+    """Start a PID namespace; return the process id of its init, whose end ends every process in it.
+
+    The init shares this process's memory and sleeps in pause(2) for ever, so it costs no page tables; programs join
+    as its siblings and keep ordinary signal semantics, which process 1 has not. Nothing ever runs on its stack but
+    pause, so one stack serves. It ignores SIGCHLD, so orphans are reaped.
+    """
+    everything = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        return _checked(libc.clone(_PAUSE, _STUB_STACK_TOP, CLONE_VM | CLONE_NEWPID | signal.SIGCHLD, None), "clone")
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, everything)

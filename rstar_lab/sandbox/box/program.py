@@ -1,0 +1,166 @@
+"""The forked process that becomes the user's program: compile, run, report, end.
+
+Everything here runs beside the user's code and counts as untrusted. What it may say is its own value and whether it
+raised; the keeper decides everything else by what the kernel tells it.
+"""
+
+import ast
+import builtins
+import gc
+import linecache
+import mmap
+import os
+import random
+import struct
+import sys
+import types
+
+FILENAME = "main.py"
+REPORT_BYTES = 4 * 1024 * 1024
+_HEAD = struct.Struct("=BBI")
+NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
+
+
+class Report:
+    """Shared memory in which the program leaves how it ended and its value. No descriptor leads to it."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, REPORT_BYTES)
+
+    def clear(self) -> None:
+        self._map[: _HEAD.size] = _HEAD.pack(NOTHING, 0, 0)
+
+    def write(self, ending: int, value: bytes | None) -> None:
+        body = value or b""
+        self._map[: _HEAD.size] = _HEAD.pack(ending, value is not None, len(body))
+        self._map[_HEAD.size : _HEAD.size + len(body)] = body
+
+    def read(self, most: int) -> tuple[int, bytes | None]:
+        """Whatever bytes are there give a valid answer."""
+        ending, has_value, size = _HEAD.unpack_from(self._map)
+        value = self._map[_HEAD.size : _HEAD.size + min(size, most, REPORT_BYTES - _HEAD.size)]
+        return (ending if ending <= NO_MEMORY else NOTHING), (value if has_value else None)
+
+
+def reseed(seed: int | None) -> None:
+    if seed is None:
+        random.seed()
+    else:
+        random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(None if seed is None else seed % 2**32)
+
+
+def open_streams() -> None:
+    """Text streams over descriptors 0, 1 and 2 that keep any byte and lose nothing that was printed before a kill."""
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", 65536, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def new_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    main.__dict__["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    return main
+
+
+def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
+    """The statements, and the last expression where the code ends in one."""
+    source = code.decode("utf-8", "surrogatepass")
+    linecache.cache[filename] = (lambda: source,)
+    tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    body = compile(tree, filename, "exec", dont_inherit=True)
+    # A `from __future__` in the statements holds for the expression too.
+    flags = body.co_flags & 0x1FE0000
+    return body, compile(last, filename, "eval", flags, dont_inherit=True) if last else None
+
+
+def print_exception(error: BaseException) -> None:
+    """As the interpreter prints it, without our own frames."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:
+        text = f"{type(error).__name__}\n"
+    stream = sys.stderr if sys.stderr is not None else sys.__stderr__
+    try:
+        stream.write(text)
+        stream.flush()
+    except BaseException:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def run_cell(code: bytes, namespace: dict, most: int, filename: str = FILENAME) -> tuple[int, bytes | None]:
+    """Run code; return how it ended and the repr of its last expression."""
+    try:
+        body, last = compile_cell(code, filename)
+    except BaseException as error:
+        error.__traceback__ = None
+        print_exception(error)
+        return INVALID, None
+    try:
+        exec(body, namespace)
+        if last is None:
+            return DONE, None
+        value = eval(last, namespace)
+        if value is None:
+            return DONE, None
+        namespace["_"] = value
+        text = repr(value).encode("utf-8", "backslashreplace")
+        if len(text) > most:
+            text = text[:most] + b"... [value cut at %d bytes]" % most
+        return DONE, text
+    except SystemExit as leaving:
+        if leaving.code is None or leaving.code == 0:
+            return DONE, None
+        if not isinstance(leaving.code, int):
+            print(leaving.code, file=sys.stderr)
+        return RAISED, None
+    except MemoryError as error:
+        print_exception(error)
+        return NO_MEMORY, None
+    except BaseException as error:
+        print_exception(error)
+        return RAISED, None
+
+
+def finish() -> None:
+    """What the interpreter does at its end: join threads, run exit handlers, flush."""
+    import atexit
+
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException as error:
+        print_exception(error)
+    for stream in {id(s): s for s in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__)}.values():
+        try:
+            stream.flush()
+        except BaseException:
+            pass
+
+
+def run_program(code: bytes, seed: int | None, most: int, report: Report) -> None:
+    """Be the user's program; never return."""
+    me = os.getpid()
+    try:
+        open_streams()
+        reseed(seed)
+        gc.enable()
+        ending, value = run_cell(code, new_main().__dict__, most)
+        finish()
+        if os.getpid() == me:
+            report.write(ending, value)
+    finally:
+        os._exit(0)

@@ -1,0 +1,197 @@
+"""The trusted side's view of the box: starts the zygotes, asks them for keepers, talks to keepers."""
+
+import array
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from rstar_lab.sandbox.box import frames
+
+TIERS = ("bare", "numpy", "sympy", "scipy")
+START_TIMEOUT_S = 60.0
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); from rstar_lab.sandbox.box.zygote import entry; sys.path.pop(0); entry()"
+)
+
+
+class KeeperDied(Exception):
+    """A keeper or its zygote ended without an answer."""
+
+
+class KeeperLink(asyncio.Protocol):
+    """The socket to one keeper."""
+
+    def __init__(self, tier: str) -> None:
+        self.tier = tier
+        self.alive = True
+        self.on_long = lambda: None
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._answer: asyncio.Future[frames.Result] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.alive = False
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(KeeperDied())
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= frames.HEAD.size:
+            size, kind = frames.HEAD.unpack_from(self._buffer)
+            end = frames.HEAD.size + size
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[frames.HEAD.size : end])
+            del self._buffer[:end]
+            if kind == frames.LONG:
+                self.on_long()
+            elif kind == frames.RESULT and self._answer and not self._answer.done():
+                self._answer.set_result(frames.unpack_result(body))
+
+    async def call(self, request: frames.Request, deadline_s: float) -> frames.Result:
+        """Raises KeeperDied where the keeper ended, or is silent for deadline_s."""
+        if not self.alive or self._transport is None:
+            raise KeeperDied
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(frames.pack_request(request))
+        timer = asyncio.get_running_loop().call_later(deadline_s, self._give_up)
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            timer.cancel()
+            self.on_long = lambda: None
+
+    def _give_up(self) -> None:
+        self.close()
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(KeeperDied())
+
+    def yield_slot(self) -> None:
+        """Tell the keeper that others need its processor more."""
+        if self._transport is not None:
+            self._transport.write(frames.HEAD.pack(0, frames.YIELD))
+
+    def close(self) -> None:
+        self.alive = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Fleet:
+    """All zygotes of one sandbox. Ends when closed, and by itself when this process ends."""
+
+    def __init__(self) -> None:
+        self.keepers: set[KeeperLink] = set()
+        self._process: subprocess.Popen | None = None
+        self._controls: dict[str, socket.socket] = {}
+        self._ready: dict[str, asyncio.Future[bool]] = {}
+
+    @property
+    def zygotes(self) -> int:
+        return sum(future.done() and not future.cancelled() and future.result() for future in self._ready.values())
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Return when the bare zygote is ready; the others warm up meanwhile. Raises RuntimeError."""
+        loop = asyncio.get_running_loop()
+        theirs = []
+        for tier in TIERS:
+            ours, other = socket.socketpair()
+            ours.setblocking(False)
+            self._controls[tier] = ours
+            self._ready[tier] = loop.create_future()
+            theirs.append(other)
+        root = str(Path(__file__).parents[2])
+        fds = [sock.fileno() for sock in theirs]
+        command = [sys.executable, "-I", "-c", _BOOT.format(root=root), str(os.getpid()), *map(str, fds)]
+        environment = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        for sock in theirs:
+            sock.close()
+        for tier, control in self._controls.items():
+            loop.add_reader(control, self._hear, tier, control)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready["bare"]), START_TIMEOUT_S)
+        except (TimeoutError, KeeperDied) as error:
+            await self.close()
+            raise RuntimeError("the sandbox's zygote did not start (its message stands above)") from error
+
+    def _hear(self, tier: str, control: socket.socket) -> None:
+        try:
+            word = control.recv(1)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            word = b""
+        ready = self._ready[tier]
+        if not word:
+            asyncio.get_running_loop().remove_reader(control)
+            if not ready.done():
+                ready.set_result(False)
+        elif not ready.done():
+            ready.set_result(word == b"+")
+
+    async def keeper(self, tier: str) -> KeeperLink:
+        """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""
+        for name in reversed(TIERS[: TIERS.index(tier) + 1]):
+            if await asyncio.shield(self._ready[name]):
+                break
+        else:
+            raise KeeperDied
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._controls[name].sendmsg(
+                    [b"k"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
+                )
+            except OSError as error:
+                ours.close()
+                raise KeeperDied from error
+        link = KeeperLink(tier)
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+        self.keepers.add(link)
+        return link
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for link in self.keepers:
+            link.close()
+        self.keepers.clear()
+        for control in self._controls.values():
+            loop.remove_reader(control)
+            control.close()
+        for ready in self._ready.values():
+            if not ready.done():
+                ready.set_result(False)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.to_thread(self._process.wait, 10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                await asyncio.to_thread(self._process.wait)
