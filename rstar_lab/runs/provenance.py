@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def redact(value: Any, key: str = "") -> Any:
     return _URL_LOGIN.sub(f"{REDACTED}@", _SECRET_VALUE.sub(REDACTED, value))
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that decide a run's numbers."""
     found = {"python": platform.python_version()}
@@ -56,6 +58,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def commit() -> str | None:
     """The commit this package's source is at, with `-dirty` after local changes; None outside a git checkout."""
     here = Path(__file__).resolve().parent
@@ -65,6 +68,7 @@ def commit() -> str | None:
     return head + ("-dirty" if _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no") else "")
 
 
+@cache
 def hardware() -> dict[str, Any]:
     """Host, CPU, memory (GB) and accelerators, without importing torch."""
     model = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))

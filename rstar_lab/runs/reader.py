@@ -6,13 +6,14 @@ A file that should be whole and is not raises RunStoreError; nothing is skipped 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.runs.errors import RunStoreError
@@ -31,7 +32,8 @@ class StoredFile:
     path: Path
     stage: str
     steps: tuple[int, ...]
-    partial: bool = False
+    partial: bool
+    rows: int  # of the whole file
 
 
 class RunReader:
@@ -96,6 +98,18 @@ class RunReader:
         steps = self.steps()
         rows = self._rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
         expected = dict(zip(rows["step"], rows[f"rows_{level}"], strict=True))
+        found = self.scan(level, steps)
+        for file in found:
+            wanted = sum(expected[step] for step in file.steps)
+            if not file.partial and file.rows != wanted:
+                raise RunStoreError(f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written")
+        covered = {step for file in found for step in file.steps}
+        if lost := [step for step in steps if step not in covered and expected[step]]:
+            raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
+        return found
+
+    def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
+        """The files that lie there for `steps`, in order, whether or not all rows are; `files` is what to use."""
         covered: set[int] = set()
         found = []
         for path, first, last in _by_width(self.run_dir / level):
@@ -106,15 +120,8 @@ class RunReader:
             footer = check_file(path, level)
             held = footer.steps or tuple(inside)
             inside = [step for step in inside if step in held]
-            partial = set(held) != set(inside)
-            wanted = sum(expected[step] for step in inside)
-            if not partial and footer.rows != wanted:
-                raise RunStoreError(f"{path} is damaged: it has {footer.rows} rows where {wanted} were written")
             covered.update(inside)
-            found.append(StoredFile(path, stage, tuple(inside), partial))
-        lost = [step for step in steps if step not in covered and expected[step]]
-        if lost:
-            raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
+            found.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows))
         return sorted(found, key=lambda file: file.steps)
 
     def rollup(self) -> pa.Table:
@@ -134,17 +141,14 @@ class RunReader:
             raise RunStoreError(
                 f"{path} lacks step {min(missing)}; `rstar-lab runs compact {self.run_dir.name}` makes it anew"
             )
-        return table.filter(pa.array([step in steps for step in present], pa.bool_()))
+        return of_steps(table, tuple(steps))
 
     def read(self, level: str, columns: list[str] | None = None) -> pa.Table:
         """All committed rows of a level. For large runs ask `rstar_lab.analysis`, which reads what a query needs."""
         names = columns or LEVELS[level].names
         tables = []
         for file in self.files(level):
-            table = pq.ParquetFile(file.path).read(sorted({*names, "step"}))
-            if file.partial:
-                table = table.filter(pa.array([step in file.steps for step in table["step"].to_pylist()], pa.bool_()))
-            tables.append(table.select(names))
+            tables.append(of_steps(pq.ParquetFile(file.path).read(sorted({*names, "step"})), file.steps).select(names))
         schema = pa.schema([LEVELS[level].field(name) for name in names])
         return pa.concat_tables(tables).replace_schema_metadata(None) if tables else schema.empty_table()
 
@@ -161,6 +165,11 @@ class RunReader:
     def checkpoints(self) -> dict[int, Path]:
         """Complete checkpoints by step, in order."""
         return checkpoints(self.run_dir)
+
+
+def of_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
+    """The rows of these steps."""
+    return table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))
 
 
 @dataclass(frozen=True)

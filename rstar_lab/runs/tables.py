@@ -96,7 +96,7 @@ def _number_lists(values: list[Any], kind: pa.ListType) -> pa.Array:
     offsets = np.fromiter(itertools.accumulate((len(part) for part in parts), initial=0), np.int32, len(parts) + 1)
     flat = pa.array(np.concatenate(parts) if parts else np.empty(0, dtype), kind.value_type)
     return pa.ListArray.from_arrays(
-        pa.array(offsets), flat, type=kind, mask=pa.array([value is None for value in values])
+        pa.array(offsets), flat, type=kind, mask=pa.array([value is None for value in values], pa.bool_())
     )
 
 

@@ -22,7 +22,7 @@ from rstar_lab.runs import provenance
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import clear_disk_errors, finite, remove_folder, sync_folder, whole_file, write_json
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, check_file, checkpoints, read_lines
+from rstar_lab.runs.reader import STEPS_KEY, RunReader, check_file, checkpoints, of_steps, read_lines
 from rstar_lab.runs.schema import LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, is_name, labelled, step_file, steps_of
 from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 
@@ -242,25 +242,23 @@ class RunWriter:
         if self._metrics.exists() and self._metrics.stat().st_size > size:
             os.truncate(self._metrics, size)
         steps = {line["step"]: line["stage"] for line in lines}
+        hidden = [
+            *self.run_dir.glob(".*.tmp"),
+            *self.run_dir.glob("*/stage=*/.*"),
+            *self.run_dir.glob("checkpoints/.*"),
+        ]
+        for path in hidden:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         for level in LEVELS:
-            for path in (self.run_dir / level).glob("stage=*/*"):
-                span = steps_of(path)
-                if span is None:
-                    if path.name.startswith("."):
-                        path.unlink()
+            for path in sorted((self.run_dir / level).glob("stage=*/*.parquet")):
+                if (span := steps_of(path)) is None:
                     continue
-                stage = path.parent.name.removeprefix("stage=")
-                if span[0] == span[1]:
-                    held: tuple[int, ...] = (span[0],)
-                else:
-                    held = check_file(path, level).steps
-                kept = tuple(step for step in held if steps.get(step) == stage)
+                held = check_file(path, level).steps if span[0] < span[1] else span[:1]
+                kept = tuple(step for step in held if steps.get(step) == path.parent.name.removeprefix("stage="))
                 if not kept:
                     path.unlink()
                 elif kept != held:
                     shrink(path, level, kept)
-        for path in [*self.run_dir.glob(".*.tmp"), *(self.run_dir / "checkpoints").glob(".step=*")]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.last_step = max(steps, default=None)
         self._rollup = RunReader(self.run_dir).rollup()
 
@@ -284,8 +282,7 @@ def rows_a_group(level: str, table: pa.Table) -> int:
 
 def shrink(path: Path, level: str, steps: Sequence[int]) -> None:
     """Replace a merged file by one of fewer steps."""
-    table = pq.ParquetFile(path).read()
-    table = table.filter(pa.array([step in steps for step in table["step"].to_pylist()], pa.bool_()))
+    table = of_steps(pq.ParquetFile(path).read(), steps)
     stage = path.parent.name.removeprefix("stage=")
     smaller = step_file(path.parents[2], level, stage, min(steps), max(steps))
     write_table(smaller, level, table, steps)

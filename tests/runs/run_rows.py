@@ -38,7 +38,7 @@ def rows(step: int, groups: int = 2, size: int = 4, tokens: int = 12) -> dict:
                 "engine_log_prob": -0.5,
                 "trainer_log_prob": -0.5 if kept else None,
                 "generate_s": 1.0,
-                "tool_s": 0.1,
+                "tool_s": 0.25,
                 "queue_s": 0.0,
                 "engine": "0",
             }
@@ -52,7 +52,7 @@ def rows(step: int, groups: int = 2, size: int = 4, tokens: int = 12) -> dict:
                 "outcome": outcome,
                 "code_hash": "h",
                 "queue_s": 0.0,
-                "run_s": 0.1,
+                "run_s": 0.25,
                 "position": 4,
             }
             for i, outcome in enumerate(outcomes)

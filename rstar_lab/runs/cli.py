@@ -1,0 +1,121 @@
+"""`rstar-lab runs`: what is in the store, one run in full, and merging small files."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Look into the run store and tidy it.")
+
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it.")]
+
+
+@app.command("list")
+def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+    """All runs, the oldest first, with status, steps and the newest reward. Unreadable runs are listed too."""
+    from rstar_lab.runs.errors import RunStoreError
+    from rstar_lab.runs.reader import run_folders
+
+    rows = []
+    for folder in run_folders(runs_dir):
+        try:
+            rows.append(_summary(folder))
+        except RunStoreError as error:
+            rows.append({"run_id": folder.name, "status": "unreadable", "error": str(error)})
+    rows.sort(key=lambda row: row.get("created") or "")
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run", "kind", "status", "stage", "steps", "trajectories", "reward", "created", box=None)
+    for row in rows:
+        reward = row.get("reward")
+        table.add_row(
+            row["run_id"],
+            row.get("kind", ""),
+            row["status"],
+            row.get("stage") or "",
+            str(row.get("steps", "")),
+            str(row.get("trajectories", "")),
+            "" if reward is None else f"{reward:.3f}",
+            row.get("created", ""),
+        )
+    console = Console()
+    console.print(table if rows else f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` makes one")
+    for row in rows:
+        if "error" in row:
+            console.print(row["error"], style="red", markup=False)
+
+
+@app.command()
+def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+    """One run: recipe, versions, how it ended, and its newest metrics."""
+    from rstar_lab.runs.reader import RunReader
+
+    reader = RunReader(_folder(runs_dir, run))
+    lines = reader.metrics()
+    if as_json:
+        print(json.dumps(reader.info | _summary(reader.run_dir) | {"metrics": lines[-1] if lines else None}))
+        return
+    import yaml
+    from rich.console import Console
+
+    console = Console()
+    summary = _summary(reader.run_dir)
+    info = {key: value for key, value in (reader.info | summary).items() if value not in (None, {}, [])}
+    console.print(yaml.safe_dump(info, sort_keys=False, allow_unicode=True), markup=False, end="")
+    if lines:
+        console.print("newest metrics:")
+        console.print(yaml.safe_dump(lines[-1], sort_keys=False), markup=False, end="")
+
+
+@app.command()
+def compact(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+    """Merge the many small files of a run that nobody writes; readers then open it faster."""
+    from rstar_lab.runs.compact import compact as merge
+
+    done = merge(_folder(runs_dir, run))
+    if as_json:
+        print(json.dumps({"run_id": run, "files_before": done.before, "files_after": done.after}))
+    else:
+        print(f"{run}: {done.before} files are now {done.after}")
+
+
+def _folder(runs_dir: Path, run: str) -> Path:
+    from rstar_lab.runs.errors import RunStoreError
+    from rstar_lab.runs.reader import run_folders
+
+    folder = runs_dir / run
+    if not (folder / "run.json").exists():
+        there = ", ".join(path.name for path in run_folders(runs_dir)) or "none"
+        raise RunStoreError(f"there is no run {run!r} in {runs_dir}/; runs there: {there}")
+    return folder
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    from rstar_lab.runs.reader import RunReader
+
+    reader = RunReader(folder)
+    info, steps = reader.info, reader.steps()
+    rollup = reader.rollup().select(["rows_trajectories", "reward_mean"]).to_pylist()
+    rewards = [row["reward_mean"] for row in rollup if row["reward_mean"] is not None]
+    return {
+        "run_id": info["run_id"],
+        "kind": info["kind"],
+        "status": reader.status,
+        "created": info.get("created"),
+        "attempts": info.get("attempts"),
+        "stage": list(steps.values())[-1] if steps else None,
+        "steps": len(steps),
+        "last_step": max(steps, default=None),
+        "trajectories": sum(row["rows_trajectories"] for row in rollup),
+        "reward": rewards[-1] if rewards else None,
+        "checkpoints": list(reader.checkpoints()),
+        "path": str(folder),
+    }

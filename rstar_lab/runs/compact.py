@@ -1,0 +1,137 @@
+"""Merging a run's many small files into few: readers open a file in a fraction of a millisecond, but thousands add up.
+
+A merged file takes its name in one move and stands for every step file inside its range; these are removed after it.
+A kill between the two leaves both, and readers prefer the merged one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.files import clear_disk_errors, whole_file
+from rstar_lab.runs.lock import RunLock
+from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, of_steps
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, labelled, step_file
+from rstar_lab.runs.tables import ROLLUP, rollup_row
+from rstar_lab.runs.writer import rows_a_group, write_rollup
+
+# Beyond this a merged file is closed and a new one begun, so that a compaction needs little room beside the run.
+_MERGED_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """Files of a run before and after."""
+
+    before: int
+    after: int
+
+
+def compact(run_dir: str | Path) -> Compacted:
+    """Merge the step files of a run that nobody writes, and make its rollup anew where that is missing or behind.
+
+    Raises RunLocked while the run is written, RunStoreError where a file is damaged or the disk is full (the run then
+    stays as it was).
+    """
+    run_dir = Path(run_dir)
+    reader = RunReader(run_dir)
+    lock = RunLock(run_dir)
+    try:
+        _restore_rollup(reader)
+        before = after = 0
+        for level in LEVELS:
+            files = reader.files(level)
+            before += len(files)
+            batches = _batches(files)
+            after += len(batches)
+            for batch in batches:
+                if len(batch) > 1 or batch[0].partial:
+                    _merge(run_dir, level, batch)
+            _remove_shadowed(run_dir, level)
+        return Compacted(before, after)
+    finally:
+        lock.release()
+
+
+def _batches(files: list[StoredFile]) -> list[list[StoredFile]]:
+    """Neighbours of one stage, as many as make a file of the wanted size."""
+    batches: list[list[StoredFile]] = []
+    for _, neighbours in groupby(files, key=lambda file: file.stage):
+        size = _MERGED_BYTES
+        for file in neighbours:
+            if size + file.path.stat().st_size > _MERGED_BYTES:
+                batches.append([])
+                size = 0
+            batches[-1].append(file)
+            size += file.path.stat().st_size
+    return batches
+
+
+def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
+    steps = [step for file in batch for step in file.steps]
+    marks = (labelled(level).metadata or {}) | {STEPS_KEY.encode(): str(steps).encode()}
+    target = step_file(run_dir, level, batch[0].stage, steps[0], steps[-1])
+    schema = labelled(level).with_metadata(marks)
+    with whole_file(target) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        pending: list[pa.Table] = []
+        rows = 0
+        for file in batch:
+            for table in _tables(file):
+                pending.append(table.replace_schema_metadata(marks))
+                rows += table.num_rows
+                wanted = rows_a_group(level, pending[0])
+                if rows >= wanted:
+                    writer.write_table(pa.concat_tables(pending), row_group_size=wanted)
+                    pending, rows = [], 0
+        if pending:
+            writer.write_table(pa.concat_tables(pending), row_group_size=rows_a_group(level, pending[0]))
+    with clear_disk_errors(target):
+        for file in batch:
+            if file.path != target:
+                file.path.unlink()
+
+
+def _tables(file: StoredFile) -> Iterator[pa.Table]:
+    """The file's rows of its committed steps, a row group at a time."""
+    source = pq.ParquetFile(file.path)
+    for group in range(source.num_row_groups):
+        table = source.read_row_group(group)
+        yield of_steps(table, file.steps) if file.partial else table
+
+
+def _remove_shadowed(run_dir: Path, level: str) -> None:
+    """Files no reader looks at: left by an earlier compaction that was killed."""
+    used = {file.path for file in RunReader(run_dir).files(level)}
+    for path in (run_dir / level).glob("stage=*/*.parquet"):
+        if path not in used:
+            path.unlink()
+
+
+def _restore_rollup(reader: RunReader) -> None:
+    """Make rollup.parquet anew from the rows where it is missing, torn, or lacks a committed step."""
+    try:
+        reader.rollup()
+        return
+    except RunStoreError:
+        steps = reader.steps()
+    counts = {step: dict.fromkeys(LEVELS, 0) for step in steps}
+    tables = dict.fromkeys(steps, TRAJECTORIES.empty_table())
+    for level in LEVELS:
+        for file in reader.scan(level, steps):
+            source = pq.ParquetFile(file.path)
+            table = source.read() if level == "trajectories" else source.read(["step"])
+            for step in file.steps:
+                rows = of_steps(table, [step])
+                counts[step][level] = rows.num_rows
+                if level == "trajectories":
+                    tables[step] = rows
+    found = [
+        rollup_row(tables[step], counts[step], {"run_id": reader.run_id, "stage": stage, "step": step})
+        for step, stage in steps.items()
+    ]
+    write_rollup(reader.run_dir, pa.Table.from_pylist(found, ROLLUP))

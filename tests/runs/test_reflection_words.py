@@ -1,0 +1,29 @@
+"""Reflection words are counted as whole words, the longest phrase first."""
+
+import pytest
+
+from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS, count_reflection
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("", 0),
+        ("Let me double-check: the checked total matches.", 2),  # not "check" inside "double-check" or "checked"
+        ("WAIT, that is a mistake", 2),
+        ("try\n again", 1),
+        ("recheck unchecked checks waiter", 0),
+    ],
+)
+def test_counts(text, count):
+    assert count_reflection(text) == count
+
+
+def test_own_words():
+    assert count_reflection("zonk, zonk (a.b) a-b", ["zonk", "(a.b)"]) == 3
+    assert count_reflection("anything", []) == 0
+
+
+def test_the_lists_have_no_doubles():
+    for words in (FORKING_WORDS, REFLECTION_WORDS):
+        assert len(set(words)) == len(words)

@@ -1,0 +1,158 @@
+"""A damaged, foreign or newer file gives an error that names it, never a wrong number; a full disk loses no step."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from run_rows import rows
+
+from rstar_lab.runs import RunReader, RunStoreError, RunWriter
+from rstar_lab.runs.compact import compact
+from rstar_lab.runs.schema import VERSION_KEY
+
+TRAIN = {"kind": "train", "recipe": {}, "seed": 0}
+FILE = "trajectories/stage=rl/step=000001.parquet"
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
+        for step in range(3):
+            writer.write_step("rl", step, **rows(step), metrics={})
+    return tmp_path / "a"
+
+
+def says(run, *parts):
+    with pytest.raises(RunStoreError) as caught:
+        RunReader(run).read("trajectories")
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 500, -1])
+def test_torn(run, keep):
+    data = (run / FILE).read_bytes()
+    (run / FILE).write_bytes(data[:keep])
+    says(run, FILE, "torn")
+
+
+def test_missing(run):
+    (run / FILE).unlink()
+    says(run, "the file of step 1 is missing")
+
+
+def test_foreign(run):
+    pq.write_table(pa.table({"x": [1]}), run / FILE)
+    says(run, FILE, "not a file of trajectories")
+    shutil.copy(run / "calls/stage=rl/step=000001.parquet", run / FILE)
+    says(run, FILE, "not a file of trajectories")
+
+
+def test_fewer_rows(run):
+    file = pq.ParquetFile(run / FILE)
+    table = file.read()
+    pq.write_table(table.slice(0, 5).replace_schema_metadata(file.schema_arrow.metadata), run / FILE)
+    says(run, FILE, "it has 5 rows where 8 were written")
+
+
+@pytest.mark.parametrize(("version", "message"), [("2", "upgrade rstar_lab"), ("0", "never was")])
+def test_another_version(run, version, message):
+    file = pq.ParquetFile(run / FILE)
+    marks = file.schema_arrow.metadata | {VERSION_KEY.encode(): version.encode()}
+    pq.write_table(file.read().replace_schema_metadata(marks), run / FILE)
+    says(run, FILE, f"schema version {version}", message)
+
+
+def test_run_json(run):
+    text = (run / "run.json").read_text()
+    for damage, message in [
+        (text[:50], "cannot be read"),
+        ("[]", "not a run's description"),
+        (json.dumps(json.loads(text) | {"schema_version": 9}), "upgrade rstar_lab"),
+    ]:
+        (run / "run.json").write_text(damage)
+        says(run, "run.json", message)
+    (run / "run.json").unlink()
+    says(run, "is not a run")
+
+
+def test_a_damaged_line_in_the_middle(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0] + lines[1][:7] + "\n" + lines[2])
+    says(run, "metrics.jsonl, line 2 is damaged")
+
+
+def test_a_lost_rollup_is_made_anew_by_compact(run):
+    before = RunReader(run).rollup().drop_columns(["attempt"])
+    (run / "rollup.parquet").write_bytes(b"PAR1")
+    says(run, "rollup.parquet")
+    (run / "rollup.parquet").unlink()
+    says(run, "rollup.parquet", "runs compact a")
+    compact(run)
+    assert RunReader(run).rollup().drop_columns(["attempt"]) == before
+    assert RunReader(run).read("trajectories").num_rows == 24
+
+
+def test_stray_files_are_not_read(run):
+    shutil.copy(run / FILE, run / "trajectories/stage=rl/step=000009.parquet")
+    shutil.copy(run / FILE, run / "trajectories/stage=rl/.step=000002.parquet.tmp")
+    (run / "trajectories/stage=other").mkdir()
+    shutil.copy(run / FILE, run / "trajectories/stage=other/step=000001.parquet")
+    assert RunReader(run).read("trajectories").num_rows == 24
+
+
+def test_compaction_changes_no_row_and_a_later_step_and_cut_still_work(run):
+    before = {level: RunReader(run).read(level) for level in ("trajectories", "calls", "transcripts")}
+    done = compact(run)
+    assert (done.before, done.after) == (9, 3)
+    assert sorted(path.name for path in run.glob("*/stage=rl/*")) == ["steps=000000-000002.parquet"] * 3
+    for level, table in before.items():
+        assert RunReader(run).read(level) == table
+    with RunWriter.open(run.parent, "a", **TRAIN) as writer:
+        writer.write_step("rl", 3, **rows(3), metrics={})
+        assert RunReader(run).read("calls").num_rows == 48
+        writer.cut(1)
+        assert RunReader(run).read("calls").num_rows == 24
+        writer.write_step("rl", 2, **rows(2), metrics={})
+    assert compact(run).after == 3
+    for level, table in before.items():
+        assert RunReader(run).read(level).drop_columns(["run_id"]).num_rows == table.num_rows
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_clear_line_and_keeps_finished_steps(tmp_path):
+    script = """
+import resource, signal, sys
+from run_rows import rows
+from rstar_lab.runs import RunStoreError, RunWriter
+with RunWriter.open(sys.argv[1], "a", kind="train", recipe={}, seed=0) as writer:
+    writer.write_step("rl", 0, **rows(0), metrics={})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 10, 3000, 100_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+        try:
+            writer.write_step("rl", 1, **rows(1), metrics={"x": "y" * 200_000})
+        except RunStoreError as error:
+            print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    writer.write_step("rl", 1, **rows(1), metrics={})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env={"PYTHONPATH": "tests/runs"}
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("cannot write ") and "File too large" in line for line in lines)
+    assert "metrics.jsonl" in lines[-1]
+    reader = RunReader(tmp_path / "a")
+    assert reader.steps() == {0: "rl", 1: "rl"}
+    assert reader.read("trajectories").num_rows == 16
+    assert [path.name for path in (tmp_path / "a").rglob(".*")] == [".lock"]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

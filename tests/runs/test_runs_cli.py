@@ -1,0 +1,60 @@
+"""`rstar-lab runs list | show | compact`."""
+
+import json
+
+import pytest
+from run_rows import rows
+from typer.testing import CliRunner
+
+from rstar_lab.runs import RunStoreError, RunWriter
+from rstar_lab.runs.cli import app
+
+
+@pytest.fixture
+def runs_dir(tmp_path):
+    for name in ("a", "b"):
+        with RunWriter.open(tmp_path, name, kind="train", recipe={"model": "tiny"}, seed=3) as writer:
+            for step in range(2):
+                writer.write_step("rl", step, **rows(step), metrics={"loss": 0.25})
+            writer.finish("finished")
+    return tmp_path
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_list(runs_dir):
+    lines = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
+    assert {line["run_id"] for line in lines} == {"a", "b"}
+    assert lines[0] | {"run_id": "", "created": "", "path": ""} == {
+        "run_id": "", "kind": "train", "status": "finished", "created": "", "attempts": 1, "stage": "rl", "steps": 2,
+        "last_step": 1, "trajectories": 16, "reward": 0.5, "checkpoints": [], "path": "",
+    }  # fmt: skip
+    text = invoke("list", "--runs-dir", runs_dir)
+    assert "finished" in text and "0.500" in text
+
+
+def test_an_unreadable_run_does_not_hide_the_others(runs_dir):
+    (runs_dir / "a" / "run.json").write_text("{")
+    lines = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
+    assert {line["run_id"]: line["status"] for line in lines} == {"a": "unreadable", "b": "finished"}
+    assert "run.json cannot be read" in " ".join(invoke("list", "--runs-dir", runs_dir).split())
+
+
+def test_show(runs_dir):
+    shown = json.loads(invoke("show", "a", "--runs-dir", runs_dir, "--json"))
+    assert shown["recipe"] == {"model": "tiny"} and shown["seed"] == 3
+    assert shown["metrics"] == {"stage": "rl", "step": 1, "loss": 0.25}
+    assert "model: tiny" in invoke("show", "a", "--runs-dir", runs_dir)
+    with pytest.raises(RunStoreError, match=r"no run 'c' in .*; runs there: a, b"):
+        invoke("show", "c", "--runs-dir", runs_dir)
+
+
+def test_compact(runs_dir):
+    assert json.loads(invoke("compact", "a", "--runs-dir", runs_dir, "--json")) == {
+        "run_id": "a", "files_before": 6, "files_after": 3,
+    }  # fmt: skip
+    assert json.loads(invoke("show", "a", "--runs-dir", runs_dir, "--json"))["trajectories"] == 16
