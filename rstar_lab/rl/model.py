@@ -1,0 +1,148 @@
+"""Models and tokenizers as Hugging Face folders: build the tiny one from nothing, load any, save.
+
+A model folder is data: weights are read from safetensors only, and code that lies in it is not run unless asked for.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
+
+from rstar_lab.errors import UserError
+
+logging.disable_progress_bar()
+
+
+class ModelError(UserError):
+    """A model folder that is missing, incomplete or broken; the message names the folder and what is wrong with it."""
+
+
+def build_tiny(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    hidden_size: int = 192,
+    layers: int = 4,
+    heads: int = 6,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    intermediate_size: int = 512,
+    max_length: int = 1024,
+) -> Qwen3ForCausalLM:
+    """A randomly initialised Qwen3 in float32; the same seed and shape give the same weights.
+
+    The embeddings are not tied to the LM head: vLLM on a CPU keeps a stale head after a reload of tied weights.
+    """
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def load_model(
+    folder: str | Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False, **options: Any
+) -> PreTrainedModel:
+    """A causal language model from a local folder; dtype None keeps that of the folder. Options go to from_pretrained.
+
+    Raises ModelError for a missing or broken folder, for weights that are not safetensors and for tensors that lack.
+    """
+    folder = _check(Path(folder), trust_remote_code)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # transformers, safetensors and json raise their own kinds for broken files
+        raise ModelError(f"model folder {folder} cannot be loaded: {_first_line(error)}") from error
+    model, report = loaded
+    if wrong := {
+        kind: keys for kind in ("missing_keys", "mismatched_keys") if (keys := sorted(map(str, report[kind])))
+    }:
+        kind, keys = next(iter(wrong.items()))
+        raise ModelError(
+            f"model folder {folder}: {kind.replace('_', ' ')} in the weights: {', '.join(keys[:3])} ({len(keys)})"
+        )
+    return model
+
+
+def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder. Raises ModelError where it is missing or broken."""
+    folder = _check_exists(Path(folder))
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save it along with the model")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+
+
+def save_model(folder: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write model (safetensors) and tokenizer to `folder`, which transformers and vLLM can load.
+
+    The folder is filled in place: write to a temporary one and rename it where a reader might look meanwhile.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _check_exists(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ModelError(
+            f"model folder {folder} does not exist: give a folder in Hugging Face format, or `tiny` in a recipe"
+        )
+    return folder
+
+
+def _check(folder: Path, trust_remote_code: bool) -> Path:
+    path = _check_exists(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ModelError(f"model folder {folder} has no config.json") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path} names no model_type: not a model in Hugging Face format")
+    if config.get("auto_map") and not trust_remote_code:
+        raise ModelError(f"model folder {folder} brings code of its own; it is run only with trust_remote_code=true")
+    if not any(folder.glob("*.safetensors")):
+        other = next(iter([*folder.glob("*.bin"), *folder.glob("*.pt*")]), None)
+        found = f"weights are read from safetensors only, found {other.name}" if other else "no *.safetensors in it"
+        raise ModelError(f"model folder {folder}: {found}")
+    return folder
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
