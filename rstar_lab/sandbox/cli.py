@@ -1,0 +1,98 @@
+"""`rstar-lab sandbox serve | worker | check`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, help="Run model-written code: as a service, as one of its workers; or check this machine."
+)
+
+TOKEN = "RSTAR_LAB_SANDBOX_TOKEN"
+
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Calls that run at full priority at once (default: the cores).")
+]
+TimeLimit = Annotated[float, typer.Option(min=0.1, max=600, help="CPU seconds of a call that asks for no other limit.")]
+MemoryMb = Annotated[int, typer.Option(min=64, help="Memory of a call, over all its processes, in MB.")]
+QueueTimeout = Annotated[
+    float, typer.Option(min=1, help="Seconds a call may wait before it is answered queue_timeout.")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse to start where this machine lacks a layer of isolation.")
+]
+REDIS_HELP = (
+    "redis://:PASSWORD@HOST:PORT/0; the environment's RSTAR_LAB_SANDBOX_REDIS keeps it out of the process list."
+)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is required.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8088,
+    workers: Workers = None,
+    time_limit: TimeLimit = 10.0,
+    memory_mb: MemoryMb = 2048,
+    queue_timeout: QueueTimeout = 600.0,
+    max_queue: Annotated[int, typer.Option(min=1, help="Calls accepted and not answered; past it: 429.")] = 65536,
+    redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_SANDBOX_REDIS", help=REDIS_HELP)] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
+    ] = None,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
+    strict: Strict = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it is ready: url, workers.")] = False,
+) -> None:
+    """Serve over HTTP: /calls, code-judge's API and SandboxFusion's /run_code. Code runs here, or on the workers of --redis."""
+    from rstar_lab.sandbox.serve import ServeOptions, run_server
+
+    token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
+    run_server(
+        ServeOptions(
+            host=host,
+            port=port,
+            workers=workers,
+            time_limit_s=time_limit,
+            memory_mb=memory_mb,
+            queue_timeout_s=queue_timeout,
+            max_queue=max_queue,
+            redis=redis,
+            token=token,
+            drain_s=drain,
+            strict=strict,
+        ),
+        lambda ready: typer.echo(
+            json.dumps(ready) if as_json else f"sandbox: {ready['url']} ({ready['workers']} workers)"
+        ),
+    )
+
+
+@app.command()
+def worker(
+    redis: Annotated[str, typer.Option(envvar="RSTAR_LAB_SANDBOX_REDIS", help=REDIS_HELP)],
+    workers: Workers = None,
+    time_limit: TimeLimit = 10.0,
+    memory_mb: MemoryMb = 2048,
+    queue_timeout: QueueTimeout = 600.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
+    strict: Strict = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it is ready: worker, workers.")] = False,
+) -> None:
+    """Take calls from Redis and run them on this machine. Any number of workers, on any number of nodes."""
+    from rstar_lab.sandbox.serve import WorkerOptions, run_worker
+
+    run_worker(
+        WorkerOptions(
+            redis=redis,
+            workers=workers,
+            time_limit_s=time_limit,
+            memory_mb=memory_mb,
+            queue_timeout_s=queue_timeout,
+            drain_s=drain,
+            strict=strict,
+        ),
+        lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
+    )

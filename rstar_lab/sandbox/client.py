@@ -1,0 +1,242 @@
+"""SandboxClient: a remote sandbox service with the interface of LocalSandbox."""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.verification import Verification
+from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, work_to_dict
+
+BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
+RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A call that has no result yet."""
+
+    work: Work
+    deadline: float
+    future: asyncio.Future[CallResult]
+    attempts: int = 0
+    last: CallResult | None = None
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def size(self) -> int:
+        return (
+            len(self.work.code) + len(self.work.stdin) if isinstance(self.work, Call) else len(self.work.response_text)
+        )
+
+    @property
+    def in_session(self) -> bool:
+        return isinstance(self.work, Call) and self.work.session is not None
+
+
+class SandboxClient:
+    """Runs calls on a `rstar-lab sandbox serve`.
+
+    Calls made at the same time share requests of up to 64; results come back one by one. What fails by our doing (a
+    lost connection, a full queue, `sandbox_error`, `queue_timeout`) is tried again with growing pauses until
+    `deadline_s` after the call was made; then the last such result is returned, so that every call has exactly one
+    result. A call of a session is tried again only where it cannot have run.
+
+    token: the service's; by default that of the environment's RSTAR_LAB_SANDBOX_TOKEN.
+    Raises UserError from `run` where the token is refused, ValueError where the service finds an argument wrong.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, deadline_s: float = 600.0, connections: int = 32) -> None:
+        token = token or os.environ.get("RSTAR_LAB_SANDBOX_TOKEN")
+        self.url = url.rstrip("/")
+        self.deadline_s = deadline_s
+        self.retries = 0
+        self.http = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(30.0, read=None, pool=None),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            trust_env=False,
+        )
+        self.slots = asyncio.Semaphore(connections)
+        self.waiting: deque[Waiting] = deque()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.flush_planned = False
+        self.closed = False
+
+    async def start(self) -> Self:
+        return self
+
+    async def aclose(self) -> None:
+        self.closed = True
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        *,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+        memory_mb: int | None = None,
+        session: str | None = None,
+    ) -> CallResult:
+        """One call, as LocalSandbox.run."""
+        return await self.submit(Call(code, stdin, seed, timeout_s, memory_mb, session))
+
+    async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
+        """Many calls at once; results in order."""
+        return list(await asyncio.gather(*map(self.submit, calls)))
+
+    async def verify(self, response_text: str, answer: str) -> bool:
+        """rstar_lab.verify.verify, on the service's machines.
+
+        Raises RuntimeError where it could not be done before the deadline.
+        """
+        result = await self.submit(Verification(response_text, answer))
+        if result.outcome is not Outcome.OK:
+            raise RuntimeError(f"not verified: {result.outcome}: {result.stderr}")
+        return result.value == "True"
+
+    async def submit(self, work: Work) -> CallResult:
+        if self.closed:
+            raise RuntimeError("this SandboxClient is closed")
+        item = Waiting(work, time.monotonic() + self.deadline_s, asyncio.get_running_loop().create_future())
+        self.enqueue(item)
+        try:
+            await asyncio.wait({item.future}, timeout=self.deadline_s + 1)
+        except asyncio.CancelledError:
+            item.future.cancel()
+            raise
+        if item.future.done():
+            return item.future.result()
+        item.future.cancel()
+        return item.last or failure(Outcome.QUEUE_TIMEOUT, f"no result from {self.url} within {self.deadline_s:g} s")
+
+    def enqueue(self, item: Waiting) -> None:
+        self.waiting.append(item)
+        if not self.flush_planned:
+            self.flush_planned = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Put what has come in this turn of the event loop into as few requests as may be."""
+        self.flush_planned = False
+        while self.waiting:
+            batch: list[Waiting] = []
+            size = 0
+            while self.waiting and len(batch) < BATCH and size < BATCH_BYTES:
+                batch.append(self.waiting.popleft())
+                size += batch[-1].size
+            task = asyncio.create_task(self.send(batch))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def send(self, batch: list[Waiting]) -> None:
+        pause = 0.0
+        try:
+            async with self.slots:
+                batch = [item for item in batch if not item.future.done()]
+                pause = await self.request(batch) if batch else 0.0
+        except (httpx.HTTPError, OSError) as error:
+            sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+            result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: {type(error).__name__}: {error}")
+            for item in batch:
+                if not item.future.done():
+                    item.last = result
+                    if sent and item.in_session:
+                        item.future.set_result(result)
+        except Exception as error:
+            if len(batch) > 1:  # one of them is wrong: let each speak for itself
+                await asyncio.gather(*(self.send([item]) for item in batch))
+                return
+            batch[0].future.set_exception(error)
+        left = [item for item in batch if not item.future.done()]
+        if left:
+            await self.retry(left, pause)
+
+    async def request(self, batch: list[Waiting]) -> float:
+        """Send a batch and hand out its results. Returns the pause the service asks for before it is asked again."""
+        body = dumps({"calls": [work_to_dict(item.work) for item in batch]})
+        headers = {"Content-Type": "application/json"}
+        async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
+            if response.status_code != 200:
+                return refused(self.url, response, await response.aread())
+            async for line in response.aiter_lines():
+                data = json.loads(line)
+                item = batch[data.pop("index")]
+                self.give(item, result_from_dict(data))
+        return 0.0
+
+    def give(self, item: Waiting, result: CallResult) -> None:
+        if item.future.done():
+            return
+        if result.outcome in OURS and not item.in_session and time.monotonic() < item.deadline:
+            item.last = result
+        else:
+            item.future.set_result(result)
+
+    async def retry(self, left: list[Waiting], pause: float) -> None:
+        attempts = max(item.attempts for item in left)
+        backoff = min(RETRY_MOST_S, RETRY_FIRST_S * 2**attempts) * random.uniform(0.5, 1.0)
+        pause = max(pause, backoff)
+        for item in left:
+            item.attempts += 1
+            self.retries += 1
+            if time.monotonic() + pause > item.deadline:
+                last = item.last or failure(Outcome.QUEUE_TIMEOUT, f"{self.url} was busy until the deadline")
+                item.future.set_result(last)
+        await asyncio.sleep(pause)
+        for item in left:
+            if not item.future.done():
+                self.enqueue(item)
+
+
+def refused(url: str, response: httpx.Response, body: bytes) -> float:
+    """What to make of a request that was not accepted: the pause before the next try, or an error for the caller."""
+    status = response.status_code
+    if status in (429, 503):
+        return retry_after(response)
+    detail = error_detail(body)
+    if status == 401:
+        raise UserError(f"{url} refuses the token: set RSTAR_LAB_SANDBOX_TOKEN, or give SandboxClient its token")
+    if status in (400, 413, 415, 422):
+        raise ValueError(f"{url}: {detail}")
+    if status == 404:
+        raise UserError(f"{url} is no `rstar-lab sandbox serve`: it has no /calls")
+    raise httpx.HTTPStatusError(f"{status}: {detail}", request=response.request, response=response)
+
+
+def retry_after(response: httpx.Response) -> float:
+    try:
+        return min(60.0, max(0.0, float(response.headers.get("Retry-After", 1))))
+    except ValueError:
+        return 1.0
+
+
+def error_detail(body: bytes) -> str:
+    try:
+        detail: Any = json.loads(body)["detail"]
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+    if isinstance(detail, list):
+        return "; ".join(f"{'.'.join(map(str, item.get('loc', [])))}: {item.get('msg', '')}" for item in detail)
+    return str(detail)

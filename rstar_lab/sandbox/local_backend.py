@@ -1,0 +1,70 @@
+"""This machine as a backend: code goes to a LocalSandbox, answers to warm verification processes."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.local import LocalSandbox
+from rstar_lab.sandbox.verification import Verification
+from rstar_lab.sandbox.wire import Work
+from rstar_lab.verify import verify, warm_up
+
+
+class LocalBackend:
+    """A LocalSandbox, and the threads that wait for verification."""
+
+    def __init__(self, sandbox: LocalSandbox) -> None:
+        self.sandbox = sandbox
+        self.workers = sandbox.workers
+        # `verify` bounds each answer; a few more threads than cores let honest answers pass the hung ones.
+        self.threads = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
+
+    async def start(self) -> "LocalBackend":
+        await asyncio.gather(self.sandbox.start(), asyncio.to_thread(warm_up))
+        return self
+
+    async def aclose(self) -> None:
+        await self.sandbox.aclose()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, work: Work) -> CallResult:
+        if isinstance(work, Verification):
+            return await self.verify(work)
+        return await self.sandbox.run(
+            work.code,
+            work.stdin,
+            seed=work.seed,
+            timeout_s=work.timeout_s,
+            memory_mb=work.memory_mb,
+            session=work.session,
+        )
+
+    async def verify(self, work: Verification) -> CallResult:
+        asked = time.monotonic()
+
+        def timed() -> tuple[bool, float, float]:
+            begun = time.monotonic()
+            right = verify(work.response_text, work.answer)
+            return right, begun - asked, time.monotonic() - begun
+
+        right, queue_s, duration_s = await asyncio.get_running_loop().run_in_executor(self.threads, timed)
+        return CallResult(Outcome.OK, "", "", str(right), duration_s, queue_s)
+
+    @property
+    def queued(self) -> int:
+        return self.sandbox.queue_depth
+
+    @property
+    def capacity(self) -> int:
+        return self.workers
+
+    @property
+    def zygotes(self) -> int:
+        return self.sandbox.zygotes
+
+    @property
+    def room(self) -> int:
+        """How many calls a worker holds at once: no core waits for the next one, and other workers get some too."""
+        return 4 * self.workers + 8

@@ -1,0 +1,43 @@
+"""What Prometheus sees of the service."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rstar_lab.sandbox.call import CallResult
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """Names begin with rstar_lab_sandbox_. The gauges are read when they are asked for."""
+
+    def __init__(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> None:
+        """gauges: what each is and how to read it, by name."""
+        self.registry = CollectorRegistry()
+        self.latency = Histogram(
+            "rstar_lab_sandbox_call_seconds",
+            "from the arrival of a call to its result",
+            ["outcome"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.queueing = Histogram(
+            "rstar_lab_sandbox_queue_seconds",
+            "from the arrival of a call to its start",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "rstar_lab_sandbox_refused", "calls turned away because the queue was full", registry=self.registry
+        )
+        for name, (what, read) in gauges.items():
+            Gauge(f"rstar_lab_sandbox_{name}", what, registry=self.registry).set_function(read)
+
+    def observe(self, result: CallResult, seconds: float) -> None:
+        self.latency.labels(result.outcome.value).observe(seconds)
+        self.queueing.observe(result.queue_s)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

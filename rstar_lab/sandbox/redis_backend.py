@@ -1,0 +1,283 @@
+"""The client's side of Redis: hands calls to the workers of any number of nodes, and gives each exactly one result."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from redis.exceptions import RedisError
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import transport
+from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
+from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, work_to_dict
+
+log = logging.getLogger(__name__)
+
+BATCH = 256
+SESSION_KEPT_MS = 3_600_000
+# A call delivered to a worker is answered within its limits; past this much more, nobody will answer it.
+ANSWER_GRACE_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A call that waits for its result."""
+
+    call_id: str
+    stream: str
+    body: bytes
+    future: asyncio.Future[CallResult]
+    session: bool
+    submitted: float = field(default_factory=time.monotonic)
+    entry: bytes | None = None
+    # How often in a row its entry was not there, though no result had come: twice means that Redis lost it.
+    missing: int = 0
+
+
+class RedisBackend:
+    """Runs work on the workers that share a Redis (start them by `rstar-lab sandbox worker`)."""
+
+    zygotes = 0  # they are the workers'
+
+    def __init__(self, url: str, *, wait_s: float) -> None:
+        """wait_s: the longest a call may queue before a worker takes it."""
+        self.url = url
+        self.redis = transport.connect(url)
+        self.client = secrets.token_hex(8)
+        self.results = transport.results_of(self.client)
+        self.wait_s = wait_s
+        self.pending: dict[str, Pending] = {}
+        self.to_send: deque[Pending] = deque()
+        self.something_to_send = asyncio.Event()
+        self.workers: dict[str, int] = {}
+        self.last_delivered = (0, 0)
+        self.count = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Self:
+        """Raises UserError where Redis is not there or not protected."""
+        await transport.check(self.redis, self.url)
+        await self.look_around()
+        self.tasks = [
+            asyncio.create_task(forever(self.send_batch, "send calls")),
+            asyncio.create_task(forever(Reader(self).read_batch, "read results")),
+            asyncio.create_task(forever(self.watch, "watch the queue")),
+        ]
+        return self
+
+    async def aclose(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks = []
+        for pending in list(self.pending.values()):
+            self.answer(pending, failure(Outcome.SANDBOX_ERROR, "the service has stopped"))
+        with contextlib.suppress(RedisError, OSError):
+            await self.redis.delete(self.results)
+        await self.redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def queued(self) -> int:
+        """Calls of ours that no worker has taken yet."""
+        return sum(self.is_waiting(pending) for pending in self.pending.values())
+
+    @property
+    def capacity(self) -> int:
+        return sum(self.workers.values())
+
+    async def run(self, work: Work) -> CallResult:
+        """One result for one piece of work, whatever happens to workers and Redis."""
+        stream, session = transport.CALLS, isinstance(work, Call) and work.session is not None
+        if isinstance(work, Call) and work.session is not None:
+            try:
+                holder, lost = await self.holder_of(work.session)
+            except (RedisError, OSError) as error:
+                return failure(Outcome.SANDBOX_ERROR, f"Redis: {error}")
+            if holder is None:
+                return failure(Outcome.QUEUE_TIMEOUT, f"no worker within {self.wait_s:g} s", queue_s=self.wait_s)
+            if lost:
+                return failure(
+                    Outcome.SANDBOX_ERROR, f"session {work.session!r} is lost with its worker; a new one begins"
+                )
+            stream = transport.calls_of(holder)
+        self.count += 1
+        pending = Pending(
+            f"{self.client}:{self.count}",
+            stream,
+            dumps(work_to_dict(work)),
+            asyncio.get_running_loop().create_future(),
+            session,
+        )
+        self.pending[pending.call_id] = pending
+        self.enqueue(pending)
+        try:
+            return await pending.future
+        finally:
+            self.pending.pop(pending.call_id, None)
+            if pending.entry:  # given up, or the caller has gone
+                with contextlib.suppress(RedisError, OSError):
+                    await self.redis.xdel(pending.stream, pending.entry)
+
+    async def holder_of(self, session: str) -> tuple[str | None, bool]:
+        """The worker that holds the session, and whether an earlier one died with it."""
+        deadline = time.monotonic() + self.wait_s
+        while not self.workers:
+            if time.monotonic() > deadline:
+                return None, False
+            await asyncio.sleep(0.2)
+        proposal = secrets.choice(list(self.workers))
+        holder, lost = await self.redis.eval(
+            transport.HOLD_SESSION, 2, transport.session_key(session), transport.WORKERS,
+            proposal, SESSION_KEPT_MS, transport.DEAD_AFTER_MS,
+        )  # fmt: skip
+        return holder.decode(), bool(lost)
+
+    def enqueue(self, pending: Pending) -> None:
+        pending.entry, pending.missing = None, 0
+        self.to_send.append(pending)
+        self.something_to_send.set()
+
+    def answer(self, pending: Pending, result: CallResult) -> None:
+        """The one place where a call gets its result; a second one finds nobody waiting."""
+        self.pending.pop(pending.call_id, None)
+        if not pending.future.done():
+            queue_s = max(0.0, time.monotonic() - pending.submitted - result.duration_s)
+            pending.future.set_result(
+                CallResult(result.outcome, result.stdout, result.stderr, result.value, result.duration_s, queue_s)
+            )
+
+    async def send_batch(self) -> None:
+        await self.something_to_send.wait()
+        batch = [self.to_send.popleft() for _ in range(min(BATCH, len(self.to_send)))]
+        batch = [pending for pending in batch if pending.call_id in self.pending]
+        try:
+            async with self.redis.pipeline(transaction=False) as pipe:
+                for pending in batch:
+                    fields = {"id": pending.call_id, "client": self.client, "wait": self.wait_s, "body": pending.body}
+                    pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
+                entries = await pipe.execute() if batch else []
+        except BaseException:
+            # What was sent all the same runs twice; the second result finds nobody waiting.
+            self.to_send.extendleft(reversed(batch))
+            raise
+        for pending, entry in zip(batch, entries, strict=True):
+            pending.entry = entry
+        if not self.to_send:
+            self.something_to_send.clear()
+
+    async def watch(self) -> None:
+        await asyncio.sleep(transport.HEARTBEAT_S)
+        try:
+            await self.look_around()
+            self.give_up_dead_sessions()
+            await self.find_lost_calls()
+        finally:
+            self.give_up_on_the_old()
+
+    async def look_around(self) -> None:
+        await transport.make_group(self.redis, transport.CALLS)
+        self.workers = await transport.live_workers(self.redis)
+        groups = await self.redis.xinfo_groups(transport.CALLS)
+        for group in groups:
+            self.last_delivered = entry_number(group["last-delivered-id"])
+        await self.redis.pexpire(self.results, transport.RESULTS_KEPT_MS)
+
+    def is_waiting(self, pending: Pending) -> bool:
+        """No worker has it yet, as far as we know (a session's calls are not watched: they go to one worker)."""
+        return pending.entry is None or (not pending.session and entry_number(pending.entry) > self.last_delivered)
+
+    def give_up_on_the_old(self) -> None:
+        now = time.monotonic()
+        for pending in list(self.pending.values()):
+            age = now - pending.submitted
+            if age > self.wait_s and self.is_waiting(pending):
+                why = "all workers were busy" if self.workers else "no worker is running"
+                self.answer(pending, failure(Outcome.QUEUE_TIMEOUT, f"not started within {self.wait_s:g} s: {why}"))
+            elif age > self.wait_s + MAX_TIMEOUT_S + ANSWER_GRACE_S:
+                self.answer(pending, failure(Outcome.SANDBOX_ERROR, f"no answer from the workers within {age:.0f} s"))
+
+    def give_up_dead_sessions(self) -> None:
+        alive = {transport.calls_of(worker) for worker in self.workers}
+        for pending in list(self.pending.values()):
+            if pending.session and pending.stream not in alive:
+                why = "the worker that held this session has died, and the session's state with it"
+                self.answer(pending, failure(Outcome.SANDBOX_ERROR, why))
+
+    async def find_lost_calls(self) -> None:
+        """Send again what Redis has lost: it restarted without its append-only file."""
+        now = time.monotonic()
+        old = [p for p in self.pending.values() if p.entry and now - p.submitted > 2 * transport.HEARTBEAT_S][:4096]
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for pending in old:
+                pipe.xrange(pending.stream, pending.entry, pending.entry)  # type: ignore[arg-type]
+            found = await pipe.execute() if old else []
+        lost = []
+        for pending, entries in zip(old, found, strict=True):
+            pending.missing = 0 if entries else pending.missing + 1
+            if pending.missing >= 2 and pending.call_id in self.pending:
+                lost.append(pending)
+        if lost:
+            log.error(
+                "Redis has lost %d calls (was it restarted without `appendonly yes`?): they are sent again", len(lost)
+            )
+        for pending in lost:
+            if pending.session:
+                why = "Redis lost this call of a session, whose state is unknown"
+                self.answer(pending, failure(Outcome.SANDBOX_ERROR, why))
+            else:
+                self.enqueue(pending)
+
+
+class Reader:
+    """Reads the results of one client, in order, across lost connections."""
+
+    def __init__(self, backend: RedisBackend) -> None:
+        self.backend = backend
+        self.last: bytes = b"0"
+
+    async def read_batch(self) -> None:
+        backend = self.backend
+        reply: Any = await backend.redis.xread({backend.results: self.last}, count=BATCH, block=transport.BLOCK_MS)
+        for entry, fields in reply[0][1] if reply else []:
+            self.last = entry
+            pending = backend.pending.get(fields[b"id"].decode())
+            if pending:
+                pending.entry = None  # the worker has deleted it
+                backend.answer(pending, result_from_dict(json.loads(fields[b"body"])))
+        if reply:
+            await backend.redis.xtrim(backend.results, minid=self.last.decode(), approximate=False)
+
+
+def entry_number(entry: bytes) -> tuple[int, int]:
+    ms, _, sequence = entry.partition(b"-")
+    return int(ms), int(sequence or 0)
+
+
+async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
+    """Repeat `step`; where Redis does not answer, wait and go on: the calls stay where they are."""
+    delay = 0.05
+    while True:
+        try:
+            await step()
+            if delay > 0.05:
+                log.warning("Redis answers again (%s)", what)
+            delay = 0.05
+        except (RedisError, OSError) as error:
+            if delay == 0.05:
+                log.warning("cannot %s: %s; trying again", what, error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, 1.0)

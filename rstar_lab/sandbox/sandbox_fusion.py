@@ -1,0 +1,125 @@
+"""SandboxFusion's POST /run_code, as verl's tools and others call it: python and cpp."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, Field
+
+from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.cpp import Command, commands, cpp_call, cpp_outcome
+
+LANGUAGES = ("python", "cpp")
+
+
+class RunCodeRequest(BaseModel):
+    compile_timeout: float = Field(10, gt=0, description="seconds; cpp only")
+    run_timeout: float = Field(10, gt=0, description="seconds, at most the service's maximum")
+    memory_limit_MB: int = Field(-1, description="-1: the service's default")
+    code: str
+    stdin: str | None = None
+    language: str = Field(description="python or cpp")
+    files: dict[str, str | None] = Field({}, description="must be empty: files are not staged here")
+    fetch_files: list[str] = Field([], description="must be empty")
+
+
+class RunStatus(StrEnum):
+    SUCCESS = "Success"
+    FAILED = "Failed"
+    SANDBOX_ERROR = "SandboxError"
+
+
+class CommandRunStatus(StrEnum):
+    FINISHED = "Finished"
+    ERROR = "Error"
+    TIME_LIMIT_EXCEEDED = "TimeLimitExceeded"
+
+
+class CommandRunResult(BaseModel):
+    status: CommandRunStatus
+    execution_time: float | None = None
+    return_code: int | None = Field(None, description="0 or 1 for python; -9 where the program was killed")
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+class RunCodeResponse(BaseModel):
+    status: RunStatus
+    message: str
+    compile_result: CommandRunResult | None = None
+    run_result: CommandRunResult | None = None
+    executor_pod_name: str | None = None
+    files: dict[str, str] = {}
+    outcome: Outcome
+    value: str | None = None
+
+
+def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
+    """Raises ValueError for what this service does not do."""
+    if request.language not in LANGUAGES:
+        raise ValueError(f"language {request.language!r} is not served here: use {' or '.join(LANGUAGES)}")
+    if request.files or request.fetch_files:
+        raise ValueError(
+            "files and fetch_files are not served here: write the files in the code, print what you want back"
+        )
+    memory_mb = request.memory_limit_MB if request.memory_limit_MB > 0 else None
+    timeout_s = min(request.run_timeout, max_timeout_s)
+    if request.language == "python":
+        return Call(request.code, request.stdin or "", timeout_s=timeout_s, memory_mb=memory_mb)
+    return cpp_call(
+        request.code,
+        request.stdin or "",
+        run_timeout_s=timeout_s,
+        compile_timeout_s=min(request.compile_timeout, max_timeout_s),
+        memory_mb=memory_mb,
+    )
+
+
+def refused(message: str) -> RunCodeResponse:
+    return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=message, outcome=Outcome.INVALID_ARGUMENTS)
+
+
+def to_response(request: RunCodeRequest, result: CallResult) -> RunCodeResponse:
+    compiled = None
+    if request.language == "cpp":
+        built, _ = commands(result)
+        result = cpp_outcome(result)
+        compiled = compile_result(built) if built else None
+    if result.outcome in OURS:
+        return RunCodeResponse(
+            status=RunStatus.SANDBOX_ERROR, message=result.stderr or result.outcome, outcome=result.outcome
+        )
+    ran = None
+    if compiled is None or compiled.return_code == 0:
+        ran = CommandRunResult(
+            status=CommandRunStatus.FINISHED,
+            execution_time=result.duration_s,
+            return_code=return_code(result.outcome),
+            stdout=result.stdout,
+            stderr=result.stderr,
+        )
+        if result.outcome is Outcome.TIMEOUT:
+            ran.status = CommandRunStatus.TIME_LIMIT_EXCEEDED
+    return RunCodeResponse(
+        status=RunStatus.SUCCESS if result.outcome is Outcome.OK else RunStatus.FAILED,
+        message="",
+        compile_result=compiled,
+        run_result=ran,
+        outcome=result.outcome,
+        value=result.value,
+    )
+
+
+def compile_result(built: Command) -> CommandRunResult:
+    status = CommandRunStatus.TIME_LIMIT_EXCEEDED if built.return_code is None else CommandRunStatus.FINISHED
+    return CommandRunResult(
+        status=status, execution_time=built.seconds, return_code=built.return_code, stdout="", stderr=built.stderr
+    )
+
+
+def return_code(outcome: Outcome) -> int | None:
+    """An exit status in the shell's sense; None where time ran out, as SandboxFusion has it."""
+    if outcome is Outcome.TIMEOUT:
+        return None
+    if outcome is Outcome.OK:
+        return 0
+    return 1 if outcome in (Outcome.EXCEPTION, Outcome.SYNTAX_ERROR) else -9

@@ -1,0 +1,154 @@
+"""Starting and stopping the processes behind `rstar-lab sandbox serve` and `worker`."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from rstar_lab.errors import UserError
+from rstar_lab.sandbox.gate import LOOPBACK, check_exposure
+from rstar_lab.sandbox.limits import Limits
+from rstar_lab.sandbox.local import LocalSandbox
+from rstar_lab.sandbox.local_backend import LocalBackend
+from rstar_lab.sandbox.server import make_app
+from rstar_lab.sandbox.service import Service
+
+# All that is accepted and not answered, in bytes of requests.
+MAX_QUEUED_BYTES = 1024**3
+
+Announce = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    redis: str
+    workers: int | None
+    time_limit_s: float
+    memory_mb: int
+    queue_timeout_s: float
+    drain_s: float
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    host: str
+    port: int
+    workers: int | None
+    time_limit_s: float
+    memory_mb: int
+    queue_timeout_s: float
+    max_queue: int
+    redis: str | None
+    token: str | None
+    drain_s: float
+    strict: bool
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM or SIGINT: no new calls; those accepted are finished (or answered) before the connections close."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.service = service
+        self.drain_s = drain_s
+        self.announce = announce
+        self.draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.draining:
+            self.service.draining = True
+            drain = self.service.drain(self.drain_s)
+            asyncio.get_event_loop().call_soon_threadsafe(
+                lambda: setattr(self, "draining", asyncio.ensure_future(drain))
+            )
+        super().handle_exit(sig, frame)
+
+
+def run_server(options: ServeOptions, announce: Announce) -> None:
+    """Blocks until it is told to stop. Raises UserError for what the user can mend."""
+    check_exposure(options.host, options.token)
+    listener = listen(options.host, options.port)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    uvloop.run(serve(options, listener, announce))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}; is it in use? try another --port"
+        ) from error
+    return listener
+
+
+async def serve(options: ServeOptions, listener: socket.socket, announce: Announce) -> None:
+    if options.redis:
+        from rstar_lab.sandbox.redis_backend import RedisBackend
+
+        backend: Any = await RedisBackend(options.redis, wait_s=options.queue_timeout_s).start()
+    else:
+        backend = await local_backend(options)
+    service = Service(backend, max_calls=options.max_queue, max_bytes=MAX_QUEUED_BYTES)
+    app = make_app(
+        service,
+        time_limit_s=options.time_limit_s,
+        token=options.token,
+        loopback_only=options.host in LOOPBACK,
+    )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(options.drain_s) + 5,
+    )
+    host, port = listener.getsockname()[:2]
+    name = f"[{host}]" if ":" in host else host
+    ready = {"url": f"http://{name}:{port}", "workers": backend.capacity}
+    await DrainingServer(config, service, options.drain_s, lambda: announce(ready)).serve(sockets=[listener])
+
+
+async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
+    limits = Limits(
+        timeout_s=options.time_limit_s, memory_mb=options.memory_mb, queue_timeout_s=options.queue_timeout_s
+    )
+    return await LocalBackend(LocalSandbox(limits, options.workers)).start()
+
+
+def run_worker(options: WorkerOptions, announce: Announce) -> None:
+    """Blocks until it is told to stop. Raises UserError for what the user can mend."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    uvloop.run(work(options, announce))
+
+
+async def work(options: WorkerOptions, announce: Announce) -> None:
+    from rstar_lab.sandbox.worker import Worker
+
+    backend = await local_backend(options)
+    try:
+        worker = Worker(options.redis, backend, drain_s=options.drain_s)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stopping.set)
+        await worker.serve(lambda: announce({"worker": worker.name, "workers": backend.workers}))
+    finally:
+        await backend.aclose()

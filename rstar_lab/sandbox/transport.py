@@ -1,0 +1,159 @@
+"""How calls and results travel over Redis: the keys, the connection and the two steps that must be atomic.
+
+A call is an entry of the stream `calls` (or of one worker's own stream, for a session), read through a consumer group,
+so that it belongs to one worker until it is acknowledged. A result is an entry of the stream `results:CLIENT` of the
+client that asked. Acknowledging the call, deleting it and adding its result are one script: whoever acknowledges first
+answers, and nobody answers twice. The clock is Redis's own (the entry's id): nodes need not agree about the time.
+"""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from rstar_lab.errors import UserError
+
+PREFIX = "rstar_lab:sandbox:1:"
+CALLS = PREFIX + "calls"
+WORKERS = PREFIX + "workers"  # sorted set: name|capacity -> Redis time of its last heartbeat, in ms
+GROUP = "workers"
+
+BLOCK_MS = 1000
+SOCKET_TIMEOUT_S = 8.0  # must exceed BLOCK_MS: a blocked read is not a dead socket
+HEARTBEAT_S = 1.0
+# A worker that has not been heard of for this long is dead: its calls go to others.
+DEAD_AFTER_MS = 6000
+MAX_DELIVERIES = 3
+RESULTS_KEPT_MS = 3_600_000
+
+# KEYS: the stream of calls, the stream of results. ARGV: group, entry, call id, body, how long results are kept.
+PUBLISH = """
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('XDEL', KEYS[1], ARGV[2])
+redis.call('XADD', KEYS[2], '*', 'id', ARGV[3], 'body', ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[5])
+return 1
+"""
+
+# Which live worker holds a session; the caller's proposal if none does, and whether an earlier holder has died.
+# KEYS: the session, the workers. ARGV: the proposal, how long a session is kept, when a worker counts as dead (ms).
+HOLD_SESSION = """
+local holder = redis.call('GET', KEYS[1])
+if holder then
+  local beat = redis.call('ZSCORE', KEYS[2], holder)
+  local now = redis.call('TIME')
+  if beat and now[1] * 1000 - beat < tonumber(ARGV[3]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return {holder, 0}
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {ARGV[1], holder and 1 or 0}
+"""
+
+
+def calls_of(worker: str) -> str:
+    """The stream of one worker's own calls: those of the sessions it holds."""
+    return f"{CALLS}:{worker}"
+
+
+def results_of(client: str) -> str:
+    return f"{PREFIX}results:{client}"
+
+
+def session_key(session: str) -> str:
+    return f"{PREFIX}session:{session}"
+
+
+def connect(url: str) -> aioredis.Redis:
+    """A client that raises at once where Redis does not answer: retrying is for those who know what may run twice."""
+    try:
+        return aioredis.from_url(
+            url,
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=SOCKET_TIMEOUT_S,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+    except ValueError as error:
+        raise UserError(f"--redis {redacted(url)}: {error}; write redis://:PASSWORD@HOST:PORT/0") from error
+
+
+def redacted(url: str) -> str:
+    """The address without its password, for logs."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+async def check(redis: aioredis.Redis, url: str) -> None:
+    """Make sure that Redis is there, lets us in, and is not open to everybody.
+
+    Raises UserError with what to do.
+    """
+    where = redacted(url)
+    try:
+        await redis.ping()
+        protected = await needs_password(url)
+    except (AuthenticationError, NoPermissionError) as error:
+        raise UserError(f"{where} refuses the password: {error}") from error
+    except ResponseError as error:
+        raise UserError(f"{where}: {error}; give the password as redis://:PASSWORD@HOST:PORT/0") from error
+    except (RedisError, OSError) as error:
+        raise UserError(f"no Redis at {where}: {error}") from error
+    if not protected:
+        raise UserError(
+            f"{where} lets anybody in, and whoever reaches it can run code on every worker: "
+            "give it a password (requirepass) and put it in the address, redis://:PASSWORD@HOST:PORT/0"
+        )
+
+
+async def needs_password(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return True
+    stranger = aioredis.Redis(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or 6379,
+        ssl=parts.scheme == "rediss",
+        ssl_cert_reqs="none",
+        socket_timeout=SOCKET_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    try:
+        await stranger.ping()
+    except (AuthenticationError, NoPermissionError, ResponseError):
+        return True
+    finally:
+        await stranger.aclose()
+    return False
+
+
+async def make_group(redis: aioredis.Redis, stream: str) -> None:
+    """Create the stream and its group where missing; the group begins with the oldest entry."""
+    try:
+        await redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
+    except ResponseError as error:
+        if "BUSYGROUP" not in str(error):
+            raise
+
+
+async def now_ms(redis: aioredis.Redis) -> int:
+    seconds, microseconds = await redis.time()
+    return seconds * 1000 + microseconds // 1000
+
+
+def entry_ms(entry: bytes) -> int:
+    """When Redis took the entry, in its own ms."""
+    return int(entry.split(b"-")[0])
+
+
+async def live_workers(redis: aioredis.Redis) -> dict[str, int]:
+    """Capacity by worker, of those heard of lately."""
+    since = await now_ms(redis) - DEAD_AFTER_MS
+    members: list[Any] = await redis.zrangebyscore(WORKERS, since, "+inf")
+    names = [member.decode() for member in members]
+    return {name: int(name.rsplit("|", 1)[1]) for name in names}

@@ -1,0 +1,86 @@
+"""Calls and results as JSON: what travels between client, server, Redis and workers.
+
+JSON is written with ASCII escapes only, so that lone surrogates (bytes that were no UTF-8) come out as they went in.
+"""
+
+import json
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.verification import Verification
+
+Work = Call | Verification
+
+
+class CallModel(BaseModel):
+    """A Call from outside, checked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["code"] = "code"
+    code: str = Field(description="the Python program")
+    stdin: str = Field("", description="its standard input")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="makes the call reproducible")
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False, description="CPU seconds; default: the service's")
+    memory_mb: int | None = Field(None, gt=0, le=2**40, description="default: the service's")
+    session: str | None = Field(
+        None, min_length=1, max_length=256, description="name of a live interpreter whose state is kept between calls"
+    )
+
+    def work(self) -> Call:
+        return Call(self.code, self.stdin, self.seed, self.timeout_s, self.memory_mb, self.session)
+
+
+class VerificationModel(BaseModel):
+    """A Verification from outside, checked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["math"]
+    response_text: str
+    answer: str
+
+    def work(self) -> Verification:
+        return Verification(self.response_text, self.answer)
+
+
+def kind_of(work: Any) -> str:
+    """`code` where it is not said."""
+    return str(work.get("kind", "code") if isinstance(work, dict) else getattr(work, "kind", ""))
+
+
+WorkModel = Annotated[
+    Annotated[CallModel, Tag("code")] | Annotated[VerificationModel, Tag("math")], Discriminator(kind_of)
+]
+WORK: TypeAdapter[CallModel | VerificationModel] = TypeAdapter(WorkModel)
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def work_to_dict(work: Work) -> dict[str, Any]:
+    kind = "math" if isinstance(work, Verification) else "code"
+    return {"kind": kind, **{name: value for name, value in asdict(work).items() if value is not None}}
+
+
+def work_from_json(body: bytes) -> Work:
+    """Raises ValueError (pydantic's among them) or RecursionError for what is no work."""
+    return WORK.validate_python(json.loads(body)).work()
+
+
+def result_to_dict(result: CallResult) -> dict[str, Any]:
+    return asdict(result)
+
+
+def result_from_dict(data: dict[str, Any]) -> CallResult:
+    return replace(CallResult(**data), outcome=Outcome(data["outcome"]))
+
+
+def failure(outcome: Outcome, message: str, *, queue_s: float = 0.0) -> CallResult:
+    """The result of a call that never ran, or whose run is lost; the message says why."""
+    return CallResult(outcome, "", message, None, 0.0, queue_s)

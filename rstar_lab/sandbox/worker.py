@@ -1,0 +1,245 @@
+"""A worker: takes calls from Redis, runs them on this machine, answers. Any number of them, on any number of nodes."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis.exceptions import RedisError
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import transport
+from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.redis_backend import forever
+from rstar_lab.sandbox.wire import Work, dumps, failure, result_to_dict, work_from_json
+
+log = logging.getLogger(__name__)
+
+RESULTS_BATCH = 64
+
+
+class Backend(Protocol):
+    """What runs the calls: see local_backend.py."""
+
+    workers: int
+
+    async def run(self, work: Work) -> CallResult: ...
+
+    @property
+    def room(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A call as it came: from which stream, under which entry, asked by whom."""
+
+    stream: str
+    entry: bytes
+    call_id: bytes
+    client: str
+    wait_s: float
+    body: bytes
+
+    @classmethod
+    def of(cls, stream: str, entry: bytes, fields: dict[bytes, bytes]) -> "Delivery":
+        """Raises KeyError or ValueError for an entry that no client of ours has written."""
+        wait_s = float(fields[b"wait"])
+        if not math.isfinite(wait_s):
+            raise ValueError(f"wait: {wait_s}")
+        return cls(stream, entry, fields[b"id"], fields[b"client"].decode(), wait_s, fields[b"body"])
+
+
+class Worker:
+    """Moves calls from Redis to `backend` and results back, in batches both ways."""
+
+    def __init__(self, url: str, backend: Backend, *, drain_s: float) -> None:
+        self.url = url
+        self.drain_s = drain_s
+        self.backend = backend
+        self.redis = transport.connect(url)
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}|{backend.workers}"
+        self.own_stream = transport.calls_of(self.name)
+        self.in_flight: dict[tuple[str, bytes], asyncio.Task[None]] = {}
+        self.results: asyncio.Queue[tuple[Delivery, bytes]] = asyncio.Queue()
+        self.room_changed = asyncio.Event()
+        self.clock_offset_ms = 0.0
+        self.stopping = asyncio.Event()
+        self.answered = 0
+
+    async def serve(self, announce: Callable[[], None]) -> None:
+        """Work until `stopping` is set, then finish what runs and hand back the rest.
+
+        Raises UserError where Redis is not there or not protected.
+        """
+        await transport.check(self.redis, self.url)
+        await self.make_groups()
+        await self.beat()
+        announce()
+        reading = asyncio.create_task(forever(self.read_batch, "read calls"))
+        others = [
+            asyncio.create_task(forever(self.publish_batch, "send results")),
+            asyncio.create_task(forever(self.keep_beating, "send heartbeats")),
+            asyncio.create_task(forever(self.take_over, "look for the calls of dead workers")),
+        ]
+        await self.stopping.wait()
+        reading.cancel()
+        await self.drain()
+        for task in [reading, *others]:
+            task.cancel()
+        await asyncio.gather(reading, *others, return_exceptions=True)
+        with contextlib.suppress(RedisError, OSError):
+            await self.leave()
+        await self.redis.aclose()
+
+    async def make_groups(self) -> None:
+        for stream in (transport.CALLS, self.own_stream):
+            await transport.make_group(self.redis, stream)
+
+    async def read_batch(self) -> None:
+        room = self.backend.room - len(self.in_flight)
+        if room <= 0:
+            self.room_changed.clear()
+            await self.room_changed.wait()
+            return
+        try:
+            reply: Any = await self.redis.xreadgroup(
+                transport.GROUP, self.name, {transport.CALLS: ">", self.own_stream: ">"},
+                count=room, block=transport.BLOCK_MS,
+            )  # fmt: skip
+        except RedisError as error:
+            if "NOGROUP" in str(error):  # Redis has lost its data
+                await self.make_groups()
+                return
+            raise
+        for stream, entries in reply:
+            for entry, fields in entries:
+                self.accept(stream.decode(), entry, fields)
+
+    def accept(self, stream: str, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
+        if (stream, entry) in self.in_flight or not fields:
+            return
+        try:
+            delivery = Delivery.of(stream, entry, fields)
+        except (KeyError, ValueError, UnicodeDecodeError) as error:
+            log.error("entry %s of %s is no call (%s): dropped", entry.decode(), stream, error)
+            task = asyncio.create_task(self.drop(stream, entry))
+        else:
+            task = asyncio.create_task(self.run(delivery))
+        self.in_flight[stream, entry] = task
+
+    async def drop(self, stream: str, entry: bytes) -> None:
+        try:
+            with contextlib.suppress(RedisError, OSError):
+                await self.redis.xack(stream, transport.GROUP, entry)
+                await self.redis.xdel(stream, entry)
+        finally:
+            self.done(stream, entry)
+
+    def done(self, stream: str, entry: bytes) -> None:
+        self.in_flight.pop((stream, entry), None)
+        self.room_changed.set()
+
+    async def run(self, delivery: Delivery) -> None:
+        waited_s = (time.time() * 1000 + self.clock_offset_ms - transport.entry_ms(delivery.entry)) / 1000
+        if waited_s > delivery.wait_s:
+            result = failure(Outcome.QUEUE_TIMEOUT, f"not started within {delivery.wait_s:g} s", queue_s=waited_s)
+        else:
+            try:
+                result = await self.backend.run(work_from_json(delivery.body))
+            except (ValueError, RecursionError) as error:
+                result = failure(Outcome.INVALID_ARGUMENTS, f"{type(error).__name__}: {error}")
+            except Exception as error:
+                log.exception("call %s failed in this worker", delivery.call_id.decode(errors="replace"))
+                result = failure(Outcome.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
+        self.results.put_nowait((delivery, dumps(result_to_dict(result))))
+
+    async def publish_batch(self) -> None:
+        batch = [await self.results.get()]
+        while len(batch) < RESULTS_BATCH and not self.results.empty():
+            batch.append(self.results.get_nowait())
+        try:
+            async with self.redis.pipeline(transaction=False) as pipe:
+                for delivery, body in batch:
+                    pipe.eval(
+                        transport.PUBLISH, 2, delivery.stream, transport.results_of(delivery.client),
+                        transport.GROUP, delivery.entry, delivery.call_id, body, transport.RESULTS_KEPT_MS,
+                    )  # fmt: skip
+                published = await pipe.execute()
+        except BaseException:
+            # If it went through all the same, the second try acknowledges nothing and so answers nothing.
+            for item in batch:
+                self.results.put_nowait(item)
+            raise
+        self.answered += sum(published)
+        for delivery, _ in batch:
+            self.done(delivery.stream, delivery.entry)
+
+    async def keep_beating(self) -> None:
+        await asyncio.sleep(transport.HEARTBEAT_S)
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Say that we live and that what we hold is still ours."""
+        before = time.time() * 1000
+        server = await transport.now_ms(self.redis)
+        self.clock_offset_ms = server - (before + time.time() * 1000) / 2
+        async with self.redis.pipeline(transaction=False) as pipe:
+            pipe.zadd(transport.WORKERS, {self.name: server})
+            pipe.zremrangebyscore(transport.WORKERS, "-inf", server - 10 * transport.DEAD_AFTER_MS)
+            pipe.pexpire(self.own_stream, 10 * transport.DEAD_AFTER_MS)
+            for stream in (transport.CALLS, self.own_stream):
+                held = [entry for its_stream, entry in self.in_flight if its_stream == stream]
+                if held:
+                    pipe.xclaim(stream, transport.GROUP, self.name, 0, held, idle=0, justid=True)  # type: ignore[arg-type]
+            await pipe.execute()
+
+    async def take_over(self) -> None:
+        """Take the calls of workers that have not been heard of, as far as there is room."""
+        await asyncio.sleep(transport.HEARTBEAT_S)
+        room = self.backend.room - len(self.in_flight)
+        if room <= 0:
+            return
+        idle: Any = await self.redis.xpending_range(
+            transport.CALLS, transport.GROUP, "-", "+", room, idle=transport.DEAD_AFTER_MS
+        )
+        for item in idle:
+            entry = item["message_id"]
+            claimed: Any = await self.redis.xclaim(
+                transport.CALLS, transport.GROUP, self.name, transport.DEAD_AFTER_MS, [entry]
+            )
+            for its_entry, fields in claimed:
+                log.warning("taking over call %s of %s", its_entry.decode(), item["consumer"].decode())
+                if item["times_delivered"] >= transport.MAX_DELIVERIES and fields:
+                    delivery = Delivery.of(transport.CALLS, its_entry, fields)
+                    why = f"{item['times_delivered']} workers died while they ran this call"
+                    self.in_flight[transport.CALLS, its_entry] = asyncio.create_task(self.refuse(delivery, why))
+                else:
+                    self.accept(transport.CALLS, its_entry, fields)
+
+    async def refuse(self, delivery: Delivery, why: str) -> None:
+        self.results.put_nowait((delivery, dumps(result_to_dict(failure(Outcome.SANDBOX_ERROR, why)))))
+
+    async def drain(self) -> None:
+        """Let what has begun come to its end."""
+        deadline = time.monotonic() + self.drain_s
+        while self.in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    async def leave(self) -> None:
+        """Hand back what was not finished, at once, and say good-bye."""
+        for stream, entry in self.in_flight:
+            if stream == transport.CALLS:
+                await self.redis.xclaim(
+                    stream, transport.GROUP, self.name, 0, [entry], idle=10 * transport.DEAD_AFTER_MS, justid=True
+                )
+        await self.redis.zrem(transport.WORKERS, self.name)
+        await self.redis.delete(self.own_stream)
+        if not self.in_flight:
+            await self.redis.xgroup_delconsumer(transport.CALLS, transport.GROUP, self.name)
