@@ -19,21 +19,33 @@ _SORT = {
 }
 _DTYPES = {pa.int32(): np.int32, pa.float16(): np.float16, pa.bool_(): np.bool_}
 _OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
+_JUDGED = frozenset(Outcome) - OURS
 _NUMBERS = [
     field.name
     for field in TRAJECTORIES
     if field.name not in ("attempt", "step", "sample")
     and (pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_boolean(field.type))
 ]
-# Means over the trajectories whose reward is positive, kept apart because RoC is about these.
-_OF_CORRECT = ("errors", "calls", "turns", "response_tokens", "model_tokens", "reflection_tokens")
+# Numbers that follow from a row's columns and that a rollup needs to answer for ratios (sums are n * mean).
+_DERIVED = (
+    "correct",  # reward > 0
+    "our_failures",  # calls whose failure was ours
+    "tool_tokens",  # response tokens the model did not write
+    "duplicate_answer",  # more than one answer tag
+    "entropy_sum",  # nats over the model tokens
+    "entropy_tokens",  # model tokens whose entropy is known
+    "gap_sum",  # engine minus trainer log-prob, over the model tokens
+    "gap_tokens",
+)
+# RoC is about the trajectories that solved their problem: these have statistics of their own.
+_OF_CORRECT = ("errors", "calls", "turns", "response_tokens", "model_tokens", "reflection_tokens", "duplicate_answer")
 
 ROLLUP = pa.schema(
     [("run_id", pa.string()), ("stage", pa.string()), ("step", pa.int32()), ("attempt", pa.int16())]
     + [(f"rows_{level}", pa.int64()) for level in LEVELS]
     + [
         (f"{name}_{statistic}", kind)
-        for name in [*_NUMBERS, *(f"correct_{name}" for name in _OF_CORRECT)]
+        for name in [*_NUMBERS, *_DERIVED, *(f"correct_{name}" for name in _OF_CORRECT)]
         for statistic, kind in (("n", pa.int64()), ("mean", pa.float64()), ("sd", pa.float64()))
     ]
 )
@@ -109,9 +121,23 @@ def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, 
     kinds = trajectories["outcomes"].combine_chunks()
     known = kinds.is_valid().to_numpy(zero_copy_only=False)
     parents, flat = pc.list_parent_indices(kinds).to_numpy(), pc.list_flatten(kinds)
-    for name, counted in (("errors", MODEL_ERRORS), ("calls", frozenset(Outcome) - OURS)):
-        hits = pc.is_in(flat, pa.array([str(kind) for kind in counted])).to_numpy(zero_copy_only=False)
-        data[name] = np.where(known, np.bincount(parents[hits], minlength=len(kinds)), data[name])
+
+    def counted(outcomes: frozenset[Outcome], otherwise: np.ndarray) -> np.ndarray:
+        hits = pc.is_in(flat, pa.array([str(kind) for kind in outcomes])).to_numpy(zero_copy_only=False)
+        return np.where(known, np.bincount(parents[hits], minlength=len(kinds)), otherwise)
+
+    unknown = np.full(len(kinds), np.nan)
+    data["errors"], data["calls"] = counted(MODEL_ERRORS, data["errors"]), counted(_JUDGED, data["calls"])
+    data["our_failures"] = counted(OURS, unknown)
+    tokens, entropy = data["model_tokens"], data["entropy"]
+    gap = data["engine_log_prob"] - data["trainer_log_prob"]
+    data["correct"] = np.where(np.isnan(data["reward"]), np.nan, data["reward"] > 0)
+    data["tool_tokens"] = data["response_tokens"] - tokens
+    answered = trajectories["answer"].is_valid().to_numpy(zero_copy_only=False)
+    p_format = data["p_format"]
+    data["duplicate_answer"] = np.where(np.isnan(p_format), np.nan, (p_format > 0) & ((p_format < 1) | answered))
+    data["entropy_sum"], data["entropy_tokens"] = entropy * tokens, np.where(np.isnan(entropy), np.nan, tokens)
+    data["gap_sum"], data["gap_tokens"] = gap * tokens, np.where(np.isnan(gap), np.nan, tokens)
     correct = data["reward"] > 0
     row: dict[str, Any] = where | {f"rows_{level}": count for level, count in counts.items()}
     for name, values in data.items():
