@@ -1,0 +1,62 @@
+"""Notes and tags on trajectories, kept beside the run they belong to."""
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.runs.files import whole_file
+
+NOTES = "notes.jsonl"
+
+
+def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """traj_id to {traj_id, note, tags, time} of a run. Raises UserError naming a line that cannot be read."""
+    path = Path(run_dir) / NOTES
+    notes: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        return notes
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            notes[str(entry["traj_id"])] = {
+                "traj_id": str(entry["traj_id"]),
+                "note": str(entry.get("note", "")),
+                "tags": [str(tag) for tag in entry.get("tags", [])],
+                "time": str(entry.get("time", "")),
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}, line {number}: not a note ({error}); mend or delete the line") from error
+    return notes
+
+
+def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> dict[str, Any]:
+    """Set the note and tags of one trajectory; empty ones remove the entry. Other writers' notes are kept."""
+    entry = {
+        "traj_id": traj_id,
+        "note": note.strip(),
+        "tags": sorted({tag.strip() for tag in tags} - {""}),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    with _lock(Path(run_dir)):
+        notes = read_notes(run_dir)
+        notes.pop(traj_id, None)
+        if entry["note"] or entry["tags"]:
+            notes[traj_id] = entry
+        with whole_file(Path(run_dir) / NOTES) as file:
+            for kept in notes.values():
+                file.write((json.dumps(kept, ensure_ascii=True) + "\n").encode())
+    return entry
+
+
+@contextmanager
+def _lock(run_dir: Path) -> Iterator[None]:
+    with (run_dir / f".{NOTES}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

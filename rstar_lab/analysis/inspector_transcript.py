@@ -1,0 +1,301 @@
+"""A transcript cut into segments a reader can follow: reasoning, code, tool responses, answer, each with its tokens."""
+
+import bisect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import numpy as np
+
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+# One character for one character, so that token offsets stay true: controls become their pictures, direction marks a
+# diamond, and what UTF-8 cannot carry the replacement character.
+_VISIBLE = (
+    {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
+    | {0x7F: 0x2421}
+    | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+    | dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
+    | dict.fromkeys(map(ord, BIDI), 0x25C6)
+)
+_SPECIAL = re.compile(r"<\|[a-z_]+\|>")
+_OPEN = re.compile(r"<(reason|tool_call|answer)>")
+_TOOL_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "response_ids")
+
+
+def visible(text: str) -> str:
+    """`text` with every control, direction mark and lone surrogate shown as one harmless character."""
+    return text.translate(_VISIBLE)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a transcript that reads as one thing.
+
+    kind: system, user, reason, text, code, input, call (unparsable), tool, answer, model or environment (raw view).
+    first: index of its first response token; starts[i]: character of `text` where token `first + i` begins.
+    """
+
+    kind: str
+    text: str
+    turn: int
+    tool: str | None = None
+    outcome: str | None = None
+    first: int = 0
+    starts: tuple[int, ...] = ()
+
+    def payload(self) -> dict[str, Any]:
+        """What the browser gets: offsets in UTF-16 units, as JavaScript counts."""
+        text = visible(self.text)
+        starts: Sequence[int] = self.starts
+        if starts and any(ord(char) > 0xFFFF for char in text):
+            units = [0, *accumulate(2 if ord(char) > 0xFFFF else 1 for char in text)]
+            starts = [units[start] for start in starts]
+        return {
+            "kind": self.kind,
+            "text": text,
+            "turn": self.turn,
+            "tool": None if self.tool is None else visible(self.tool),
+            "outcome": self.outcome,
+            "first": self.first,
+            "starts": list(starts),
+        }
+
+
+class _Stream:
+    """The response as text with the character where each token begins."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.text = "".join(texts)
+        self.starts = [0, *accumulate(map(len, texts))][: len(texts)]
+
+    def tokens(self, begin: int, end: int) -> tuple[int, tuple[int, ...]]:
+        """First token that reaches into [begin, end) and where it and its followers start, counted from `begin`."""
+        if begin >= end or not self.starts:
+            return 0, ()
+        first = bisect.bisect_right(self.starts, begin) - 1
+        last = bisect.bisect_left(self.starts, end)
+        return first, tuple(max(start - begin, 0) for start in self.starts[first:last])
+
+
+def read_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages of a transcript: a list of dicts, or the same as JSON."""
+    loaded = json.loads(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
+    return [dict(message) for message in loaded]
+
+
+def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
+    """Cut a transcript record (columns of TRANSCRIPTS, with `token_texts` where the run keeps tokens).
+
+    With tokens the text is what the model wrote and saw, token by token; without, it is that of the messages.
+    raw: the token stream as it is, one segment a stretch of the loss mask, nothing taken out.
+    """
+    messages = read_messages(record.get("messages"))
+    opening = list(_opening(messages, record))
+    texts, mask = record.get("token_texts"), record.get("loss_mask")
+    if texts is None or mask is None or len(texts) == 0 or len(texts) != len(mask):
+        return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
+    stream = _Stream(list(texts))
+    responses = iter([message for message in messages if message.get("role") == "tool"])
+    return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, raw))
+
+
+def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Iterator[Segment]:
+    for message in messages:
+        if message.get("role") not in ("system", "user"):
+            return
+        yield Segment(message["role"], _text(message), 0)
+    if not messages and record.get("question"):
+        yield Segment("user", str(record["question"]), 0)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def _from_messages(messages: list[dict[str, Any]]) -> Iterator[Segment]:
+    turn = 0
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role == "assistant":
+            turn += 1
+            following = [m.get("outcome") for m in _run_of_tools(messages[index + 1 :])]
+            text = _text(message)
+            yield from _model_turn(text, (0, len(text)), turn, None, iter(following))
+        elif role == "tool":
+            yield Segment("tool", _text(message), turn, message.get("tool"), message.get("outcome"))
+        else:
+            yield Segment(str(role), _text(message), turn)
+
+
+def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        if message.get("role") != "tool":
+            return
+        yield message
+
+
+def _from_tokens(
+    stream: _Stream, mask: list[bool], responses: Iterator[dict[str, Any]], raw: bool
+) -> Iterator[Segment]:
+    stretches: list[tuple[bool, int, int]] = []
+    token = 0
+    for flag, group in groupby(mask):
+        count = sum(1 for _ in group)
+        end = stream.starts[token + count] if token + count < len(mask) else len(stream.text)
+        stretches.append((flag, stream.starts[token], end))
+        token += count
+    turn = 0
+    for place, (flag, begin, end) in enumerate(stretches):
+        turn += flag
+        if raw:
+            first, starts = stream.tokens(begin, end)
+            yield Segment("model" if flag else "environment", stream.text[begin:end], turn, None, None, first, starts)
+        elif flag:
+            following = stretches[place + 1] if place + 1 < len(stretches) else None
+            # Read the answers of the tools first: a call carries the outcome of its answer.
+            answers = [] if following is None else list(_tool_answers(stream, following[1:], turn, responses))
+            outcomes = iter([answer.outcome for answer in answers])
+            yield from _model_turn(stream.text, (begin, end), turn, stream, outcomes)
+            yield from answers
+        elif place == 0:
+            yield from _tool_answers(stream, (begin, end), turn, responses)
+
+
+def _tool_answers(
+    stream: _Stream, span: tuple[int, int], turn: int, responses: Iterator[dict[str, Any]]
+) -> Iterator[Segment]:
+    begin, end = span
+    window = stream.text[begin:end]
+    for found in _TOOL_RESPONSE.finditer(window) if "<tool_response>" in window else ():
+        message = next(responses, {})
+        low, high = found.span(1)
+        content = _text(message)
+        if content and window.startswith(content, low):
+            high = low + len(content)
+        first, starts = stream.tokens(begin + low, begin + high)
+        yield Segment("tool", window[low:high], turn, message.get("tool"), message.get("outcome"), first, starts)
+    if "<tool_response>" not in window and (text := _SPECIAL.sub("", window)).strip():
+        message = next(responses, {})
+        first, starts = stream.tokens(begin, end) if text == window else (0, ())
+        yield Segment("tool", text, turn, message.get("tool"), message.get("outcome"), first, starts)
+
+
+def _model_turn(
+    text: str, span: tuple[int, int], turn: int, stream: _Stream | None, outcomes: Iterator[str | None]
+) -> Iterator[Segment]:
+    """Split what the model wrote in one turn at its tags."""
+
+    def piece(kind: str, low: int, high: int, **more: Any) -> Iterator[Segment]:
+        while low < high and text[low] in "\n":
+            low += 1
+        while low < high and text[high - 1] in "\n ":
+            high -= 1
+        if low < high:
+            first, starts = stream.tokens(low, high) if stream else (0, ())
+            yield Segment(kind, text[low:high], turn, first=first, starts=starts, **more)
+
+    begin, end = span
+    while found := _trailing_special(text, begin, end):
+        end = found
+    # Generation starts behind <reason>, so the first tag of a turn may be a closing one.
+    closing, opening = text.find("</reason>", begin, end), text.find("<reason>", begin, end)
+    if closing >= 0 and (opening < 0 or closing < opening):
+        yield from piece("reason", begin, closing)
+        begin = closing + len("</reason>")
+    while begin < end:
+        tag = _OPEN.search(text, begin, end)
+        if tag is None:
+            yield from piece("text", begin, end)
+            return
+        yield from piece("text", begin, tag.start())
+        name, inside = tag.group(1), tag.end()
+        if name == "tool_call":
+            call = _call(text, inside, end)
+            outcome = next(outcomes, None)
+            close = text.find("</tool_call>", call[0] if call else inside, end)
+            inner = end if close < 0 else close
+            if call is None:
+                yield from piece("call", inside, inner, outcome=outcome)
+            else:
+                yield from _call_segments(text, inside, call, turn, stream, outcome)
+            begin = end if close < 0 else close + len("</tool_call>")
+        else:
+            close = text.find(f"</{name}>", inside, end)
+            yield from piece(name, inside, end if close < 0 else close)
+            begin = end if close < 0 else close + len(name) + 3
+
+
+def _trailing_special(text: str, begin: int, end: int) -> int | None:
+    stripped = len(text[begin:end].rstrip()) + begin
+    start = text.rfind("<|", begin, stripped)
+    return start if start >= 0 and _SPECIAL.fullmatch(text, start, stripped) else None
+
+
+def _call(text: str, begin: int, end: int) -> tuple[int, dict[str, Any]] | None:
+    """End and content of the JSON object at `begin`, where there is one with code in it."""
+    while begin < end and text[begin].isspace():
+        begin += 1
+    try:
+        loaded, stop = json.JSONDecoder().raw_decode(text[:end], begin)
+    except (ValueError, RecursionError):
+        return None
+    arguments = loaded.get("arguments") if isinstance(loaded, dict) else None
+    if not isinstance(arguments, dict) or not isinstance(arguments.get("code"), str):
+        return None
+    return stop, loaded
+
+
+def _call_segments(
+    text: str,
+    begin: int,
+    call: tuple[int, dict[str, Any]],
+    turn: int,
+    stream: _Stream | None,
+    outcome: str | None,
+) -> Iterator[Segment]:
+    stop, loaded = call
+    tool = loaded.get("name") if isinstance(loaded.get("name"), str) else None
+    for key, kind in (("code", "code"), ("input", "input")):
+        content = loaded["arguments"].get(key)
+        if not isinstance(content, str) or (kind == "input" and not content):
+            continue
+        first, starts = 0, ()
+        if stream and (places := _string_places(text, key, content, begin, stop)):
+            first, raw = stream.tokens(places[0], places[-1])
+            starts = tuple(bisect.bisect_left(places, places[0] + start) for start in raw)
+            starts = tuple(min(start, len(content)) for start in starts)
+        yield Segment(kind, content, turn, tool, outcome if kind == "code" else None, first, starts)
+
+
+_ESCAPE = re.compile(
+    r'\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|[^"\\]', re.DOTALL
+)
+
+
+def _string_places(text: str, key: str, content: str, begin: int, end: int) -> list[int]:
+    """Where in `text` each character of the JSON string `content` under `key` is written, and where the string ends."""
+    for opening in re.finditer(rf'"{key}"\s*:\s*"', text[begin:end]):
+        places, at = [], begin + opening.end()
+        while at < end and (one := _ESCAPE.match(text, at, end)):
+            places.append(at)
+            at = one.end()
+        if len(places) == len(content):
+            return [*places, at]
+    return []
+
+
+def token_values(record: Mapping[str, Any]) -> np.ndarray:
+    """Per response token the rows of CHANNELS, float32 of shape (5, tokens); NaN where the run has no value."""
+    ids = record.get("response_ids")
+    count = 0 if ids is None else len(ids)
+    values = np.full((len(CHANNELS), count), np.nan, dtype=np.float32)
+    for row, name in enumerate(CHANNELS):
+        column = record.get(name)
+        if column is not None and len(column) == count:
+            values[row] = np.asarray([np.nan if value is None else value for value in column], dtype=np.float32)
+    return values

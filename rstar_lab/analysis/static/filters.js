@@ -1,0 +1,51 @@
+import { h, debounce } from "./dom.js";
+
+/** The filter bar: toggles, choices, ranges and one condition in SQL, all kept in `filters`. */
+
+const toggles = [
+  ["correct", true, "✓ Correct"], ["correct", false, "✗ Wrong"], ["kept", true, "Kept"], ["kept", false, "Dropped"],
+  ["errors", true, "Tool errors"], ["truncated", true, "Truncated"], ["noted", true, "◆ Noted"],
+];
+
+export class Filters {
+  constructor(choices, get, set) {
+    this.get = get;
+    const change = (name, value) => {
+      const next = { ...get() };
+      if (value === undefined || value === "" || value === null) delete next[name];
+      else next[name] = value;
+      set(next);
+    };
+    this.buttons = toggles.map(([name, value, title]) => [name, value, h("button", {
+      type: "button", class: "rl-toggle", "aria-pressed": "false", onclick: () => change(name, get()[name] === value ? undefined : value),
+    }, title)]);
+    const select = (name, title, values) => h("select", { "aria-label": title, onchange: (event) => change(name, event.target.value) },
+      h("option", { value: "" }, title), values.map((value) => h("option", { value }, value)));
+    this.selects = { run_id: ["All runs", choices.run_id], stage: ["All stages", choices.stage], outcome: ["Any outcome", choices.outcomes] };
+    for (const [name, [title, values]] of Object.entries(this.selects)) this.selects[name] = select(name, title, values);
+    const later = debounce(300, (name, value) => change(name, value));
+    this.steps = ["first", "last"].map((end) => h("input", { type: "number", class: "rl-step", "aria-label": `${end} step`, placeholder: choices[end] ?? "", onchange: () => {
+      const [first, last] = this.steps.map((input) => input.value);
+      change("steps", first || last ? [Number(first || choices.first || 0), Number(last || choices.last || 0)] : undefined);
+    } }));
+    this.texts = {
+      problem: h("input", { type: "search", class: "rl-problem", "aria-label": "Problem contains", placeholder: "Problem", oninput: (event) => later("problem", event.target.value) }),
+      sql: h("input", { type: "text", class: "rl-sql", "aria-label": "Condition in SQL", placeholder: "SQL: errors > 1 and reward > 0", spellcheck: "false", onchange: (event) => change("sql", event.target.value.trim()) }),
+    };
+    this.clear = h("button", { type: "button", class: "rl-quiet", onclick: () => set({}) }, "Clear filters");
+    this.element = h("div", { class: "rl-filters", role: "group", "aria-label": "Filters" },
+      h("span", { class: "rl-toggles" }, this.buttons.map(([, , button]) => button)),
+      Object.entries(this.selects).map(([name, element]) => (choices[{ run_id: "run_id", stage: "stage", outcome: "outcomes" }[name]].length > 1 ? element : null)),
+      h("span", { class: "rl-steps" }, "Steps ", this.steps[0], "–", this.steps[1]), this.texts.problem, this.texts.sql, this.clear);
+    this.sync();
+  }
+
+  sync() {
+    const filters = this.get();
+    for (const [name, value, button] of this.buttons) button.setAttribute("aria-pressed", filters[name] === value ? "true" : "false");
+    for (const [name, element] of Object.entries(this.selects)) element.value = filters[name] ?? "";
+    for (const [name, input] of Object.entries(this.texts)) if (document.activeElement !== input) input.value = filters[name] ?? "";
+    this.steps.forEach((input, i) => { if (document.activeElement !== input) input.value = filters.steps?.[i] ?? ""; });
+    this.clear.disabled = !Object.keys(filters).length;
+  }
+}

@@ -1,0 +1,54 @@
+import { h, show, correct, verdict } from "./dom.js";
+
+/** The rollouts of one problem in one step: who was right, whom RoC kept, and why. */
+
+export function strip(siblings, chosen, open) {
+  const solved = siblings.filter(correct).length;
+  return [
+    h("span", { class: "rl-label" }, `Group: ${solved} of ${siblings.length} right`),
+    h("span", { class: "rl-strip", role: "group", "aria-label": "Rollouts of the group" }, siblings.map((row) =>
+      h("button", {
+        type: "button", class: `rl-cell ${correct(row) ? "rl-ok" : "rl-bad"}${row.kept === false ? " rl-dropped" : ""}`, "data-traj": row.traj_id,
+        "aria-pressed": row.traj_id === chosen ? "true" : "false", title: `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${verdict(row)}`,
+        "aria-label": `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${verdict(row)}`, onclick: () => open(row.traj_id),
+      }, correct(row) ? "✓" : "✗"))),
+  ];
+}
+
+const mean = (rows) => {
+  const known = rows.map((row) => (row.p_err ?? NaN) + (row.p_format ?? NaN)).filter((value) => !Number.isNaN(value));
+  return known.length ? show(known.reduce((sum, value) => sum + value, 0) / known.length, 2) : "–";
+};
+
+export function summary(siblings) {
+  const sides = [["correct", siblings.filter(correct)], ["wrong", siblings.filter((row) => !correct(row))]];
+  return sides.filter(([, rows]) => rows.length).map(([name, rows]) => {
+    const [kept, dropped] = [rows.filter((row) => row.kept), rows.filter((row) => row.kept === false)];
+    return `${rows.length} ${name}: ${kept.length} kept (mean penalty ${mean(kept)}), ${dropped.length} dropped (${mean(dropped)}).`;
+  }).join(" ");
+}
+
+const bar = (row) => {
+  const parts = [["err", row.p_err], ["format", row.p_format]].filter(([, value]) => typeof value === "number");
+  if (!parts.length) return "–";
+  const box = h("span", { class: "rl-bar", role: "img", "aria-label": `tool errors ${show(row.p_err)}, format ${show(row.p_format)}` }, parts.map(([name, value]) => {
+    const part = h("i", { class: `rl-bar-${name}` });
+    part.style.width = `${Math.round(Math.min(1, value) * 34)}px`;
+    return part;
+  }));
+  return [box, h("span", { class: "rl-num" }, (parts.reduce((sum, [, value]) => sum + value, 0)).toFixed(2))];
+};
+
+export function table(siblings, chosen, open, compare) {
+  const heads = ["Sample", "Right", "Verdict", "Penalty", "Calls", "Errors", "Tokens", "Advantage", "Answer", ""];
+  return h("div", { class: "rl-group", tabindex: "0", role: "region", "aria-label": "Rollouts of the group with their penalties" },
+    h("p", { class: "rl-summary" }, summary(siblings)),
+    h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, heads.map((name) => name ? h("th", { scope: "col" }, name) : h("td")))),
+      h("tbody", {}, siblings.map((row) => h("tr", { class: `${row.traj_id === chosen ? "rl-this" : ""}${row.kept === false ? " rl-out" : ""}` },
+        h("td", {}, h("button", { type: "button", class: "rl-quiet", "aria-label": `Open sample ${row.sample}`, onclick: () => open(row.traj_id) }, show(row.sample))),
+        h("td", {}, h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")),
+        h("td", {}, row.kept === null || row.kept === undefined ? "–" : row.kept ? "kept" : "dropped"), h("td", { class: "rl-penalty" }, bar(row)),
+        h("td", {}, show(row.calls)), h("td", {}, show(row.errors)), h("td", {}, show(row.response_tokens)),
+        h("td", {}, show(row.advantage)), h("td", {}, show(row.answer)),
+        h("td", {}, row.traj_id === chosen ? "" : h("button", { type: "button", class: "rl-quiet", "aria-label": `Compare with sample ${row.sample}`, onclick: () => compare(row.traj_id) }, "compare")))))));
+}

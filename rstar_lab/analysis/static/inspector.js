@@ -1,0 +1,361 @@
+import { h, fill, show, correct, verdict, connect, greet, hideStatic, debounce } from "./dom.js";
+import { channelNames } from "./tokens.js";
+import { Transcript, answerLine } from "./transcript.js";
+import { List } from "./list.js";
+import { strip, table } from "./group.js";
+import { Filters } from "./filters.js";
+
+const keys = [
+  ["j, k", "next, previous trajectory"], ["[, ]", "previous, next rollout of the group"], ["1 to 6", "colour of the tokens"],
+  ["c", "side by side with the next of the group"], ["g", "the group and its penalties"], ["r", "raw tokens"], ["/", "search in the transcript"],
+  ["s", "search in all transcripts"], ["n", "note and tags"], ["f", "full screen"], ["?", "this help"],
+];
+
+class View {
+  constructor(model, el) {
+    this.model = model;
+    this.host = el;
+    this.line = connect(model);
+    this.status = h("div", { class: "rl-status", role: "status" }, "Starting …");
+    this.root = h("div", { class: "rl rl-app", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true", role: "region", "aria-label": "Trajectory inspector", onkeydown: (event) => this.key(event) }, this.status);
+    this.root.style.height = `${model.get("height")}px`;
+    el.append(this.root);
+    this.memory = `rstar-lab:${model.get("label")}`;
+  }
+
+  say(text, wrong = false) {
+    this.status.textContent = text;
+    this.status.classList.toggle("rl-error", wrong);
+  }
+
+  state() {
+    return { filters: this.model.get("filters"), scope: this.model.get("scope"), sort: this.model.get("sort") };
+  }
+
+  set(changes) {
+    for (const [name, value] of Object.entries(changes)) this.model.set(name, value);
+    this.model.save_changes();
+    this.remember();
+  }
+
+  remember() {
+    const kept = Object.fromEntries(["filters", "scope", "sort", "selected", "channel"].map((name) => [name, this.model.get(name)]));
+    try {
+      sessionStorage.setItem(this.memory, JSON.stringify(kept));
+    } catch { /* a page without storage forgets */ }
+  }
+
+  /** After the kernel was restarted and the cell ran again, the reader is where they were. */
+  recall() {
+    const link = /[#&?]rstar=([^&]+)/.exec(location.href);
+    if (link && !this.model.get("selected")) return this.set({ selected: decodeURIComponent(link[1]) });
+    const untouched = !this.model.get("selected") && !Object.keys(this.model.get("filters")).length && !Object.keys(this.model.get("scope")).length;
+    if (!untouched) return undefined;
+    try {
+      const kept = JSON.parse(sessionStorage.getItem(this.memory) ?? "null");
+      if (kept) return this.set(kept);
+    } catch { /* nothing kept */ }
+    return undefined;
+  }
+
+  async start() {
+    const [choices] = await this.line.ask("start");
+    this.choices = choices;
+    this.recall();
+    const say = (text, wrong) => this.say(text, wrong);
+    this.transcript = new Transcript(choices.scales, say);
+    this.other = new Transcript(choices.scales, say);
+    this.list = new List({
+      known: choices.columns, say, sort: (name) => this.sort(name), choose: (traj_id) => this.set({ selected: traj_id }),
+      ask: async (offset, limit) => {
+        const [page] = await this.line.ask("page", { offset, limit, ...this.state() });
+        this.count.textContent = `${show(page.total)} of ${show(choices.total)} trajectories`;
+        this.list.sorted(...(this.state().sort.length ? this.state().sort : [null]));
+        return page;
+      },
+    });
+    this.filters = new Filters(choices, () => this.model.get("filters"), (filters) => this.set({ filters }));
+    this.build();
+    this.listen();
+    await this.reload();
+    if (this.model.get("selected")) await this.open(this.model.get("selected"));
+    else await this.list.select(0);
+  }
+
+  build() {
+    this.count = h("span", { class: "rl-count", role: "status" });
+    this.across = h("input", { type: "search", class: "rl-across", placeholder: "Search in all transcripts listed", "aria-label": "Search in all transcripts listed", onkeydown: (event) => event.key === "Enter" && this.searchAll() });
+    this.scopeLine = h("div", { class: "rl-scope" });
+    this.helpBox = h("dialog", { class: "rl-help", "aria-label": "Keys" }, h("h3", {}, "Keys"), h("dl", {}, keys.map(([name, what]) => h("div", {}, h("dt", {}, name), h("dd", {}, what)))),
+      h("form", { method: "dialog" }, h("button", { class: "rl-toggle" }, "Close")));
+    const bar = h("div", { class: "rl-top" }, h("strong", { class: "rl-name" }, this.model.get("label")), this.count, this.across,
+      h("button", { type: "button", class: "rl-quiet", onclick: () => this.full() }, "Full screen"),
+      h("button", { type: "button", class: "rl-quiet", onclick: () => this.helpBox.showModal() }, "Keys ?"));
+    this.detail = h("section", { class: "rl-detail", "aria-label": "Selected trajectory" });
+    this.buildDetail();
+    const drag = h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
+    this.main = h("div", { class: "rl-main" }, this.list.element, drag, this.detail);
+    fill(this.root, bar, this.filters.element, this.scopeLine, this.main, this.status, this.helpBox);
+    this.say("");
+  }
+
+  buildDetail() {
+    this.head = h("div", { class: "rl-dhead" });
+    this.group = h("div", { class: "rl-groupline" });
+    this.channels = h("div", { class: "rl-channels", role: "radiogroup", "aria-label": "Colour of the tokens" }, channelNames.map(([name, title]) =>
+      h("label", {}, h("input", { type: "radio", name: `${this.list.name}-channel`, value: name, onchange: () => this.set({ channel: name }) }), h("span", {}, title))));
+    this.findBox = h("input", { type: "search", class: "rl-find", placeholder: "Find in transcript", "aria-label": "Find in transcript",
+      oninput: debounce(120, () => this.find()), onkeydown: (event) => { if (event.key === "Enter") this.findNext(event.shiftKey ? -1 : 1); } });
+    this.found = h("span", { class: "rl-found", role: "status" });
+    const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
+    this.rawButton = button("Raw", () => this.raw(), { "aria-pressed": "false", title: "The token stream as it is" });
+    this.compareButton = button("Side by side", () => this.compareNext(), { "aria-pressed": "false" });
+    this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
+    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), this.rawButton, this.groupButton, this.compareButton);
+    const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.link()), button("HTML", () => this.export("html"), { title: "Save as a page of its own" }), button("Markdown", () => this.export("markdown")));
+    this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", onchange: () => this.saveNote() });
+    this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", onchange: () => this.saveNote() });
+    this.panes = h("div", { class: "rl-panes" }, this.transcript.element);
+    this.groupBox = h("div", { class: "rl-groupbox", hidden: true });
+    const row = h("div", { class: "rl-siblings" }, this.group, h("span", { class: "rl-push" }), this.findBox, this.found);
+    fill(this.detail, this.head, row, tools, this.groupBox, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
+  }
+
+  listen() {
+    this.handlers = {
+      "change:filters": () => this.reload(), "change:scope": () => this.reload(), "change:sort": () => this.reload(),
+      "change:revision": () => this.list.reset({ keep: true }), "change:selected": () => this.open(this.model.get("selected")),
+      "change:channel": () => this.recolour(),
+    };
+    for (const [event, handler] of Object.entries(this.handlers)) this.model.on(event, handler);
+  }
+
+  close() {
+    for (const [event, handler] of Object.entries(this.handlers ?? {})) this.model.off(event, handler);
+    this.line.close();
+    this.list?.close();
+    this.transcript?.clear();
+    this.other?.clear();
+  }
+
+  async reload() {
+    this.filters.sync();
+    const { label } = this.state().scope;
+    fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.set({ scope: {} }) }, "Show all")] : null);
+    this.say("");
+    await this.list.reset();
+    if (!this.list.total && !this.status.textContent) this.say("No trajectory passes these filters.");
+  }
+
+  sort(name) {
+    const [column, down] = this.state().sort;
+    this.set({ sort: column !== name ? [name, true] : down ? [name, false] : [] });
+  }
+
+  async open(traj_id) {
+    if (!traj_id || traj_id === this.opening) return;
+    this.opening = traj_id;
+    try {
+      const raw = this.rawButton.getAttribute("aria-pressed") === "true";
+      const [opened, buffers] = await this.line.ask("open", { traj_id, raw });
+      if (this.opening !== traj_id) return;
+      this.opened = opened;
+      this.row = opened.row;
+      this.drawHead();
+      this.transcript.show(opened, floats(buffers), this.model.get("channel"));
+      this.recolour();
+      if (this.compared) await this.compare(this.nextSibling(this.row.traj_id, 1));
+      if (this.findBox.value) this.find();
+      if (this.list.row(this.list.at)?.traj_id !== traj_id) this.mark(traj_id);
+      this.remember();
+    } catch (error) {
+      this.say(error.message, true);
+    } finally {
+      this.opening = null;
+    }
+  }
+
+  /** Show in the list where a trajectory opened from elsewhere stands. */
+  async mark(traj_id) {
+    const [index] = await this.line.ask("place", { traj_id, ...this.state() });
+    this.list.at = index ?? -1;
+    if (index !== null && (index < this.list.top || index > this.list.top + this.list.visible - 2)) this.list.goTo(index - Math.floor(this.list.visible / 3));
+    this.list.draw();
+  }
+
+  drawHead() {
+    const { row } = this;
+    fill(this.head,
+      h("span", { class: `rl-chip ${correct(row) ? "rl-ok" : "rl-bad"}` }, correct(row) ? "✓ Correct" : "✗ Wrong"),
+      h("h2", {}, `${row.problem_id}`), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
+      h("span", { class: "rl-answer" }, answerLine(row)),
+      h("span", { class: "rl-verdict" }, `${verdict(row)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`));
+    fill(this.group, strip(this.opened.siblings, row.traj_id, (traj_id) => this.set({ selected: traj_id })));
+    this.note.value = row.note?.note ?? "";
+    this.tags.value = (row.note?.tags ?? []).join(", ");
+    if (!this.groupBox.hidden) this.drawGroup();
+  }
+
+  drawGroup() {
+    fill(this.groupBox, table(this.opened.siblings, this.row.traj_id, (traj_id) => this.set({ selected: traj_id }), (traj_id) => this.compare(traj_id)));
+  }
+
+  toggleGroup() {
+    this.groupBox.hidden = !this.groupBox.hidden;
+    this.groupButton.setAttribute("aria-pressed", String(!this.groupBox.hidden));
+    if (!this.groupBox.hidden) this.drawGroup();
+  }
+
+  nextSibling(traj_id, by) {
+    const all = this.opened?.siblings ?? [];
+    const at = all.findIndex((row) => row.traj_id === traj_id);
+    return all[(at + by + all.length) % all.length]?.traj_id;
+  }
+
+  async compareNext() {
+    if (this.compared) this.endCompare();
+    else await this.compare(this.nextSibling(this.row.traj_id, 1));
+  }
+
+  async compare(traj_id) {
+    if (!traj_id || traj_id === this.row.traj_id) return this.endCompare();
+    const [opened, buffers] = await this.line.ask("open", { traj_id, raw: false });
+    this.compared = traj_id;
+    this.compareButton.setAttribute("aria-pressed", "true");
+    const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `Sample ${show(row.sample)}`), h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, verdict(row)));
+    fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));
+    this.other.show(opened, floats(buffers), this.model.get("channel"));
+    const marked = this.transcript.differ(this.other) && this.other.differ(this.transcript);
+    return this.say(marked ? "Words the other rollout has not are underlined." : "Too long to mark the differences.");
+  }
+
+  endCompare() {
+    this.compared = null;
+    this.compareButton.setAttribute("aria-pressed", "false");
+    this.other.clear();
+    this.transcript.paintDiff.clear();
+    fill(this.panes, this.transcript.element);
+  }
+
+  async raw() {
+    this.rawButton.setAttribute("aria-pressed", String(this.rawButton.getAttribute("aria-pressed") !== "true"));
+    await this.open(this.row.traj_id);
+  }
+
+  recolour() {
+    const channel = this.model.get("channel");
+    for (const input of this.channels.querySelectorAll("input")) input.checked = input.value === channel;
+    this.transcript.paint(channel);
+    if (this.compared) this.other.paint(channel);
+    this.remember();
+  }
+
+  find() {
+    const count = this.transcript.find(this.findBox.value);
+    this.found.textContent = this.findBox.value ? (count ? `1 of ${count}` : "none") : "";
+  }
+
+  findNext(by) {
+    const at = this.transcript.nextMatch(by);
+    if (at >= 0) this.found.textContent = `${at + 1} of ${this.transcript.matches.length}`;
+  }
+
+  async searchAll() {
+    const text = this.across.value;
+    if (!text) return this.set({ scope: {} });
+    this.say("Searching …");
+    try {
+      const [hits] = await this.line.ask("search", { text, ...this.state() });
+      const ids = Object.keys(hits);
+      this.list.snippets = hits;
+      this.findBox.value = text;
+      if (ids.length) this.set({ scope: { label: `${ids.length} with “${text}”`, filter: { traj_id: ids } }, selected: ids[0] });
+      else this.say(`No transcript of the list has “${text}”.`);
+    } catch (error) {
+      this.say(error.message, true);
+    }
+    return undefined;
+  }
+
+  async saveNote() {
+    const tags = this.tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
+    const { traj_id } = this.row;
+    try {
+      const [entry] = await this.line.ask("note", { traj_id, note: this.note.value, tags });
+      this.row.note = entry;
+      const listed = [...this.list.blocks.values()].flat().find((row) => row?.traj_id === traj_id);
+      if (listed) listed.note = entry.note || entry.tags.length ? entry : null;
+      this.list.draw();
+      this.say("Note saved beside the run.");
+    } catch (error) {
+      this.say(error.message, true);
+    }
+  }
+
+  async link() {
+    const url = `${location.href.split("#")[0]}#rstar=${encodeURIComponent(this.row.traj_id)}`;
+    try {
+      await navigator.clipboard.writeText(url);
+      this.say("Link copied: it opens this notebook at this trajectory.");
+    } catch {
+      this.say(url);
+    }
+  }
+
+  async export(kind) {
+    try {
+      const [text] = await this.line.ask("export", { traj_id: this.row.traj_id, kind });
+      const url = URL.createObjectURL(new Blob([text], { type: kind === "html" ? "text/html" : "text/markdown" }));
+      h("a", { href: url, download: `${this.row.traj_id.replace(/[^\w.-]+/g, "_")}.${kind === "html" ? "html" : "md"}` }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 10000);
+      this.say("Exported.");
+    } catch (error) {
+      this.say(error.message, true);
+    }
+  }
+
+  full() {
+    if (document.fullscreenElement) document.exitFullscreen();
+    else this.root.requestFullscreen?.();
+  }
+
+  drag(event) {
+    const box = this.main.getBoundingClientRect();
+    const move = (at) => this.main.style.setProperty("--rl-split", `${Math.max(15, Math.min(75, ((at.clientX - box.left) / box.width) * 100))}%`);
+    event.target.setPointerCapture(event.pointerId);
+    event.target.addEventListener("pointermove", move);
+    event.target.addEventListener("pointerup", () => event.target.removeEventListener("pointermove", move), { once: true });
+  }
+
+  key(event) {
+    if (event.key === "Escape" && /INPUT|SELECT/.test(event.target.tagName)) return this.list?.element.focus();
+    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) && event.target.type !== "radio" || !this.row) return undefined;
+    const focus = (input) => { input.focus(); input.select(); };
+    const action = {
+      j: () => this.list.move(1), k: () => this.list.move(-1), "[": () => this.set({ selected: this.nextSibling(this.row.traj_id, -1) }),
+      "]": () => this.set({ selected: this.nextSibling(this.row.traj_id, 1) }), c: () => this.compareNext(), g: () => this.toggleGroup(), r: () => this.raw(),
+      "/": () => focus(this.findBox), s: () => focus(this.across), n: () => focus(this.note), f: () => this.full(), "?": () => this.helpBox.showModal(),
+    }[event.key] ?? (channelNames[Number(event.key) - 1] && (() => this.set({ channel: channelNames[Number(event.key) - 1][0] })));
+    if (!action) return undefined;
+    event.preventDefault();
+    event.stopPropagation();
+    return action();
+  }
+}
+
+function floats(buffers) {
+  const view = buffers?.[0];
+  return view ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : null;
+}
+
+export default {
+  initialize({ model }) {
+    return greet(model);
+  },
+  render({ model, el }) {
+    const view = new View(model, el);
+    hideStatic(el);
+    view.start().catch((error) => view.say(error.message, true));
+    return () => view.close();
+  },
+};

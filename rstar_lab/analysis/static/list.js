@@ -1,0 +1,217 @@
+import { h, fill, show, correct, outcomeClass, debounce } from "./dom.js";
+
+/** A list of millions: only the rows in view exist, fetched in blocks. */
+
+const rowHeight = 28;
+const block = 100;
+const tallest = 8_000_000; // pixels; browsers draw no taller element, so a longer list scrolls in proportion
+
+const callGlyph = { ok: "●", bad: "▲", ours: "○", unknown: "·" };
+const callCell = (row) => {
+  const outcomes = row.outcomes ?? [];
+  if (!outcomes.length) return show(row.calls);
+  const drawn = outcomes.slice(0, 8).map((outcome) => h("span", { class: `rl-dot rl-${outcomeClass(outcome)}`, title: outcome }, callGlyph[outcomeClass(outcome)]));
+  return h("span", { role: "img", "aria-label": `${outcomes.length} calls: ${outcomes.slice(0, 8).join(", ")}` }, drawn, outcomes.length > 8 ? `+${outcomes.length - 8}` : null);
+};
+const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[name].toFixed(digits).replace("-", "−") : "–");
+
+/** [column to sort by, title, width, cell, right-aligned] */
+const listColumns = [
+  ["step", "Step", 52, (row) => show(row.step), true],
+  ["problem_id", "Problem", 132, (row) => row.problem_id],
+  ["sample", "#", 34, (row) => show(row.sample), true],
+  ["reward", "Right", 48, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
+  ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "kept" : "drop"))],
+  ["outcomes", "Tool calls", 92, callCell],
+  ["response_tokens", "Tokens", 60, (row) => show(row.response_tokens), true],
+  ["answer", "Answer", 84, (row) => show(row.answer), true],
+  ["truth", "Truth", 84, (row) => show(row.truth), true],
+  ["p_err", "p_err", 52, fixed("p_err", 2), true],
+  ["p_format", "p_format", 68, fixed("p_format", 2), true],
+  ["advantage", "Adv.", 56, fixed("advantage", 2), true],
+  ["turns", "Turns", 50, (row) => show(row.turns), true],
+  ["errors", "Errors", 52, (row) => show(row.errors), true],
+  ["entropy", "Entropy", 62, fixed("entropy", 2), true],
+  ["reflection_tokens", "Reflection", 74, (row) => show(row.reflection_tokens), true],
+  ["stop_reason", "Stopped by", 92, (row) => show(row.stop_reason)],
+  ["stage", "Stage", 76, (row) => show(row.stage)],
+  ["run_id", "Run", 150, (row) => show(row.run_id)],
+];
+
+export class List {
+  /** ask(offset, limit) gives {rows, total}; choose(traj_id, index) is told what was selected. */
+  constructor({ ask, choose, sort, say, known }) {
+    Object.assign(this, { ask, choose, say });
+    this.columns = listColumns.filter(([name]) => known.includes(name));
+    this.width = this.columns.reduce((sum, column) => sum + column[2], 26);
+    this.template = `26px ${this.columns.map((column) => `${column[2]}px`).join(" ")}`;
+    this.blocks = new Map();
+    this.total = 0;
+    this.top = 0; // index of the first row in view, with its fraction
+    this.at = -1; // index of the selected row
+    this.snippets = {};
+    this.head = h("div", { class: "rl-row rl-header", role: "row", "aria-rowindex": 1 }, h("span", { role: "columnheader" }, h("span", { class: "rl-hidden" }, "Note")),
+      this.columns.map(([name, title, , , right]) => h("span", { role: "columnheader", class: right ? "rl-num" : "", "data-column": name },
+        h("button", { type: "button", title: `Sort by ${name}`, tabindex: "-1", onclick: () => sort(name) }, title))));
+    this.rows = h("div", { class: "rl-rows", role: "rowgroup" });
+    this.space = h("div", { class: "rl-space" }, this.rows);
+    this.pane = h("div", {
+      class: "rl-list", role: "grid", tabindex: "0", "aria-label": "Trajectories", "aria-rowcount": 1,
+      onscroll: () => this.scrolled(), onkeydown: (event) => this.key(event),
+    }, h("div", { role: "rowgroup", class: "rl-sticky" }, this.head), this.space);
+    this.pane.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    this.rows.addEventListener("click", (event) => {
+      const row = event.target.closest("[data-index]");
+      if (row) this.select(Number(row.dataset.index));
+    });
+    for (const element of [this.head, this.rows, this.space]) element.style.minWidth = `${this.width}px`;
+    this.head.style.gridTemplateColumns = this.template;
+    this.element = this.pane;
+    this.fetch = debounce(60, () => this.load());
+    this.observer = new ResizeObserver(() => this.draw());
+    this.observer.observe(this.pane);
+  }
+
+  get visible() {
+    return Math.max(1, Math.floor((this.pane.clientHeight - rowHeight) / rowHeight));
+  }
+
+  get full() {
+    return this.total * rowHeight;
+  }
+
+  /** Start again at the top: filter or order changed. keep: stay where the list is (it only grew). */
+  async reset({ keep = false } = {}) {
+    this.generation = (this.generation ?? 0) + 1;
+    this.blocks.clear();
+    if (!keep) {
+      this.top = 0;
+      this.at = -1;
+      this.pane.scrollTop = 0;
+    }
+    await this.load();
+  }
+
+  async load() {
+    const { generation } = this;
+    const from = Math.floor(Math.max(0, this.top - 5) / block);
+    const to = Math.floor(Math.min(this.total - 1, this.top + this.visible + 5) / block);
+    for (let index = Math.max(0, from); index <= Math.max(0, to); index += 1) {
+      if (this.blocks.has(index)) continue;
+      this.blocks.set(index, null);
+      try {
+        const { rows, total } = await this.ask(index * block, block);
+        if (generation !== this.generation) return;
+        this.total = total;
+        this.blocks.set(index, rows);
+      } catch (error) {
+        this.blocks.delete(index);
+        this.say(error.message, true);
+        return;
+      }
+      if (this.blocks.size > 40) this.blocks.delete(this.blocks.keys().next().value);
+      this.draw();
+    }
+  }
+
+  row(index) {
+    return this.blocks.get(Math.floor(index / block))?.[index % block] ?? null;
+  }
+
+  draw() {
+    const height = Math.min(this.full, tallest);
+    this.space.style.height = `${height}px`;
+    this.pane.setAttribute("aria-rowcount", this.total + 1);
+    const first = Math.max(0, Math.floor(this.top));
+    const last = Math.min(this.total, first + this.visible + 2);
+    const drawn = [];
+    let missing = false;
+    for (let index = first; index < last; index += 1) {
+      const row = this.row(index);
+      missing ||= !row;
+      drawn.push(this.line(row, index));
+    }
+    fill(this.rows, drawn);
+    const above = this.full <= tallest ? first * rowHeight : this.pane.scrollTop - (this.top - first) * rowHeight;
+    this.rows.style.transform = `translateY(${above}px)`;
+    if (this.at >= first && this.at < last) this.pane.setAttribute("aria-activedescendant", `${this.name}-${this.at}`);
+    else this.pane.removeAttribute("aria-activedescendant");
+    if (missing) this.fetch();
+  }
+
+  name = `rl-${Math.random().toString(36).slice(2)}`;
+
+  line(row, index) {
+    const chosen = index === this.at;
+    const note = row?.note;
+    const line = h("div", { class: `rl-row${chosen ? " rl-chosen" : ""}${index % 2 ? " rl-odd" : ""}`, role: "row", id: `${this.name}-${index}`, "data-index": index, "aria-rowindex": index + 2, "aria-selected": chosen ? "true" : "false",
+      title: row && this.snippets[row.traj_id] ? `… ${this.snippets[row.traj_id]} …` : undefined },
+      row
+        ? [h("span", { role: "gridcell" }, note ? h("span", { class: "rl-flag", role: "img", "aria-label": "has a note", title: [...note.tags, note.note].join(" · ") }, "◆") : ""),
+            this.columns.map(([, , , cell, right]) => h("span", { role: "gridcell", class: right ? "rl-num" : "" }, cell(row)))]
+        : h("span", { role: "gridcell", class: "rl-faint" }, "…"));
+    line.style.gridTemplateColumns = this.template;
+    return line;
+  }
+
+  sorted(column, down) {
+    for (const cell of this.head.querySelectorAll("[data-column]")) {
+      if (cell.dataset.column === column) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    }
+  }
+
+  scrolled() {
+    if (this.expected !== undefined && Math.abs(this.pane.scrollTop - this.expected) < 2) {
+      this.expected = undefined;
+    } else {
+      const range = Math.min(this.full, tallest) + rowHeight - this.pane.clientHeight;
+      this.top = this.full <= tallest ? this.pane.scrollTop / rowHeight : (this.pane.scrollTop / Math.max(1, range)) * Math.max(0, this.total - this.visible);
+    }
+    this.draw();
+  }
+
+  /** In a list too tall for pixels a wheel turn still moves by rows. */
+  wheel(event) {
+    if (this.full <= tallest || event.shiftKey || !event.deltaY) return;
+    event.preventDefault();
+    this.goTo(this.top + event.deltaY / rowHeight);
+  }
+
+  goTo(top) {
+    this.top = Math.max(0, Math.min(top, this.total - this.visible));
+    const range = Math.min(this.full, tallest) + rowHeight - this.pane.clientHeight;
+    const target = this.full <= tallest ? this.top * rowHeight : (this.top / Math.max(1, this.total - this.visible)) * range;
+    if (Math.abs(target - this.pane.scrollTop) >= 1) {
+      this.expected = Math.round(target);
+      this.pane.scrollTop = target;
+    }
+    this.draw();
+  }
+
+  async select(index) {
+    if (!this.total) return;
+    this.at = Math.max(0, Math.min(index, this.total - 1));
+    if (this.at < Math.ceil(this.top) || this.at >= this.top + this.visible - 1) this.goTo(this.at < this.top ? this.at : this.at - this.visible + 2);
+    if (!this.row(this.at)) await this.load();
+    const row = this.row(this.at);
+    this.draw();
+    if (row) this.choose(row.traj_id);
+  }
+
+  move(by) {
+    return this.select(this.at < 0 ? Math.floor(this.top) : this.at + by);
+  }
+
+  key(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: this.visible, PageUp: -this.visible, Home: -this.total, End: this.total }[event.key];
+    if (!by || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.move(by);
+  }
+
+  close() {
+    this.observer.disconnect();
+  }
+}

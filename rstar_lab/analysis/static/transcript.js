@@ -1,0 +1,306 @@
+import { h, fill, show, outcomeClass } from "./dom.js";
+import { pythonSpans } from "./python.js";
+import { Paint, Values, legends } from "./tokens.js";
+
+const labels = {
+  code: "Python", input: "Standard input", tool: "Tool response", call: "Tool call that does not parse", text: "Model", reason: "Reasoning",
+  answer: "Answer", system: "System prompt", user: "Problem", model: "Model tokens", environment: "Tool and template tokens",
+};
+const drawnAtFirst = 20_000; // characters of a segment that are drawn before the reader asks for all
+const bins = 240;
+
+/** Draws one transcript: a text node a segment, colours as highlights, a ribbon over all tokens. */
+export class Transcript {
+  constructor(scales, say) {
+    this.scales = scales;
+    this.say = say;
+    this.paintTokens = new Paint();
+    this.paintSyntax = new Paint();
+    this.paintFind = new Paint();
+    this.paintCurrent = new Paint();
+    this.paintDiff = new Paint();
+    this.matches = [];
+    this.tip = h("div", { class: "rl-tip", role: "status", hidden: true });
+    this.legend = h("div", { class: "rl-legend" });
+    this.ribbon = h("div", {
+      class: "rl-ribbon", role: "slider", tabindex: "0", "aria-label": "Token", "aria-valuemin": 0,
+      onkeydown: (event) => this.walk(event), onpointermove: (event) => this.hoverRibbon(event), onpointerleave: () => this.hideTip(),
+      onclick: (event) => this.jump(this.tokenAt(event)), onblur: () => this.hideTip(),
+    });
+    this.turns = h("div", {
+      class: "rl-turns", tabindex: "0", role: "region", "aria-label": "Transcript",
+      onpointermove: (event) => this.hoverText(event), onpointerleave: () => this.hideTip(), onscroll: () => this.hideTip(),
+    });
+    this.element = h("div", { class: "rl-transcript" }, this.legend, this.ribbon, this.turns, this.tip);
+    this.parts = [];
+  }
+
+  show(opened, buffer, channel) {
+    this.clear();
+    this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
+    this.token = 0;
+    this.parts = opened.segments.map((segment, index) => this.segment(segment, index));
+    fill(this.turns, opened.missing ? h("p", { class: "rl-missing" }, opened.missing) : null, this.parts.map((part) => part.element));
+    this.turns.scrollTop = 0;
+    for (const part of this.parts) if (part.kind === "code") for (const [kind, begin, end] of pythonSpans(part.node.data)) this.paintSyntax.add(`py-${kind}`, part.node, begin, end, 1);
+    this.paint(channel);
+  }
+
+  segment(segment, index) {
+    const { kind, text, turn, tool, outcome, starts, first } = segment;
+    const node = document.createTextNode(text.length > drawnAtFirst ? text.slice(0, drawnAtFirst) : text);
+    const pre = h("pre", { class: "rl-text", dir: "ltr", "data-part": index }, node);
+    const part = { kind, text, node, starts, first, pre };
+    const head = [
+      turn ? h("span", { class: "rl-turn" }, `Turn ${turn}`) : null,
+      h("span", { class: "rl-kind" }, labels[kind] ?? kind),
+      tool ? h("span", { class: "rl-tool" }, tool) : null,
+      outcome ? h("span", { class: `rl-badge rl-${outcomeClass(outcome)}` }, outcome) : null,
+      kind === "code" ? h("button", { class: "rl-quiet", type: "button", onclick: () => this.copy(text) }, "Copy code") : null,
+    ];
+    const more =
+      text.length > drawnAtFirst
+        ? h("button", { class: "rl-quiet", type: "button", onclick: (event) => { node.data = text; event.target.remove(); this.paint(this.channel); } },
+            `Show all ${text.length.toLocaleString("en")} characters`)
+        : null;
+    part.element =
+      kind === "system"
+        ? h("details", { class: `rl-seg rl-${kind}` }, h("summary", {}, head), pre, more)
+        : h("section", { class: `rl-seg rl-${kind}`, "data-outcome": outcomeClass(outcome) }, h("h3", {}, head), pre, more);
+    return part;
+  }
+
+  async copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      this.say("Code copied.");
+    } catch {
+      this.say("The browser did not allow copying.");
+    }
+  }
+
+  /** Colour the tokens; neighbours of one colour are one range. */
+  paint(channel) {
+    this.channel = channel;
+    this.paintTokens.clear();
+    const { values } = this;
+    if (!values) return;
+    const off = !values.has(channel);
+    for (const { starts, first, node } of off ? [] : this.parts) {
+      let begin = 0;
+      let level = "";
+      const end = node.data.length;
+      for (let i = 0; i < starts.length && starts[i] < end; i += 1) {
+        const next = values.level(channel, first + i);
+        if (next === level) continue;
+        if (level) this.paintTokens.add(level, node, begin, starts[i]);
+        begin = starts[i];
+        level = next;
+      }
+      if (level && starts.length) this.paintTokens.add(level, node, begin, end);
+    }
+    this.drawRibbon(off);
+    this.drawLegend(off);
+  }
+
+  drawRibbon(off) {
+    const { values, channel } = this;
+    this.ribbon.hidden = !values.count || off;
+    if (this.ribbon.hidden) return;
+    this.ribbon.setAttribute("aria-valuemax", values.count - 1);
+    this.ribbon.setAttribute("aria-valuenow", this.token);
+    this.ribbon.setAttribute("aria-valuetext", `token ${this.token} of ${values.count}`);
+    const count = Math.min(bins, values.count);
+    const cells = [];
+    for (let bin = 0; bin < count; bin += 1) {
+      const from = Math.floor((bin * values.count) / count);
+      const to = Math.max(from + 1, Math.floor(((bin + 1) * values.count) / count));
+      let top = "";
+      for (let token = from; token < to; token += 1) {
+        const level = values.level(channel, token);
+        if (level.slice(-1) > top.slice(-1) || !top) top = level;
+      }
+      const tool = !values.mask[from] ? " rl-env" : "";
+      const last = cells.at(-1);
+      const name = `${top ? `rl-${top}` : ""}${tool}`;
+      if (last?.name === name) last.size += to - from;
+      else cells.push({ name, size: to - from });
+    }
+    fill(this.ribbon, cells.map(({ name, size }) => {
+      const cell = h("i", { class: name });
+      cell.style.flexGrow = size;
+      return cell;
+    }));
+  }
+
+  drawLegend(off) {
+    const { channel, values } = this;
+    const known = legends[channel];
+    if (!values.count) return fill(this.legend, h("span", {}, "This rollout kept no token arrays."));
+    if (!known) return fill(this.legend);
+    if (off) return fill(this.legend, h("span", {}, `${known[2]}: not recorded for this rollout (dropped rollouts have no trainer values).`));
+    const [low, high, title, up, down] = known;
+    const levels = channel === "mask" ? ["m0", "m1"] : [...(down ? this.scales[channel].map((_, i) => `${down}${i + 1}`).reverse() : []), "", ...this.scales[channel].map((_, i) => `${up}${i + 1}`)];
+    return fill(this.legend, h("span", { class: "rl-legend-title" }, title), h("span", {}, low),
+      h("span", { class: "rl-swatches", "aria-hidden": "true" }, levels.map((level) => h("i", { class: level ? `rl-${level}` : "" }))), h("span", {}, high));
+  }
+
+  // Values on hover, and with the arrow keys on the ribbon.
+
+  partOf(token) {
+    return this.parts.find(({ starts, first }) => starts.length && token >= first && token < first + starts.length);
+  }
+
+  place(token) {
+    const part = this.partOf(token);
+    if (!part) return null;
+    const begin = part.starts[token - part.first];
+    const end = part.starts[token - part.first + 1] ?? part.text.length;
+    return { part, begin, end: Math.max(end, Math.min(begin + 1, part.text.length)) };
+  }
+
+  hoverText(event) {
+    const node = document.caretPositionFromPoint?.(event.clientX, event.clientY);
+    const found = node ? [node.offsetNode, node.offset] : (() => { const r = document.caretRangeFromPoint?.(event.clientX, event.clientY); return r ? [r.startContainer, r.startOffset] : []; })();
+    const part = this.parts.find((one) => one.node === found[0]);
+    if (!part?.starts.length) return this.hideTip();
+    let offset = found[1];
+    const range = document.createRange();
+    if (offset > 0) {
+      // The caret snaps to the nearer edge of a character; the token under the mouse is the one whose box holds it.
+      range.setStart(part.node, offset - 1);
+      range.setEnd(part.node, offset);
+      const box = range.getBoundingClientRect();
+      if (event.clientX < box.right && event.clientX >= box.left && event.clientY >= box.top && event.clientY <= box.bottom) offset -= 1;
+    }
+    let low = 0;
+    let high = part.starts.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (part.starts[middle] <= offset) low = middle;
+      else high = middle - 1;
+    }
+    return this.showTip(part.first + low, event.clientX, event.clientY);
+  }
+
+  tokenAt(event) {
+    const box = this.ribbon.getBoundingClientRect();
+    return Math.max(0, Math.min(this.values.count - 1, Math.floor(((event.clientX - box.left) / box.width) * this.values.count)));
+  }
+
+  hoverRibbon(event) {
+    this.showTip(this.tokenAt(event), event.clientX, event.clientY);
+  }
+
+  walk(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -50, PageDown: 50, Home: -1e9, End: 1e9 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.token = Math.max(0, Math.min(this.values.count - 1, this.token + by));
+    this.jump(this.token);
+    const box = this.ribbon.getBoundingClientRect();
+    this.showTip(this.token, box.left + (this.token / this.values.count) * box.width, box.bottom);
+    this.ribbon.setAttribute("aria-valuenow", this.token);
+    this.ribbon.setAttribute("aria-valuetext", this.tip.textContent);
+  }
+
+  jump(token) {
+    this.token = token;
+    const found = this.place(token);
+    if (!found) return;
+    this.paintCurrent.clear();
+    this.paintCurrent.add("here", found.part.node, found.begin, Math.min(found.end, found.part.node.data.length), 4);
+    this.scrollTo(found.part, found.begin, found.end);
+  }
+
+  scrollTo(part, begin, end) {
+    if (part.element.tagName === "DETAILS") part.element.open = true;
+    if (begin >= part.node.data.length) part.node.data = part.text;
+    const range = document.createRange();
+    range.setStart(part.node, begin);
+    range.setEnd(part.node, Math.min(end, part.node.data.length));
+    const box = range.getBoundingClientRect();
+    const pane = this.turns.getBoundingClientRect();
+    if (box.top < pane.top + 24 || box.bottom > pane.bottom - 24) this.turns.scrollTop += box.top - pane.top - pane.height / 3;
+  }
+
+  showTip(token, x, y) {
+    const found = this.place(token);
+    const text = found ? found.part.text.slice(found.begin, found.end) : "";
+    fill(this.tip, text ? h("code", {}, text.length > 40 ? `${text.slice(0, 40)}…` : text.replaceAll("\n", "⏎")) : null,
+      h("dl", {}, this.values.rows(token).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
+    this.tip.hidden = false;
+    const pane = this.element.getBoundingClientRect();
+    const [width, height] = [this.tip.offsetWidth, this.tip.offsetHeight];
+    this.tip.style.left = `${Math.max(0, Math.min(x - pane.left + 12, pane.width - width - 8))}px`;
+    this.tip.style.top = `${y - pane.top + 18 + height > pane.height ? Math.max(0, y - pane.top - height - 12) : y - pane.top + 18}px`;
+  }
+
+  hideTip() {
+    this.tip.hidden = true;
+  }
+
+  // Search in this transcript.
+
+  find(text) {
+    this.paintFind.clear();
+    this.paintCurrent.clear();
+    this.matches = [];
+    this.match = -1;
+    if (!text) return 0;
+    const exact = text !== text.toLowerCase();
+    for (const part of this.parts) {
+      const inside = exact ? part.text : part.text.toLowerCase();
+      if (inside.length !== part.text.length) continue;
+      for (let at = inside.indexOf(text); at >= 0 && this.matches.length < 5000; at = inside.indexOf(text, at + text.length)) this.matches.push([part, at, at + text.length]);
+    }
+    for (const [part, begin, end] of this.matches) this.paintFind.add("find", part.node, begin, Math.min(end, part.node.data.length), 3);
+    if (this.matches.length) this.nextMatch(1);
+    return this.matches.length;
+  }
+
+  nextMatch(by) {
+    if (!this.matches.length) return -1;
+    this.match = (this.match + by + this.matches.length) % this.matches.length;
+    const [part, begin, end] = this.matches[this.match];
+    this.scrollTo(part, begin, end);
+    this.paintCurrent.clear();
+    this.paintCurrent.add("here", part.node, begin, end, 4);
+    return this.match;
+  }
+
+  /** Mark the words of this transcript that the other one has not, in order. */
+  differ(other) {
+    this.paintDiff.clear();
+    const words = (transcript) => transcript.parts.filter(({ kind }) => !["system", "user"].includes(kind))
+      .flatMap((part) => [...part.node.data.matchAll(/\S+/g)].map((found) => ({ part, word: found[0], at: found.index })));
+    const [mine, theirs] = [words(this), words(other)];
+    if (mine.length * theirs.length > 9e6) return false;
+    const width = theirs.length + 1;
+    const table = new Uint16Array((mine.length + 1) * width);
+    for (let i = mine.length - 1; i >= 0; i -= 1)
+      for (let j = theirs.length - 1; j >= 0; j -= 1)
+        table[i * width + j] = mine[i].word === theirs[j].word ? table[(i + 1) * width + j + 1] + 1 : Math.max(table[(i + 1) * width + j], table[i * width + j + 1]);
+    for (let i = 0, j = 0; i < mine.length; ) {
+      if (j < theirs.length && mine[i].word === theirs[j].word) [i, j] = [i + 1, j + 1];
+      else if (j < theirs.length && table[i * width + j + 1] >= table[(i + 1) * width + j]) j += 1;
+      else {
+        const { part, at, word } = mine[i];
+        this.paintDiff.add("diff", part.node, at, at + word.length, 2);
+        i += 1;
+      }
+    }
+    return true;
+  }
+
+  clear() {
+    for (const paint of [this.paintTokens, this.paintSyntax, this.paintFind, this.paintCurrent, this.paintDiff]) paint.clear();
+    this.hideTip();
+  }
+}
+
+export const answerLine = (row) => [
+  h("span", {}, "Answer"), h("b", { class: row.reward > 0 ? "rl-right" : "rl-wrong" }, show(row.answer)),
+  h("span", {}, "Truth"), h("b", {}, show(row.truth)),
+];

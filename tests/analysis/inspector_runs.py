@@ -1,0 +1,122 @@
+"""Small run stores for the inspector's tests: written by the real writer, with tokens, errors and hostile text."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rstar_lab.runs import RunWriter
+
+PIECES = re.compile(r"<\|[a-z_]+\|>|</?[a-z_]+>|\s+|\w+|[^\w\s]")
+HOSTILE = (
+    "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> "
+    "\u202egnp.exe\u202c \x1b[31mred\x1b[0m \x00 <style>*{display:none}</style> ${1+1} {{7*7}} \U0001d54f "
+    + "long"
+    * 4000
+)
+
+
+def outcome_text(outcome: str, answer: int) -> str:
+    return {
+        "ok": f"{answer}\n",
+        "exception": "Traceback (most recent call last):\n  File \"main.py\", line 3\nNameError: name 'n' is not defined",
+        "timeout": "The code did not end within 2 seconds.",
+    }[outcome]
+
+
+def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool = False) -> dict[str, Any]:
+    """Question, messages, token texts and mask of one made-up rollout."""
+    a, b = 17 + problem, 23 + step
+    question = f"What is the sum of the first {a} multiples of {b}?"
+    answer = b * a * (a + 1) // 2
+    solved = bool(rng.random() < 0.25 + 0.08 * step)
+    outcomes = ["exception"] * int(rng.random() < 0.45) + ["timeout"] * int(rng.random() < 0.15) + ["ok"]
+    messages = [
+        {"role": "system", "content": "Reason inside <reason>. Use the Python tool. Put the result in \\boxed{}."},
+        {"role": "user", "content": question},
+    ]
+    stream: list[tuple[str, bool]] = []
+    for place, outcome in enumerate(outcomes):
+        thought = (
+            f"The multiples of {b} are {b}, {2 * b}, {3 * b} and so on. Let me add them with a short program."
+            if place == 0
+            else "Wait, the call failed. Let me check what went wrong and define the number first."
+        )
+        code = f'# add the multiples\nn = {a}\ntotal = sum({b} * k for k in range(1, n + 1))\nprint("sum:", total)\n'
+        call = json.dumps({"name": "execute_python_code_with_standard_io", "arguments": {"code": code, "input": ""}})
+        said = f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
+        response = HOSTILE if hostile else outcome_text(outcome, answer)
+        stream.append((said + "<|im_end|>", True))
+        stream.append(
+            (
+                f"\n<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>",
+                False,
+            )
+        )
+        messages += [
+            {"role": "assistant", "content": "<reason>" + said},
+            {"role": "tool", "content": response, "tool": "execute_python_code_with_standard_io", "outcome": outcome},
+        ]
+    given = answer if solved else answer + int(rng.integers(1, 9))
+    final = f"The program gives the sum.</reason>\n<answer>The sum is \\boxed{{{given}}}.</answer>"
+    stream.append((final + "<|im_end|>", True))
+    messages.append({"role": "assistant", "content": "<reason>" + final})
+    pieces = [(piece, flag) for text, flag in stream for piece in PIECES.findall(text)]
+    return {
+        "question": question, "truth": str(answer), "answer": str(given), "solved": solved, "outcomes": outcomes,
+        "messages": messages, "texts": [piece for piece, _ in pieces], "mask": [flag for _, flag in pieces],
+    }  # fmt: skip
+
+
+def write_run(folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, problems: int = 4, group: int = 8) -> Path:
+    """A run of `steps` steps whose pass rate rises; the second rollout of the last step is hostile."""
+    rng = np.random.default_rng(seed)
+    vocabulary: dict[str, int] = {}
+    with RunWriter.open(folder, run_id, kind="train", recipe={"rl": {"roc": "paper"}}, seed=seed) as writer:
+        for step in range(1, steps + 1):
+            trajectories, calls, transcripts = [], [], []
+            for problem in range(problems):
+                made = [
+                    rollout(rng, problem, step, hostile=step == steps and problem == 0 and i == 1) for i in range(group)
+                ]
+                rewards = np.array([float(one["solved"]) for one in made])
+                kept = set(rng.permutation(group)[: group // 2].tolist())
+                spread = rewards[list(kept)].std()
+                for sample, one in enumerate(made):
+                    traj_id = f"{run_id}/{step}/p{problem}/{sample}"
+                    errors = sum(outcome != "ok" for outcome in one["outcomes"])
+                    count, is_kept = len(one["texts"]), sample in kept and spread > 0
+                    ids = [vocabulary.setdefault(text, len(vocabulary)) for text in one["texts"]]
+                    entropy = rng.exponential(0.35, count).astype(np.float16)
+                    engine = -rng.exponential(0.3, count).astype(np.float16)
+                    trainer = (engine + rng.normal(0, 0.03, count)).astype(np.float16)
+                    advantage = (
+                        float((rewards[sample] - rewards[list(kept)].mean()) / (spread + 1e-6)) if is_kept else None
+                    )
+                    trajectories.append({
+                        "traj_id": traj_id, "policy_version": step - 1, "group_id": f"{step}:p{problem}", "problem_id": f"sum_{problem:02d}",
+                        "sample": sample, "reward": float(one["solved"]), "kept": is_kept, "p_err": errors / len(one["outcomes"]), "p_format": 0.0,
+                        "advantage": advantage, "turns": len(one["outcomes"]) + 1, "calls": len(one["outcomes"]), "errors": errors,
+                        "outcomes": one["outcomes"], "response_tokens": count, "model_tokens": sum(one["mask"]), "truncated": False,
+                        "stop_reason": "answer", "answer": one["answer"], "truth": one["truth"], "reflection_tokens": errors,
+                        "entropy": float(entropy.mean()) if is_kept else None, "engine_log_prob": float(engine.mean()),
+                        "trainer_log_prob": float(trainer.mean()) if is_kept else None, "generate_s": 1.0, "tool_s": 0.1, "queue_s": 0.0, "engine": "0",
+                    })  # fmt: skip
+                    transcripts.append({
+                        "traj_id": traj_id, "question": one["question"], "truth": one["truth"], "messages": json.dumps(one["messages"], ensure_ascii=False),
+                        "prompt_ids": [0, 1], "response_ids": ids, "loss_mask": one["mask"], "engine_log_probs": engine,
+                        "trainer_log_probs": trainer if is_kept else None, "entropy": entropy if is_kept else None,
+                    })  # fmt: skip
+            writer.write_step(
+                "rl",
+                step,
+                trajectories=trajectories,
+                calls=calls,
+                transcripts=transcripts,
+                metrics={"reward": float(rewards.mean())},
+            )
+        writer.write_vocabulary(list(vocabulary))
+        writer.finish("finished")
+    return folder / run_id
