@@ -165,23 +165,14 @@ class _Service:
         if not slots.acquire(timeout=timeout_s):
             return False
         try:
-            # A worker may have died since its last answer (an idle one, or its server was killed): then once more with
-            # a new one.
+            # A worker may end for reasons of its own (its server was killed, say): what no timer ended is asked once more.
             for fresh in (False, True):
                 connection = self._connect(fresh, deadline)
                 if connection is None:
-                    return False
+                    continue
+                asked = time.monotonic()
                 try:
                     connection.sendall(json.dumps([candidate, answer]).encode() + b"\n")
-                    started = _receive(
-                        connection, deadline
-                    )  # b"s": the worker has the question and its timers are armed
-                except OSError:
-                    started = b""
-                if started != b"s":
-                    connection.close()
-                    continue
-                try:
                     verdict = _receive(connection, deadline)
                 except OSError:
                     verdict = b""
@@ -189,7 +180,8 @@ class _Service:
                     self._keep(connection)
                 else:
                     connection.close()
-                return verdict in (b"1", b"I")
+                if verdict or time.monotonic() - asked >= CPU_S:
+                    return verdict in (b"1", b"I")
             return False
         finally:
             slots.release()
@@ -231,32 +223,32 @@ class _Service:
         if hello == b"h":
             return ours
         ours.close()
-        if hello == b"":
+        if time.monotonic() < deadline:  # the connection ended: the worker died at birth, or with its server
             with self._lock:
-                if self._control is control and self._process and self._process.poll() is not None:
-                    code = self._process.returncode
+                if self._control is control:
                     self._stop()
-                    if code == _NOT_INSTALLED:
-                        raise RuntimeError(
-                            "to compare answers other than integers: pip install 'rstar_lab[sandbox]' (math-verify)"
-                        )
         return None
 
     def _stop(self) -> None:
-        """Called with the lock held."""
-        if self._control:
-            self._control.close()
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-        for connection in self._idle:
+        """Called with the lock held. Raises RuntimeError if the fork server ended for want of math-verify."""
+        process = self._process
+        for connection in [*self._idle, *([self._control] if self._control else [])]:
             connection.close()
         self._idle, self._control, self._process = [], None, None
+        if process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)  # without a control socket it ends by itself
+            process.kill()
+            if process.wait() == _NOT_INSTALLED:
+                raise RuntimeError(
+                    "to compare answers other than integers: pip install 'rstar_lab[sandbox]' (math-verify)"
+                )
 
     def close(self) -> None:
         if self._lock.acquire(timeout=1.0):
             try:
-                self._stop()
+                with contextlib.suppress(RuntimeError):
+                    self._stop()
             finally:
                 self._lock.release()
 
@@ -349,7 +341,6 @@ def _work(connection: socket.socket, server: int) -> None:
         candidate, answer = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, WALL_S)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        connection.sendall(b"s")
         sound = True
         try:
             verdict = _equal(candidate, answer)
