@@ -46,7 +46,7 @@ def serve(
     strict: Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it is ready: url, workers.")] = False,
 ) -> None:
-    """Serve over HTTP: /calls, code-judge's API and SandboxFusion's /run_code. Code runs here, or on the workers of --redis."""
+    """Serve over HTTP: /calls, code-judge's API and SandboxFusion's /run_code. Code runs here, or on --redis workers."""
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None

@@ -27,7 +27,7 @@ def check_exposure(host: str, token: str | None) -> None:
 class Gate:
     """ASGI middleware.
 
-    Without a token, only requests addressed to this machine by a loopback name pass: a web page that the user visits can
+    Without a token, only requests addressed to this machine by a loopback name pass: a web page the user visits can
     send requests here, but not under such a name (DNS rebinding) nor as JSON (cross-site form).
     """
 

@@ -53,7 +53,10 @@ class ServeOptions:
 
 
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM or SIGINT: no new calls; those accepted are finished (or answered) before the connections close."""
+    """On SIGTERM or SIGINT: no new calls; those accepted are finished (or answered) before the connections close.
+
+    A second SIGINT ends it at once.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -73,7 +76,9 @@ class DrainingServer(uvicorn.Server):
             asyncio.get_event_loop().call_soon_threadsafe(
                 lambda: setattr(self, "draining", asyncio.ensure_future(drain))
             )
-        super().handle_exit(sig, frame)
+        elif sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
 
 
 def run_server(options: ServeOptions, announce: Announce) -> None:

@@ -1,0 +1,205 @@
+"""`rstar-lab bench sandbox --against URL`: this sandbox beside another service with code-judge's API, in one run.
+
+Both are asked the same, over HTTP, in turns, so that other load on the machine meets both. The other one is expected to
+have two workers, as the one started here has. Rates are calls a second; a ratio is the median over the rounds.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from rstar_lab.outcomes import OURS
+from rstar_lab.sandbox.processes import own_redis, serving
+
+WORKERS = 2
+TIME_LIMIT_S = 4
+BATCH = 64
+
+SHORT = "print(1+1)"
+NUMPY = "import numpy as np\nprint(np.arange(1000).sum())"
+SYMPY = "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))"
+BROKEN = "print(1/0)"
+ENDLESS = "while True: pass"
+MIX = ((SHORT, 0.70), (NUMPY, 0.15), (SYMPY, 0.10), (BROKEN, 0.03), (ENDLESS, 0.02))
+
+
+def bench(against: str | None) -> Iterator[dict[str, Any]]:
+    """One line a measurement: name, value, unit, against, ratio, n. Takes about five minutes with `against`."""
+    with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
+        ours = ready["url"]
+        for name, code, count, rounds in (("a", SHORT, 512, 5), ("b", NUMPY, 192, 3), ("c", SYMPY, 64, 3)):
+            yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
+        yield compare("mix", ours, against, mixed(200), 3, batch=1, clients=64)
+        yield from many_in_flight(ours)
+        yield from beside_endless_loops(ours)
+    yield from over_a_bare_fork()
+    yield from over_redis()
+
+
+def line(
+    name: str, value: float, unit: str, n: int, *, against: float | None = None, ratio: float | None = None
+) -> dict:
+    return {"name": name, "value": value, "unit": unit, "against": against, "ratio": ratio, "n": n}
+
+
+def mixed(count: int, seed: int = 0) -> list[str]:
+    """The mix of probe runs, in a fixed random order; every kind is there in its exact share."""
+    codes = [code for code, share in MIX for _ in range(round(share * count))]
+    random.Random(seed).shuffle(codes)
+    return codes
+
+
+def compare(
+    name: str, ours: str, against: str | None, codes: list[str], rounds: int, *, batch: int, clients: int
+) -> dict[str, Any]:
+    """The same calls to both, in turns, after one call to warm each up."""
+    mine: list[float] = []
+    other: list[float] = []
+    sides = [(ours, mine)] if against is None else [(against, other), (ours, mine)]
+    for url, _ in sides:
+        asyncio.run(load(url, codes[:batch], batch=batch, clients=1))
+    for _ in range(rounds):
+        for url, rates in sides:
+            rates.append(len(codes) / asyncio.run(load(url, codes, batch=batch, clients=clients)).seconds)
+    ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True)) if other else None
+    median = statistics.median(other) if other else None
+    return line(name, statistics.median(mine), "calls/s", rounds * len(codes), against=median, ratio=ratio)
+
+
+class Load:
+    """What came of a load: results in no order, the latency of each request, the wall time of all."""
+
+    def __init__(self) -> None:
+        self.results: list[dict[str, Any]] = []
+        self.latencies: list[tuple[str, float]] = []
+        self.seconds = 0.0
+
+
+async def load(url: str, codes: list[str], *, batch: int, clients: int, path: str = "/run/long-batch") -> Load:
+    """Send the calls in batches, `clients` requests at a time."""
+    left = [codes[start : start + batch] for start in range(0, len(codes), batch)][::-1]
+    done = Load()
+    # Several pools: the search for a free connection is linear in their number.
+    async with contextlib.AsyncExitStack() as stack:
+        pools = [
+            await stack.enter_async_context(httpx.AsyncClient(timeout=600, trust_env=False))
+            for _ in range((clients + 31) // 32)
+        ]
+
+        async def one(http: httpx.AsyncClient) -> None:
+            while left:
+                codes = left.pop()
+                began = time.perf_counter()
+                if path == "/run":
+                    body: dict[str, Any] = {"type": "python", "solution": codes[0]}
+                else:
+                    body = {"type": "batch", "submissions": [{"type": "python", "solution": code} for code in codes]}
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    reply = (await http.post(url + path, json=body)).json()
+                    done.results += reply.get("results", [reply])
+                done.latencies.append((codes[0], time.perf_counter() - began))
+
+        began = time.perf_counter()
+        await asyncio.gather(*(one(pools[index % len(pools)]) for index in range(clients)))
+        done.seconds = time.perf_counter() - began
+    return done
+
+
+def many_in_flight(url: str, count: int = 20_000, clients: int = 512) -> Iterator[dict[str, Any]]:
+    done = asyncio.run(load(url, [SHORT] * count, batch=1, clients=clients, path="/run"))
+    right = sum(result.get("stdout") == "2\n" for result in done.results)
+    ours = sum(result.get("outcome") in OURS for result in done.results)
+    yield line("in_flight_512", count / done.seconds, "calls/s", count)
+    yield line("in_flight_512_lost_or_wrong", count - right, "calls", count)
+    yield line("in_flight_512_errors_of_ours", ours, "calls", count)
+
+
+def beside_endless_loops(url: str, count: int = 2_000, clients: int = 16) -> Iterator[dict[str, Any]]:
+    """The tail of short calls while 2% of all calls never end by themselves."""
+    codes = [ENDLESS] * (count // 50) + [SHORT] * (count - count // 50)
+    random.Random(1).shuffle(codes)
+    done = asyncio.run(load(url, codes, batch=1, clients=clients))
+    short = sorted(seconds for code, seconds in done.latencies if code == SHORT)
+    p50, p99 = short[len(short) // 2], short[int(0.99 * len(short))]
+    yield line("short_p50_beside_loops", 1000 * p50, "ms", len(short))
+    yield line("short_p99_beside_loops", 1000 * p99, "ms", len(short))
+    yield line("short_p99_over_p50", p99 / p50, "times", len(short))
+
+
+def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:
+    """CPU time of a call, service and HTTP included, beside a fork that runs the same code with nothing around it."""
+    for name, code in (("a", SHORT), ("b", NUMPY), ("c", SYMPY)):
+        bare = bare_fork_ms(code, count)
+        with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
+            asyncio.run(load(ready["url"], [code] * BATCH, batch=BATCH, clients=1))
+            before = cpu_ms(ready["pid"])
+            asyncio.run(load(ready["url"], [code] * count, batch=BATCH, clients=2))
+            ms = (cpu_ms(ready["pid"]) - before) / count
+        yield line(f"cpu_{name}", ms, "CPU ms/call", count, against=bare, ratio=bare / ms)
+
+
+BARE_FORK = """
+import contextlib, gc, io, os, resource, sys, time
+code, count = sys.argv[1], int(sys.argv[2])
+with contextlib.redirect_stdout(io.StringIO()):
+    exec(code, {})
+gc.collect(); gc.freeze()
+def cpu():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+sink = os.open(os.devnull, os.O_WRONLY)
+began = cpu()
+for _ in range(count):
+    child = os.fork()
+    if child == 0:
+        os.dup2(sink, 1)
+        exec(compile(code, "main.py", "exec"), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+print(1000 * (cpu() - began) / count)
+"""
+
+
+def bare_fork_ms(code: str, count: int) -> float:
+    command = [sys.executable, "-c", BARE_FORK, code, str(count)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of a process, its live descendants and all that any of them has waited for."""
+    ticks, todo = 0, [pid]
+    while todo:
+        with contextlib.suppress(OSError):
+            process = todo.pop()
+            with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
+                ticks += sum(map(int, file.read().rsplit(")", 1)[1].split()[11:15]))
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
+                with open(f"/proc/{process}/task/{thread}/children") as file:  # noqa: PTH123
+                    todo += map(int, file.read().split())
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+
+
+def over_redis(count: int = 768) -> Iterator[dict[str, Any]]:
+    """Rates with one, two and three one-call workers behind a Redis of our own."""
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(own_redis())
+        if redis is None:
+            print("redis-server is not installed: the Redis lines are left out", file=sys.stderr)
+            return
+        ready = stack.enter_context(serving("serve", "--port", "0", redis=redis))
+        first = None
+        for workers in (1, 2, 3):
+            stack.enter_context(serving("worker", "--workers", "1", "--time-limit", str(TIME_LIMIT_S), redis=redis))
+            asyncio.run(load(ready["url"], [SHORT] * BATCH, batch=BATCH, clients=1))
+            rate = count / asyncio.run(load(ready["url"], [SHORT] * count, batch=BATCH, clients=4)).seconds
+            first = first or rate
+            yield line(f"redis_workers_{workers}", rate, "calls/s", count, against=first, ratio=rate / first)
