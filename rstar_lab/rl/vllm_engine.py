@@ -92,6 +92,7 @@ class VllmEngine:
             await self.aclose()
             where = f" (log: {self.log})" if self.log else ""
             raise UserError(f"engine: vLLM could not load {self.model}: {answer[1] if answer else 'it died'}{where}")
+        self.kv_tokens: int = answer[1]
         self._loop = loop
         self._heard = time.monotonic()
         threading.Thread(target=self._read, args=(self._connection,), daemon=True).start()

@@ -106,7 +106,8 @@ def main() -> None:
     except Exception as error:
         connection.send(("failed", f"{type(error).__name__}: {error}"))
         raise
-    connection.send(("ready",))
+    cache = worker.engine.vllm_config.cache_config
+    connection.send(("ready", (cache.num_gpu_blocks or 0) * cache.block_size))
     worker.serve()
 
 

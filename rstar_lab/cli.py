@@ -1,0 +1,197 @@
+"""The `rstar-lab` command. Every floor brings its own part; heavy imports wait until a command needs them."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rstar_lab import __version__
+from rstar_lab.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False,
+    help="A workbench for agentic RL with a Python tool. Start with `rstar-lab demo --fast`.",
+)  # fmt: skip
+
+RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs (default: the recipe's, runs/).")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key, as in --set rl.lr=1e-4.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe's file, or the name of one that ships: tiny ...")
+]
+
+
+def _read(recipe: str, sets: list[str] | None, runs_dir: Path | None) -> Any:
+    from rstar_lab.rl.recipe import load_recipe, parse_overrides
+
+    overrides = parse_overrides(sets or [])
+    if runs_dir:
+        overrides["runs"] = str(runs_dir)
+    return load_recipe(recipe, overrides)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+@app.command()
+def demo(
+    fast: Annotated[bool, typer.Option("--fast", help="A shorter story: about a minute and a half.")] = False,
+    runs_dir: RunsDir = None,
+    out: Annotated[Path, typer.Option(help="Where the executed notebook goes.")] = Path("out"),
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a small model from nothing to a tool user, here and now, and leave its story as a notebook.
+
+    SFT on executed traces, GRPO-RoC against the sandbox, evaluation before and after. Run again, it goes on where it was stopped.
+    """
+    from rstar_lab.rl.demo import run_demo
+    from rstar_lab.rl.report import Reporter
+
+    recipe = _read("tiny_fast" if fast else "tiny", sets, runs_dir)
+    result = _run(run_demo(recipe, out, Reporter(as_json)))
+    if as_json:
+        print(json.dumps(result))
+
+
+@app.command()
+def sft(recipe: RecipeName, runs_dir: RunsDir = None, sets: Sets = None, as_json: AsJson = False) -> None:
+    """Run a recipe's SFT only. The same command again resumes."""
+    _pieces(_read(recipe, sets, runs_dir), as_json, stages=False, evaluations=False)
+
+
+@app.command()
+def train(recipe: RecipeName, runs_dir: RunsDir = None, sets: Sets = None, as_json: AsJson = False) -> None:
+    """Run a recipe's RL stages, after its SFT where that is missing. The same command again resumes."""
+    _pieces(_read(recipe, sets, runs_dir), as_json, stages=True, evaluations=False)
+
+
+@app.command()
+def run(recipe: RecipeName, runs_dir: RunsDir = None, sets: Sets = None, as_json: AsJson = False) -> None:
+    """Run everything a recipe describes: SFT, RL stages, evaluations. What is done is not done again."""
+    _pieces(_read(recipe, sets, runs_dir), as_json, stages=True, evaluations=True)
+
+
+def _pieces(recipe: Any, as_json: bool, *, stages: bool, evaluations: bool) -> None:
+    from rstar_lab.rl.pipeline import run_recipe
+    from rstar_lab.rl.report import Reporter
+
+    result = _run(run_recipe(recipe, Reporter(as_json), stages=stages, evaluations=evaluations))
+    if as_json:
+        print(json.dumps(result))
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(help="A model folder in Hugging Face format, or a run id whose last model is meant.")
+    ],
+    problems: Annotated[Path, typer.Option(help="Parquet, JSON or JSONL of question, answer ...")],
+    samples: Annotated[int, typer.Option(help="Rollouts a problem.")] = 16,
+    fields: Annotated[str, typer.Option(help="Names in the file: question=problem,answer=final_answer.")] = "",
+    recipe: Annotated[
+        str, typer.Option(help="Recipe that says how to sample, with which engine and sandbox.")
+    ] = "evaluate",
+    limit: Annotated[int | None, typer.Option(help="Only the first so many problems.")] = None,
+    name: Annotated[str | None, typer.Option(help="Run id (default: from model and problems).")] = None,
+    runs_dir: RunsDir = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on problems: avg@k, pass@k and maj@k with intervals clustered by problem.
+
+    Results land in the run store; a killed evaluation started again makes only what is missing.
+    """
+    from rstar_lab.rl.evaluate_command import evaluate_command
+    from rstar_lab.rl.report import Reporter
+
+    sets = [*(sets or []), f"evaluate.samples={samples}"]
+    result = _run(
+        evaluate_command(
+            model, problems, _read(recipe, sets, runs_dir), Reporter(as_json), fields=fields, limit=limit, name=name
+        )
+    )
+    if as_json:
+        print(json.dumps(result))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="trainer, sandbox, rollout, scheduler, store or verl.")],
+    against: Annotated[str | None, typer.Option(help="URL of a running peer, where the bench wants one.")] = None,
+    grid: Annotated[Path | None, typer.Option(help="scheduler: file of regimes.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a part against a peer in one run; what counts is the ratio."""
+    homes = {
+        "trainer": "rl.bench_trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench_rollout",
+        "scheduler": "rl.bench_scheduler", "store": "analysis.bench", "verl": "rl.verl.bench",
+    }  # fmt: skip
+    if name not in homes:
+        raise UserError(f"bench {name}: there is none; choose from {', '.join(homes)}")
+    options = {"grid": grid} if grid else {}
+    table = Table("bench", "value", "unit", "against", "ratio", "n")
+    for line in import_module(f"rstar_lab.{homes[name]}").bench(against, **options):
+        if as_json:
+            print(json.dumps(line), flush=True)
+        else:
+            ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f}x"
+            value = line["value"] if isinstance(line["value"], str) else f"{line['value']:.4g}"
+            table.add_row(line["name"], value, line["unit"], str(line["against"] or ""), ratio, str(line["n"]))
+    if not as_json:
+        Console().print(table)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def _mount() -> None:
+    floors = {
+        "sandbox": ("rstar_lab.sandbox.cli", "Run model-written code: a server, workers, a check of this machine."),
+        "runs": ("rstar_lab.runs.cli", "List, show and compact runs."),
+        "jobs": ("rstar_lab.jobs.cli", "Submit recipes as jobs, here, to Ray or to Slurm."),
+        "data": ("rstar_lab.rl.data_cli", "Make and prepare problems and conversations."),
+    }
+    for name, (module, text) in floors.items():
+        if not find_spec(module):
+            continue
+        app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)
+
+
+def main() -> None:
+    """Entry point: errors that the user can mend are one line, not a traceback."""
+    # Before torch is imported: threads of OpenMP that spin while they wait starve the engines beside them.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    _mount()
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("stopped; the same command goes on where it was", 130)
+    except OSError as error:
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, highlight=False).print(f"[bold red]error[/]: {message}", markup=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

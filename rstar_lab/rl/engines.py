@@ -1,0 +1,110 @@
+"""The engines of a run, as its recipe says: how many, on what, with which options; started together, ended together."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from rstar_lab.rl.recipe import EngineSection
+from rstar_lab.rl.rollout import Dispatcher, Lockstep, RolloutTask, Seat
+from rstar_lab.rl.scheduler import EngineState, LeastInFlight
+from rstar_lab.rl.vllm_engine import VllmEngine
+
+# Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread an engine, and it sleeps when idle.
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+class EngineGroup:
+    """Engines with the same weights."""
+
+    def __init__(self, engines: Sequence[VllmEngine], work_dir: Path, max_batch: int):
+        self.engines, self.work_dir, self.max_batch = engines, work_dir, max_batch
+
+    async def load(self, model: PreTrainedModel, version: int) -> None:
+        """Push the weights of `model` to every engine; `version` names them."""
+        path = self.work_dir / "weights.safetensors"
+        tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            # One tensor under two names is refused by safetensors; the head is written out, since an engine that ties it
+            # by itself at start may not do so at a reload.
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, path)
+        await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
+
+    def seats(self, tasks: Sequence[RolloutTask], mode: str) -> Callable[[int, RolloutTask], Seat]:
+        """A function that gives each rollout its seat, for `roll_out`."""
+        if mode == "lockstep":
+            lockstep = Lockstep(self.engines, [task.group_id for task in tasks])
+            return lambda index, task: lockstep.seat(index)
+        states = [EngineState(engine.name, engine.kv_tokens, self.max_batch) for engine in self.engines]
+        dispatcher = Dispatcher(self.engines, LeastInFlight(), states)
+
+        def seat(index: int, task: RolloutTask) -> Seat:
+            return dispatcher.seat(index, task.problem.problem_id)
+
+        return seat
+
+
+def engine_count(section: EngineSection) -> int:
+    """One a GPU; on a CPU one a core, four at the most: each is a process of 1.7 GB."""
+    if section.count:
+        return section.count
+    return torch.cuda.device_count() or min(4, len(os.sched_getaffinity(0)))
+
+
+def spawn_engines(
+    section: EngineSection, model_dir: Path, work_dir: Path, max_tokens: int, seed: int
+) -> list[VllmEngine]:
+    """Start the processes without waiting for them. max_tokens: the longest prompt and response together."""
+    options = {
+        "dtype": section.dtype,
+        "max_model_len": max_tokens,
+        "max_num_seqs": section.max_batch,
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",
+        "seed": seed,
+    }
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        options["gpu_memory_utilization"] = section.memory_share
+    else:
+        # On a CPU vLLM cannot take back a random draw of a request with a seed, which it does for a prompt that is only
+        # partly computed in a step: prompts are computed whole.
+        options |= {
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(max_tokens, 8192),
+            "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
+        }
+    work_dir.mkdir(parents=True, exist_ok=True)
+    engines = []
+    for number in range(engine_count(section)):
+        env = {"CUDA_VISIBLE_DEVICES": str(number)} if on_gpu else CPU_ENVIRONMENT
+        name = f"vllm-{number}"
+        engine = VllmEngine(
+            model_dir, name=name, options=options, env=env, log=work_dir / f"{name}.log", stall_s=section.stall_s
+        )
+        engine.spawn()
+        engines.append(engine)
+    return engines
+
+
+@asynccontextmanager
+async def open_engines(
+    section: EngineSection, model_dir: Path, work_dir: Path, max_tokens: int, seed: int = 0
+) -> AsyncIterator[EngineGroup]:
+    """Engines that serve the model in `model_dir` until the block ends, whatever ends it. Raises UserError."""
+    engines = spawn_engines(section, model_dir, work_dir, max_tokens, seed)
+    try:
+        await asyncio.gather(*(engine.start() for engine in engines))
+        yield EngineGroup(engines, work_dir, section.max_batch)
+    finally:
+        for engine in engines:
+            await engine.aclose()
+        (work_dir / "weights.safetensors").unlink(missing_ok=True)

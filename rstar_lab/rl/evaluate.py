@@ -1,0 +1,160 @@
+"""Evaluation: avg@k, pass@k and maj@k on a set of problems, with intervals that know that samples share problems.
+
+Rollouts land in the run store in chunks of whole problems; a killed evaluation started again makes only the missing ones.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from rstar_lab.rl.agent_loop import Codec, LoopLimits
+from rstar_lab.rl.engine import derive_seed
+from rstar_lab.rl.engines import EngineGroup
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import EvaluateSection
+from rstar_lab.rl.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout import RolloutTask, roll_out
+from rstar_lab.rl.step_metrics import rollout_metrics
+from rstar_lab.rl.tools import Tool
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+
+CHUNK = 512  # rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def as_list(self) -> list[float]:
+        return [self.mean, self.low, self.high]
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+
+def clustered_interval(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Estimate:
+    """Percentile bootstrap over clusters: `values` holds one mean a problem."""
+    data = np.asarray(values, dtype=float)
+    rng = np.random.default_rng(seed)
+    means = data[rng.integers(0, len(data), (draws, len(data)))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(data.mean()), float(low), float(high))
+
+
+def pass_at(k: int, samples: int, correct: int) -> float:
+    """Chance that k draws without replacement hold a correct one (Chen et al. 2021, arXiv 2107.03374)."""
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of an evaluation, from its trajectory rows."""
+    problems: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        problems[row["problem_id"]].append(row)
+    samples = min(len(group) for group in problems.values())
+    correct = {name: sum(row["reward"] > 0 for row in group) for name, group in problems.items()}
+    # Equal answers are told by their text: a vote of near-equal forms is split, which makes maj@k a lower bound.
+    votes = []
+    for group in problems.values():
+        answers = Counter(row["answer"] for row in group if row["answer"] is not None)
+        winner = answers.most_common(1)[0][0] if answers else None
+        votes.append(float(any(row["answer"] == winner and row["reward"] > 0 for row in group)))
+    calls, errors = sum(row["calls"] for row in rows), sum(row["errors"] for row in rows)
+    right = [row for row in rows if row["reward"] > 0]
+    right_calls = sum(row["calls"] for row in right)
+    return {
+        "pass1": clustered_interval([correct[name] / len(group) for name, group in problems.items()]).as_list(),
+        f"pass{samples}": clustered_interval(
+            [pass_at(samples, len(group), correct[name]) for name, group in problems.items()]
+        ).as_list(),
+        f"maj{samples}": clustered_interval(votes).as_list(),
+        "n": len(rows),
+        "problems": len(problems),
+        "samples": samples,
+        "response_tokens": float(np.mean([row["response_tokens"] for row in rows])),
+        "calls": calls / len(rows),
+        "error_rate": errors / calls if calls else None,
+        "error_rate_correct": sum(row["errors"] for row in right) / right_calls if right_calls else None,
+        "truncated": float(np.mean([row["truncated"] for row in rows])),
+    }
+
+
+async def evaluate(
+    problems: Sequence[Problem],
+    settings: EvaluateSection,
+    *,
+    engines: EngineGroup,
+    codec: Codec,
+    tools: Mapping[str, Tool],
+    reward: Callable[[str, str], float],
+    writer: RunWriter,
+    seed: int,
+    mode: str,
+    max_tool_chars: int = 4096,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Roll out what the run lacks, then summarise all of it; the result is kept in run.json and returned."""
+    size = max(1, CHUNK // settings.samples)
+    chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
+    writer.cut(len(chunks))
+    for number, chunk in enumerate(chunks, start=1):
+        if number > (writer.last_step or 0):
+            await _chunk(number, chunk, settings, engines, codec, tools, reward, writer, seed, mode, max_tool_chars)
+        progress(min(number * size, len(problems)), len(problems))
+    result = summarise(RunReader(writer.run_dir).read("trajectories").to_pylist())
+    writer.finish("finished", result=result)
+    return result
+
+
+async def _chunk(
+    number: int,
+    problems: Sequence[Problem],
+    settings: EvaluateSection,
+    engines: EngineGroup,
+    codec: Codec,
+    tools: Mapping[str, Tool],
+    reward: Callable[[str, str], float],
+    writer: RunWriter,
+    seed: int,
+    mode: str,
+    max_tool_chars: int,
+) -> None:
+    run = writer.run_dir.name
+    tasks = [
+        RolloutTask(
+            problem,
+            traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
+            group_id=problem.problem_id,
+            sample=sample,
+            seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
+        )
+        for problem in problems
+        for sample in range(settings.samples)
+    ]
+    trajectories = await roll_out(
+        tasks,
+        seats=engines.seats(tasks, mode),
+        codec=codec,
+        tools=tools,
+        reward=reward,
+        limits=LoopLimits(settings.max_response_tokens, settings.max_turns, max_tool_chars),
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+    )
+    writer.write_step(
+        "evaluate",
+        number,
+        trajectories=[trajectory_row(t, Verdict(False)) for t in trajectories],
+        calls=[row for t in trajectories for row in call_rows(t)],
+        transcripts=[transcript_row(t, Verdict(False), arrays=True) for t in trajectories],
+        metrics=rollout_metrics(trajectories),
+    )

@@ -1,0 +1,296 @@
+"""From a recipe to a model: base, SFT, stages of RL, evaluations. Each piece is a run; what is finished is not done again."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl import families
+from rstar_lab.rl.agent_loop import Codec
+from rstar_lab.rl.engines import EngineGroup, open_engines
+from rstar_lab.rl.evaluate import Estimate, evaluate
+from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.problems import Problem, load_problems
+from rstar_lab.rl.recipe import Problems, Recipe, RecipeError, SftConfig
+from rstar_lab.rl.report import Reporter
+from rstar_lab.rl.reward import verify
+from rstar_lab.rl.sft import sft
+from rstar_lab.rl.tokenizer import train_tokenizer
+from rstar_lab.rl.tools import Tool, make_tools
+from rstar_lab.rl.traces import Trace, TraceMix, make_traces
+from rstar_lab.rl.trainer import Trainer
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+
+class Lab:
+    """What the pieces of a recipe share: its sandbox and engines, each started when first needed, and the held-out problems."""
+
+    def __init__(self, recipe: Recipe, reporter: Reporter):
+        self.recipe, self.reporter = recipe, reporter
+        self.runs_dir = recipe.runs
+        self._stack = AsyncExitStack()
+        self._sandbox: Any = None
+        self._engines: EngineGroup | None = None
+        self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, recipe: Recipe, reporter: Reporter) -> AsyncIterator["Lab"]:
+        lab = cls(recipe, reporter)
+        async with lab._stack:
+            yield lab
+
+    def run_id(self, piece: str) -> str:
+        return f"{self.recipe.name}-{piece}"
+
+    @property
+    def excluded(self) -> list[Problem]:
+        """What training must never see."""
+        return [problem for problems in self.held_out.values() for problem in problems]
+
+    async def sandbox(self) -> Any:
+        if self._sandbox is None:
+            section = self.recipe.sandbox
+            if section.url == "local":
+                limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+                self._sandbox = await self._stack.enter_async_context(LocalSandbox(limits, section.workers))
+            else:
+                self._sandbox = await self._stack.enter_async_context(
+                    SandboxClient(section.url, token_env=section.token_env)
+                )
+        return self._sandbox
+
+    async def tools(self) -> dict[str, Tool]:
+        return make_tools(self.recipe.rl.tools, await self.sandbox())
+
+    async def engines(self, model_dir: Path) -> EngineGroup:
+        """Engines for models of this shape; the caller loads the weights it wants."""
+        if self._engines is None:
+            work_dir = self.runs_dir / ".engines" / self.recipe.name
+            context = open_engines(self.recipe.engine, model_dir, work_dir, self.longest(model_dir), self.recipe.seed)
+            self._engines = await self._stack.enter_async_context(context)
+        return self._engines
+
+    def longest(self, model_dir: Path) -> int:
+        """Room for the longest prompt and response of any stage or evaluation, within what the model can do."""
+        responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
+        responses.append(self.recipe.evaluate.max_response_tokens)
+        config = json.loads((model_dir / "config.json").read_text())
+        return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
+
+
+def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
+    """The problems a recipe names. Synthetic ones never ask what an excluded problem asks; in a file that is an error."""
+    if section.synthetic:
+        spec = section.synthetic
+        problems = families.synthesize(
+            spec.seed, spec.count, levels=spec.levels, families=spec.families, exclude=exclude
+        )
+    else:
+        assert section.file is not None
+        problems = load_problems(section.file, fields=dict(section.fields))
+        held_out = {problem.question.strip() for problem in exclude}
+        if clash := next((p for p in problems if p.question.strip() in held_out), None):
+            raise UserError(
+                f"{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
+            )
+    return problems[: section.limit] if section.limit else problems
+
+
+# SFT
+
+
+async def fine_tune(lab: Lab) -> tuple[Path, Path]:
+    """SFT, where the recipe has it. Returns (folder of the model before it, folder of the model after it)."""
+    recipe, reporter = lab.recipe, lab.reporter
+    if recipe.sft is None:
+        if recipe.model == "tiny":
+            raise RecipeError("recipe: model `tiny` starts from nothing and needs an sft section")
+        return Path(recipe.model), Path(recipe.model)
+    with RunWriter.open(
+        lab.runs_dir, lab.run_id("sft"), kind="train", recipe=recipe.model_dump(mode="json"), seed=recipe.seed
+    ) as writer:
+        base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
+        if (writer.run_dir / "sft" / "sft.json").exists() and base.exists():
+            writer.finish("finished")
+            return base, after
+        traces = await make_sft_traces(lab)
+        model, tokenizer = make_base(recipe, traces, base)
+        config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
+        with reporter.work("sft") as work:
+
+            def on_step(line: dict[str, float]) -> None:
+                step = int(line["step"])
+                if step % 20 == 0 and step > (writer.last_step or 0):
+                    metrics = {name: line[name] for name in ("loss", "lr", "grad_norm", "tokens")}
+                    writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
+                work.total = int(line["steps"])
+                work.update(step, f"loss {line['loss']:.3f}", every_s=5, **line)
+
+            # In a thread: Ctrl-C and the engines' start go on meanwhile.
+            result = await asyncio.to_thread(
+                sft, model, tokenizer, [trace.segments() for trace in traces], config=config,
+                out_dir=writer.run_dir / "sft", on_step=on_step,
+            )  # fmt: skip
+        writer.finish("finished", result=result)
+    return base, after
+
+
+async def make_sft_traces(lab: Lab) -> list[Trace]:
+    assert lab.recipe.sft is not None
+    problems = read_problems(lab.recipe.sft.problems, exclude=lab.excluded)
+    sandbox = await lab.sandbox()
+    with lab.reporter.work("traces") as work:
+
+        def progress(done: int, total: int) -> None:
+            work.total = total
+            work.update(done, "programs run", every_s=5)
+
+        return await make_traces(
+            problems,
+            sandbox,
+            seed=lab.recipe.seed,
+            mix=TraceMix(**lab.recipe.sft.mix),
+            cache=lab.runs_dir / ".cache",
+            progress=progress,
+        )
+
+
+def make_base(recipe: Recipe, traces: Sequence[Trace], folder: Path) -> tuple[PreTrainedModel, Any]:
+    """The model before SFT: the tiny one from nothing, or the recipe's; kept in `folder` for evaluation."""
+    if recipe.model != "tiny":
+        if not folder.exists():
+            folder.symlink_to(Path(recipe.model).resolve())
+        return load_model(recipe.model), load_tokenizer(recipe.model)
+    texts = ["".join(text for text, _ in trace.segments()) for trace in traces[:4000]]
+    tokenizer = train_tokenizer(texts, recipe.vocabulary)
+    model = build_tiny(tokenizer, seed=recipe.seed)
+    save_model(folder, model, tokenizer)
+    return model, tokenizer
+
+
+# RL
+
+
+async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = None) -> Path:
+    """All RL stages from the model in `model_dir`; returns the folder of the trained model."""
+    recipe, reporter = lab.recipe, lab.reporter
+    if not recipe.stages:
+        raise RecipeError("recipe: it has no stages to train")
+    total = sum(stage.steps for stage in recipe.stages)
+    with RunWriter.open(
+        lab.runs_dir,
+        lab.run_id("rl"),
+        kind="train",
+        recipe=recipe.model_dump(mode="json"),
+        seed=recipe.seed,
+        parent=parent,
+    ) as writer:
+        found = writer.latest_checkpoint()
+        if found and found[0] == total:
+            writer.finish("finished")
+            return found[1]
+        model = load_model(model_dir, torch.float32).to(device())
+        tokenizer = load_tokenizer(model_dir)
+        writer.write_vocabulary(vocabulary(tokenizer))
+        with reporter.work("rl", total) as work:
+            trainer = Trainer(
+                recipe,
+                model=model,
+                tokenizer=tokenizer,
+                engines=await lab.engines(model_dir),
+                tools=await lab.tools(),
+                reward=verify,
+                writer=writer,
+                problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
+                on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
+            )
+            await trainer.run()
+        found = writer.latest_checkpoint()
+        assert found is not None
+        return found[1]
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def vocabulary(tokenizer: Any) -> list[str]:
+    """The text of every token id."""
+    return tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)
+
+
+def step_line(m: dict[str, Any]) -> str:
+    """What the progress line of a step says."""
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0%}"
+
+    return (
+        f"pass {share(m['reward'])} · tool errors {share(m['error_rate'])} (in correct {share(m['error_rate_correct'])}) · "
+        f"{m['response_tokens']:.0f} tokens · kept {m['kept']} · generate {m['generate_s']:.1f} s + update {m['update_s']:.1f} s"
+    )
+
+
+# Evaluation
+
+
+async def evaluate_model(
+    lab: Lab, model_dir: Path, problems: Sequence[Problem], piece: str, *, parent: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`; a finished one gives its result again."""
+    recipe, reporter = lab.recipe, lab.reporter
+    folder = lab.runs_dir / lab.run_id(piece)
+    if (folder / "run.json").exists() and (info := RunReader(folder).info)["status"] == "finished":
+        return info["result"]
+    with RunWriter.open(
+        lab.runs_dir, lab.run_id(piece), kind="evaluate", recipe=recipe.model_dump(mode="json"), seed=recipe.seed,
+        parent=parent, extra={"model": str(model_dir)},
+    ) as writer:  # fmt: skip
+        tokenizer = load_tokenizer(model_dir)
+        writer.write_vocabulary(vocabulary(tokenizer))
+        engines = await lab.engines(model_dir)
+        await engines.load(load_model(model_dir, torch.float32), 0)
+        tools = await lab.tools()
+        with reporter.work(piece, len(problems)) as work:
+            result = await evaluate(
+                problems,
+                recipe.evaluate,
+                engines=engines,
+                codec=Codec(tokenizer, tools),
+                tools=tools,
+                reward=verify,
+                writer=writer,
+                seed=recipe.seed,
+                mode=recipe.rl.rollout,
+                max_tool_chars=recipe.rl.max_tool_chars,
+                progress=lambda done, total: work.update(done, "problems", every_s=5),
+            )
+    reporter.say(f"{piece}: pass@1 {Estimate(*result['pass1'])} on {result['problems']} problems x {result['samples']}")
+    return result
+
+
+# All of it
+
+
+async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
+    """What a recipe describes, as far as asked for; returns where the models are and what they reach."""
+    async with Lab.open(recipe, reporter) as lab:
+        base, after_sft = await fine_tune(lab)
+        models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
+        if stages and recipe.stages:
+            models["rl"] = await train(lab, after_sft)
+        results: dict[str, Any] = {f"model_{name}": str(path) for name, path in models.items()}
+        if evaluations:
+            for name, path in models.items():
+                for held_out, problems in lab.held_out.items():
+                    results[f"{name}/{held_out}"] = await evaluate_model(lab, path, problems, f"{held_out}-{name}")
+        return results

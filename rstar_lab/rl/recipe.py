@@ -1,0 +1,310 @@
+"""A recipe: everything that describes a run, in one YAML file. Unknown keys are refused with the nearest known name."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.problems import FIELDS
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+class RecipeError(UserError):
+    """A recipe that cannot be used; the message names the key."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class Synthetic(Section):
+    """Problems made on the spot by the tiny recipe's families."""
+
+    count: Positive
+    seed: int = 0
+    levels: tuple[int, ...] | None = None
+    families: tuple[str, ...] | None = None
+
+
+class Problems(Section):
+    """Where problems come from: a file (parquet, JSON, JSONL), or `synthetic`."""
+
+    file: Path | None = None
+    fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty"], str] = {}
+    synthetic: Synthetic | None = None
+    limit: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Problems":
+        if (self.file is None) == (self.synthetic is None):
+            raise ValueError("give either file or synthetic")
+        return self
+
+
+class SftConfig(Section):
+    """How to fine-tune; the defaults are the paper's."""
+
+    epochs: float = Field(3, gt=0)
+    batch_size: int = Field(128, ge=1, description="conversations a step")
+    lr: float = Field(5e-6, gt=0, description="of AdamW")
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="muon: Muon on the matrices, AdamW on the rest")
+    muon_lr: float = Field(1e-2, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
+    schedule: Literal["cosine", "linear_tail"] = Field(
+        "cosine", description="linear_tail: constant, then down to 0 over the second half"
+    )
+    grad_clip: float = Field(1.0, gt=0)
+    max_tokens: int = Field(8192, ge=2, description="longer conversations are left out and counted")
+    packing: bool = Field(
+        True, description="several conversations in a row, each seeing itself alone; else rows of like length, padded"
+    )
+    micro_batch_tokens: int = Field(8192, ge=2, description="tokens in one forward pass")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of the products; weights are fp32. auto: bf16 where the hardware has it"
+    )
+    gradient_checkpointing: bool = False
+    processes: int = Field(1, ge=1, description="on a CPU: processes of one thread each that share a batch")
+    checkpoint_every: int = Field(200, ge=1, description="steps")
+    seed: int = 0
+
+
+class SftSection(SftConfig):
+    """Non-reasoning SFT: instruction following, JSON tool calls, the form of the answer (paper, section 4.1)."""
+
+    problems: Problems = Field(description="their traces are made in the sandbox; only the synthetic families have any")
+    mix: dict[str, float] = Field({}, description="shares of the kinds of trace (traces.TraceMix)")
+
+
+class RlSection(Section):
+    """What every stage starts from; a stage may change any key."""
+
+    problems_per_step: Positive = 512
+    group_size: Positive = 16
+    oversample: Positive = 2
+    roc: Literal["paper", "released", "random", "none"] = Field(
+        "paper",
+        description="which of the oversampled rollouts are kept; random is a control, none rolls out group_size",
+    )
+    roc_penalties: tuple[Literal["errors", "format"], ...] = ("errors", "format")
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    variant: Literal["grpo", "gspo", "cispo"] = "grpo"
+    aggregation: Literal[
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-token-mean"
+    ] = "token-mean"
+    normalise_std: bool = True
+    max_response_tokens: Positive = 8192
+    max_turns: Positive = 10
+    max_tool_chars: Positive = 4096
+    time_limit_s: float | None = None
+    temperature: float = Field(1.0, gt=0)
+    lr: float = 1e-6
+    warmup_steps: NotNegative = 20
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    mini_batches: Positive = 1
+    micro_batch_tokens: Positive = 16384
+    old_log_probs: Literal["trainer", "engine"] = "trainer"
+    rollout: Literal["async", "lockstep"] = "async"
+    token_arrays: Literal["all", "kept", "sampled"] = "kept"
+    checkpoint_every: Positive = 10
+    keep_checkpoints: Positive = 2
+    tools: tuple[Literal["python", "python_released", "jupyter"], ...] = ("python",)
+
+
+class Stage(Section):
+    """One stage of RL: its problems, its length in steps, and any key of `rl`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    problems: Problems
+    steps: Positive
+    rl: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "rl" in data:
+            return data
+        own = {key: value for key, value in data.items() if key not in RlSection.model_fields}
+        return own | {"rl": {key: value for key, value in data.items() if key in RlSection.model_fields}}
+
+
+class EngineSection(Section):
+    """The inference engines. count None: one a core on a CPU (two at the most useful), one a GPU elsewhere."""
+
+    kind: Literal["vllm", "transformers"] = "vllm"
+    count: Positive | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    kv_cache_gb: float | None = Field(None, gt=0, description="CPU only")
+    memory_share: float = Field(0.85, gt=0, le=1, description="GPU only: share of its memory")
+    max_batch: Positive = 256
+    stall_s: float = Field(300.0, gt=0)
+    mismatch_limit: float | None = Field(
+        None,
+        description="largest mean |log-prob difference| to the trainer; none: 0.001 in float32, no limit in bfloat16",
+    )
+
+
+class SandboxSection(Section):
+    """Where code runs: `local`, or the URL of `rstar-lab sandbox serve`."""
+
+    url: str = "local"
+    token_env: str = Field("RSTAR_LAB_SANDBOX_TOKEN", description="environment variable that holds the server's token")
+    workers: Positive | None = None
+    timeout_s: float = Field(4.0, gt=0)
+    memory_mb: Positive = 512
+
+
+class EvaluateSection(Section):
+    """Evaluation: sets of problems by name, and how they are sampled (the paper's settings by default)."""
+
+    sets: dict[str, Problems] = {}
+    samples: Positive = 16
+    temperature: float = Field(0.6, ge=0)
+    top_p: float = Field(0.95, gt=0, le=1)
+    max_turns: Positive = 30
+    max_response_tokens: Positive = 30_000
+
+
+class Recipe(Section):
+    """A whole run. `model`: a folder in Hugging Face format, or `tiny` to build one from nothing."""
+
+    name: str = Field("recipe", pattern=r"^[A-Za-z0-9._-]+$")
+    model: str
+    vocabulary: Positive = Field(1024, description="of the tokenizer, where the model is tiny")
+    seed: int = 0
+    runs: Path = Path("runs")
+    sft: SftSection | None = None
+    rl: RlSection = RlSection()
+    stages: tuple[Stage, ...] = ()
+    engine: EngineSection = EngineSection()
+    sandbox: SandboxSection = SandboxSection()
+    evaluate: EvaluateSection = EvaluateSection()
+
+    def settings(self, stage: Stage) -> RlSection:
+        """The keys of `rl` as they hold in a stage."""
+        return RlSection(**(self.rl.model_dump() | stage.rl))
+
+    @model_validator(mode="after")
+    def _stages_hold(self) -> "Recipe":
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise ValueError("stages: two have the same name")
+        for stage in self.stages:
+            self.settings(stage)
+        return self
+
+
+def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe by path, or by name one that ships; overrides are dotted keys (`rl.lr`, `stages.0.steps`).
+
+    Raises RecipeError that names the key.
+    """
+    path = Path(source)
+    if not path.suffix and not path.exists():
+        path = RECIPES / f"{source}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
+        raise RecipeError(f"recipe {source}: no such file, and none that ships ({known})")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise RecipeError(f"recipe {path}: a mapping of keys is expected")
+    data.setdefault("name", path.stem)
+    for key, value in (overrides or {}).items():
+        _set(data, key, value)
+    return parse_recipe(data, where=str(path))
+
+
+def parse_recipe(data: dict[str, Any], where: str = "recipe") -> Recipe:
+    """Check a recipe that has been read. Raises RecipeError that names the key."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        raise RecipeError(f"recipe {where}: " + "; ".join(dict.fromkeys(lines))) from error
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """`--set rl.lr=1e-4` and the like; values are YAML."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"--set {pair}: give key=value, as in --set rl.lr=1e-4")
+        overrides[key.strip()] = _number(yaml.safe_load(value))
+    return overrides
+
+
+def _number(value: Any) -> Any:
+    # YAML 1.1 reads 1e-4 as text.
+    try:
+        return float(value) if isinstance(value, str) and any(c.isdigit() for c in value) else value
+    except ValueError:
+        return value
+
+
+def _set(data: Any, dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    here = data
+    for part in parents:
+        if isinstance(here, list):
+            here = _item(here, part, dotted)
+        else:
+            if here.get(part) is None:
+                here[part] = {}
+            here = here[part]
+        if not isinstance(here, dict | list):
+            raise RecipeError(f"--set {dotted}: {part} has no keys")
+    if isinstance(here, list):
+        here[here.index(_item(here, last, dotted))] = value
+    else:
+        here[last] = value
+
+
+def _item(items: list[Any], part: str, dotted: str) -> Any:
+    """A stage by its number or its name."""
+    for number, item in enumerate(items):
+        if part == str(number) or (isinstance(item, dict) and item.get("name") == part):
+            return item
+    raise RecipeError(f"--set {dotted}: there is no item {part}")
+
+
+def _explain(error: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if error["type"] != "extra_forbidden":
+        return (
+            f"{key}: {error['msg'].removeprefix('Value error, ')}"
+            if key
+            else error["msg"].removeprefix("Value error, ")
+        )
+    near = difflib.get_close_matches(location[-1], _known_keys(location[:-1]), n=1, cutoff=0.5)
+    return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _known_keys(parents: list[str]) -> list[str]:
+    model: Any = Recipe
+    for part in parents:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation if part in getattr(model, "model_fields", {}) else None
+        options = [annotation, *get_args(annotation)]
+        options += [inner for option in options for inner in get_args(option)]
+        model = next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
+        if model is None:
+            return list(FIELDS)
+    keys = list(model.model_fields)
+    return keys + list(RlSection.model_fields) if model is Stage else keys

@@ -1,0 +1,61 @@
+"""What long work shows: a progress bar on a terminal, one line a step elsewhere, one JSON object a line for programs."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Reporter:
+    def __init__(self, as_json: bool = False, console: Console | None = None):
+        self.as_json = as_json
+        self.console = console or Console(highlight=False)
+        self._progress: Progress | None = None
+        self._said = 0.0
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self.as_json:
+            self.console.print(text)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """A line for programs."""
+        if self.as_json:
+            print(json.dumps({"event": event} | fields, default=str), flush=True)
+
+    @contextmanager
+    def work(self, name: str, total: int | None = None) -> Iterator["Work"]:
+        """A long piece of work, shown until the block ends."""
+        if self.as_json or not self.console.is_terminal:
+            yield Work(self, name, total, None)
+            return
+        columns = [TextColumn("{task.description:10}"), BarColumn(24), MofNCompleteColumn()]
+        columns += [TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
+        with Progress(*columns, console=self.console) as progress:
+            yield Work(self, name, total, progress)
+
+
+class Work:
+    def __init__(self, reporter: Reporter, name: str, total: int | None, progress: Progress | None):
+        self.reporter, self.name, self.total, self.progress = reporter, name, total, progress
+        self.started = self.said = time.monotonic()
+        if progress:
+            self.task = progress.add_task(name, total=total, note="")
+
+    def update(self, done: int, note: str = "", *, every_s: float = 0.0, **fields: Any) -> None:
+        """Say how far it is; elsewhere than on a terminal at most one line every `every_s` seconds."""
+        if self.progress:
+            self.progress.update(self.task, completed=done, note=note)
+            return
+        now = time.monotonic()
+        if done != self.total and now - self.said < every_s:
+            return
+        self.said = now
+        self.reporter.emit(self.name, done=done, total=self.total, **fields)
+        left = (now - self.started) / done * (self.total - done) if self.total and done else None
+        ahead = f", {left:.0f} s left" if left else ""
+        self.reporter.say(f"{self.name} {done}/{self.total} {note} ({now - self.started:.0f} s{ahead})")

@@ -1,0 +1,42 @@
+"""The numbers of a step, from its rollouts: what the progress line and metrics.jsonl show."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from rstar_lab.outcomes import OURS
+from rstar_lab.rl.trajectory import Trajectory
+
+
+def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
+    """Tool calls that failed by the model's doing / tool calls; None without calls."""
+    counts = [t.errors_and_calls for t in trajectories]
+    calls = sum(count for _, count in counts)
+    return sum(errors for errors, _ in counts) / calls if calls else None
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:
+    """Over all rollouts of a step, dropped ones too."""
+    correct = [t for t in trajectories if t.reward > 0]
+    outcomes = Counter(call.outcome for t in trajectories for call in t.calls)
+
+    def mean(values: Sequence[float]) -> float | None:
+        return float(np.mean(values)) if values else None
+
+    return {
+        "rollouts": len(trajectories),
+        "reward": mean([t.reward for t in trajectories]),
+        "error_rate": error_rate(trajectories),
+        "error_rate_correct": error_rate(correct),
+        "response_tokens": mean([len(t.response_ids) for t in trajectories]),
+        "response_tokens_correct": mean([len(t.response_ids) for t in correct]),
+        "turns": mean([len(t.turns) for t in trajectories]),
+        "calls": mean([len(t.calls) for t in trajectories]),
+        "truncated": mean([t.truncated for t in trajectories]),
+        "answered": mean([t.answer is not None for t in trajectories]),
+        "duplicate_answers": mean([t.text.count("<answer>") > 1 for t in trajectories]),
+        "sandbox_failures": sum(outcomes[outcome] for outcome in OURS),
+        "engine_failures": sum(not t.usable for t in trajectories),
+        "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),
+    }
