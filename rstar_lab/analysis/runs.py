@@ -1,0 +1,325 @@
+"""Runs as dataframes at four levels (runs, steps, trajectories, tool calls), DuckDB beneath.
+
+Queries read only the columns and files they need; transcripts are read when asked for, one at a time. A run that is
+being written is seen up to its last whole step, anew at every query.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.analysis.views import Views
+from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.reader import run_folders
+
+Where = str | dict[str, Any] | None
+
+
+class Runs:
+    """Some runs, opened for reading. Made by `open_runs`; safe to use from several threads."""
+
+    def __init__(self, folders: Sequence[Path], root: Path | None):
+        self._views = Views(folders, root, {"runs": self.runs, "steps": self.steps})
+        self._vocabularies: dict[str, list[str] | None] = {}
+
+    @property
+    def path(self) -> str:
+        """What was opened, in words."""
+        return self._views.path
+
+    def run_dir(self, run_id: str) -> Path:
+        """A run's folder. Raises RunStoreError where no run has this id."""
+        return self._views.reader(run_id).run_dir
+
+    # Levels
+
+    def runs(self) -> pd.DataFrame:
+        """One row a run: id, kind, status, created, seed, parent, steps, trajectories, path, and `recipe.<key>` columns."""
+        rows = []
+        for reader in self._views.readers():
+            info = reader.info
+            parent = info.get("parent") or {}
+            rollup = reader.rollup().select(["step", "rows_trajectories"])
+            rows.append(
+                {
+                    "run_id": info["run_id"],
+                    "kind": info["kind"],
+                    "status": reader.status,
+                    "created": pd.Timestamp(info["created"]) if info.get("created") else pd.NaT,
+                    "seed": info.get("seed"),
+                    "parent_run": parent.get("run"),
+                    "parent_step": parent.get("step"),
+                    "attempts": info.get("attempts"),
+                    "steps": rollup.num_rows,
+                    "trajectories": sum(rollup["rows_trajectories"].to_pylist()),
+                    "commit": info.get("commit"),
+                    "path": str(reader.run_dir),
+                    **{f"recipe.{key}": value for key, value in _flat(info.get("recipe") or {})},
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def steps(self, where: Where = None) -> pd.DataFrame:
+        """One row a step: run_id, stage, step, what the trainer measured, and n, mean and sd of the rollup's columns."""
+        rollup = self._query("SELECT * FROM rollup", where, order="run_id, step")
+        lines = [line | {"run_id": reader.run_id} for reader in self._views.readers() for line in reader.metrics()]
+        measured = pd.DataFrame(lines, columns=None if lines else ["run_id", "stage", "step"])
+        clashes = [
+            name for name in measured.columns if name in rollup.columns and name not in ("run_id", "stage", "step")
+        ]
+        measured = measured.rename(columns={name: f"trainer.{name}" for name in clashes})
+        return measured.merge(rollup, on=["run_id", "stage", "step"], how="right", sort=False)
+
+    def trajectories(
+        self,
+        where: Where = None,
+        *,
+        columns: Sequence[str] | None = None,
+        order_by: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> pd.DataFrame:
+        """One row a trajectory, dropped ones too.
+
+        where: an SQL condition on the columns, or a dict of column to value or list of values.
+        order_by: SQL, such as "reward DESC, step". Raises RunStoreError for a wrong column or a damaged file.
+        """
+        return self._query(f"SELECT {_names(columns)} FROM trajectories", where, order_by, limit, offset)
+
+    def calls(
+        self,
+        where: Where = None,
+        *,
+        columns: Sequence[str] | None = None,
+        order_by: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> pd.DataFrame:
+        """One row a tool call. Runs without this level (imported ones) are named in a warning, or an error if all are."""
+        return self._query(f"SELECT {_names(columns)} FROM calls", where, order_by, limit, offset)
+
+    def count(self, where: Where = None) -> int:
+        """How many trajectories there are."""
+        return int(self._query("SELECT count(*) AS n FROM trajectories", where)["n"][0])
+
+    # One trajectory
+
+    def trajectory(self, traj_id: str) -> pd.Series:
+        """One trajectory's small columns. Raises RunStoreError where no run has it."""
+        found = self.trajectories({"traj_id": traj_id})
+        if found.empty:
+            raise RunStoreError(f"no trajectory {traj_id!r} in {self._views.path}")
+        return found.iloc[0]
+
+    def transcript(self, traj_id: str) -> pd.DataFrame:
+        """One row a message: traj_id, message, turn, role, content, tool, outcome. `turn` counts the model's turns from 0.
+
+        `.attrs` has question, truth, run_id, stage and step. Raises RunStoreError where there is none.
+        """
+        row = self._transcript_row(traj_id, "question, truth, messages")
+        rows, turn = [], -1
+        for number, message in enumerate(json.loads(row["messages"])):
+            turn += message["role"] == "assistant"
+            rows.append(
+                {
+                    "traj_id": traj_id,
+                    "message": number,
+                    "turn": max(turn, 0),
+                    "role": message["role"],
+                    "content": message["content"],
+                    "tool": message.get("tool"),
+                    "outcome": message.get("outcome"),
+                }
+            )
+        frame = pd.DataFrame(rows, columns=["traj_id", "message", "turn", "role", "content", "tool", "outcome"])
+        frame.attrs = {key: row[key] for key in ("question", "truth", "run_id", "stage", "step")}
+        return frame
+
+    def record(self, traj_id: str) -> dict[str, Any]:
+        """A transcript as it is stored (columns of TRANSCRIPTS), and token_texts where the run kept its vocabulary."""
+        row = self._transcript_row(traj_id, "*")
+        return row | {"token_texts": self._texts(row["run_id"], row["response_ids"])}
+
+    def turns(self, traj_id: str) -> pd.DataFrame:
+        """One row a turn of the model: its text, calls, outcomes, and seconds its calls queued and ran."""
+        messages = self.transcript(traj_id)
+        said = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
+        calls = self._query("SELECT * FROM calls", {"traj_id": traj_id}, 'turn, "index"')
+        of_turn = calls.groupby("turn")
+        frame = pd.DataFrame({"traj_id": traj_id, "turn": said.index, "text": said.to_numpy()})
+        frame["calls"] = frame.turn.map(of_turn.size()).fillna(0).astype(int)
+        frame["outcomes"] = [list(calls.outcome[calls.turn == turn]) for turn in frame.turn]
+        for name in ("queue_s", "run_s"):
+            frame[name] = frame.turn.map(of_turn[name].sum()).fillna(0.0)
+        return frame
+
+    def tokens(self, traj_id: str) -> pd.DataFrame:
+        """One row a response token: position, token_id, text, model (the model's own, so in the loss), turn,
+        engine_log_prob, trainer_log_prob, mismatch (engine minus trainer), entropy (nats), advantage.
+
+        `after` says what the last tool response before the token was: "ok", "error", or None before the first.
+        What the run did not keep is NaN; text is None without a vocabulary. Raises RunStoreError without token arrays.
+        """
+        arrays = "response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy"
+        row = self._transcript_row(traj_id, arrays)
+        if row["response_ids"] is None:
+            raise RunStoreError(f"trajectory {traj_id} has no token arrays: the recipe's `token_arrays` left them out")
+        ids = np.asarray(row["response_ids"])
+        mask = np.ones(len(ids), bool) if row["loss_mask"] is None else np.asarray(row["loss_mask"], bool)
+        texts = self._texts(row["run_id"], ids)
+        frame = pd.DataFrame({"traj_id": traj_id, "position": np.arange(len(ids)), "token_id": ids})
+        frame["text"] = pd.Series(texts or [None] * len(ids), dtype=object)
+        frame["model"] = mask
+        starts = mask & ~np.concatenate([[False], mask[:-1]])
+        frame["turn"] = np.maximum(np.cumsum(starts) - 1, 0)
+        for name, key in (
+            ("engine_log_prob", "engine_log_probs"),
+            ("trainer_log_prob", "trainer_log_probs"),
+            ("entropy", "entropy"),
+        ):
+            values = np.full(len(ids), np.nan, np.float32) if row[key] is None else np.asarray(row[key], np.float32)
+            frame[name] = np.where(mask, values, np.nan)
+        frame["mismatch"] = frame.engine_log_prob - frame.trainer_log_prob
+        advantage = self.trajectories({"traj_id": traj_id}, columns=["advantage"]).advantage
+        frame["advantage"] = np.where(mask, float(advantage.iloc[0]) if len(advantage) else np.nan, np.nan)
+        frame["after"] = self._after(traj_id, len(ids))
+        return frame
+
+    def _texts(self, run_id: str, ids: Sequence[int] | np.ndarray | None) -> list[str | None] | None:
+        vocabulary = self._vocabulary(run_id)
+        if vocabulary is None or ids is None:
+            return None
+        return [vocabulary[token] if 0 <= token < len(vocabulary) else None for token in ids]
+
+    def _vocabulary(self, run_id: str) -> list[str] | None:
+        if run_id not in self._vocabularies:
+            self._vocabularies[run_id] = self._views.reader(run_id).vocabulary()
+        return self._vocabularies[run_id]
+
+    def _after(self, traj_id: str, size: int) -> np.ndarray:
+        after = np.full(size, None, object)
+        calls = self._query("SELECT position, outcome FROM calls", {"traj_id": traj_id}, "position")
+        for position, outcome in calls.dropna().itertuples(index=False):
+            after[int(position) :] = "ok" if outcome == "ok" else "error"
+        return after
+
+    def _transcript_row(self, traj_id: str, columns: str) -> dict[str, Any]:
+        place = self._query("SELECT run_id, stage, step FROM trajectories", {"traj_id": traj_id})
+        if place.empty:
+            raise RunStoreError(f"no trajectory {traj_id!r} in {self._views.path}")
+        run_id, stage, step = place.iloc[0]
+        reader = self._views.reader(run_id)
+        file = next((file for file in reader.files("transcripts") if step in file.steps), None)
+        query = f"SELECT {columns} FROM read_parquet(?, hive_partitioning=false) WHERE traj_id = ? AND step = ?"
+        found = self._views.arrow(query, [str(file.path), traj_id, int(step)]) if file else None
+        if found is None or not found.num_rows:
+            raise RunStoreError(f"trajectory {traj_id} of run {run_id} has no transcript")
+        return {name: found[name][0].as_py() for name in found.column_names} | {
+            "run_id": run_id,
+            "stage": stage,
+            "step": int(step),
+        }
+
+    # Queries
+
+    def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
+        """Any DuckDB query over the tables runs, steps, rollup, trajectories, calls and transcripts.
+
+        `?` in the query takes the parameters in order. Raises RunStoreError with DuckDB's own words where it is wrong.
+        """
+        return self._views.sql(query, parameters)
+
+    def search(self, text: str, where: Where = None, *, limit: int = 100) -> pd.DataFrame:
+        """Trajectories whose messages contain `text` (any case): traj_id, run_id, stage, step, excerpt.
+
+        where: condition on run_id, stage and step; name a run and a range of steps, transcripts are large.
+        """
+        condition, parameters = condition_of(where)
+        needle = json.dumps(text)[1:-1]  # as it stands inside the JSON of the messages
+        query = f"""
+            SELECT traj_id, run_id, stage, step,
+                   substr(messages, greatest(1, strpos(lower(messages), lower(?)) - 60), 160 + length(?)) AS excerpt
+            FROM transcripts WHERE {condition} AND contains(lower(messages), lower(?)) LIMIT {int(limit)}"""
+        return self.sql(query, [needle, needle, *parameters, needle])
+
+    def _query(
+        self, select: str, where: Where, order: str | None = None, limit: int | None = None, offset: int = 0
+    ) -> pd.DataFrame:
+        condition, parameters = condition_of(where)
+        query = f"{select} WHERE {condition}"
+        if order:
+            query += f" ORDER BY {order}"
+        if limit is not None:
+            query += f" LIMIT {int(limit)} OFFSET {int(offset)}"
+        return self.sql(query, parameters)
+
+    def __len__(self) -> int:
+        return len(self._views.readers())
+
+    def __repr__(self) -> str:
+        return f"<Runs: {len(self)} in {self.path}>"
+
+
+def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequence[str] | None = None) -> Runs:
+    """Open a folder of runs, one run's folder, or several of either.
+
+    run_ids: take these runs of the folder alone. New runs in a folder are seen as they appear.
+    Raises RunStoreError where there is no such folder or run.
+    """
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(item) for item in path]
+    folders: list[Path] = []
+    roots = []
+    for item in paths:
+        if (item / "run.json").exists():
+            folders.append(item)
+        else:
+            run_folders(item)  # raises where it is missing
+            roots.append(item)
+    if run_ids is not None:
+        there = {
+            folder.name: folder for folder in [*folders, *(found for root in roots for found in run_folders(root))]
+        }
+        if missing := [run_id for run_id in run_ids if run_id not in there]:
+            raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(there)) or 'none'}")
+        return Runs([there[run_id] for run_id in run_ids], None)
+    if len(roots) == 1:
+        return Runs(folders, roots[0])
+    return Runs(folders + [found for root in roots for found in run_folders(root)], None)
+
+
+def condition_of(where: Where) -> tuple[str, list[Any]]:
+    """A condition as SQL and its parameters."""
+    if not where:
+        return "true", []
+    if isinstance(where, str):
+        return f"({where})", []
+    conditions: list[str] = []
+    parameters: list[Any] = []
+    for name, value in where.items():
+        column = '"' + name.replace('"', '""') + '"'
+        if value is None:
+            conditions.append(f"{column} IS NULL")
+        elif isinstance(value, str) or not isinstance(value, Iterable):
+            conditions.append(f"{column} = ?")
+            parameters.append(value.item() if isinstance(value, np.generic) else value)
+        else:
+            values = [item.item() if isinstance(item, np.generic) else item for item in value]
+            conditions.append(f"{column} IN ({', '.join('?' * len(values))})" if values else "false")
+            parameters += values
+    return " AND ".join(conditions), parameters
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(item) if isinstance(item, list | dict) else item
+
+
+def _names(columns: Sequence[str] | None) -> str:
+    return ", ".join('"' + name.replace('"', '""') + '"' for name in columns) if columns else "*"

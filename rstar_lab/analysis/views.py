@@ -1,0 +1,159 @@
+"""The tables of runs that change while they are read: DuckDB views over each run's committed files."""
+
+import re
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+
+from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.runs.reader import StoredFile, run_folders
+from rstar_lab.runs.schema import LEVELS
+from rstar_lab.runs.tables import ROLLUP
+
+_WORD = re.compile(r"\b(runs|steps|trajectories|calls|transcripts|rollup)\b", re.IGNORECASE)
+_MEMORY = "1GB"
+
+
+class Views:
+    """SQL over the folders of runs; every query sees each run up to its last whole step."""
+
+    def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
+        """root: a folder whose runs are read as they appear. frames: tables that are made in memory when asked for."""
+        self._given, self._root, self._frames = list(folders), root, frames
+        self._lock = threading.RLock()
+        self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
+        self._views: dict[str, tuple] = {}
+        self._readers: dict[Path, RunReader] = {}
+
+    @property
+    def path(self) -> str:
+        """What was opened, in words."""
+        return str(self._root) if self._root is not None else ", ".join(map(str, self._given))
+
+    def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
+        """Any DuckDB query over the tables. Raises RunStoreError with DuckDB's own words where it is wrong."""
+        return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df())
+
+    def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
+        """`sql` as an Arrow table."""
+        return self._run(query, parameters, lambda rows: rows.to_arrow_table())
+
+    def _run(
+        self, query: str, parameters: Sequence[Any] | None, fetch: Callable[[duckdb.DuckDBPyRelation], Any]
+    ) -> Any:
+        for _ in range(3):
+            cursor = self._prepare(query)
+            try:
+                return fetch(cursor.sql(query, params=list(parameters or [])))
+            except duckdb.IOException as caught:  # a file was merged or cut away between two looks
+                self._views.clear()
+                error: duckdb.Error = caught
+            except duckdb.Error as caught:
+                error = caught
+                break
+        raise RunStoreError(f"the query went wrong: {error}") from error
+
+    def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
+        """A cursor that sees the tables the query names, up to date."""
+        with self._lock:
+            names = {name.lower() for name in _WORD.findall(query)}
+            for name in names:
+                state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))
+                if self._views.get(name) != state:
+                    self._make_view(name)
+                    self._views[name] = state
+            return self._connection.cursor()
+
+    def _make_view(self, name: str) -> None:
+        if name in LEVELS:
+            self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {self._parquet(name)}")
+            return
+        if name == "rollup":
+            tables = [reader.rollup() for reader in self.readers()]
+            table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
+        else:
+            table = pa.Table.from_pandas(self._frames[name](), preserve_index=False)
+        self._connection.register("rows_in_memory", table)
+        self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
+        self._connection.unregister("rows_in_memory")
+
+    def _parquet(self, level: str) -> str:
+        readers = self.readers()
+        whole: list[Path] = []
+        parts: list[StoredFile] = []
+        lacking = []
+        for reader in readers:
+            files = reader.files(level)
+            if not files and _should_have(reader, level):
+                lacking.append(reader.run_id)
+            whole += [file.path for file in files if not file.partial]
+            parts += [file for file in files if file.partial]
+        if lacking and not whole and not parts:
+            raise RunStoreError(
+                f"no {level} were kept in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
+            )
+        if lacking:
+            warnings.warn(f"no {level} were kept in {', '.join(lacking)}: left out here", stacklevel=2)
+        columns = ", ".join(f'"{field.name}"' for field in LEVELS[level])
+        nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
+        selects = [f"SELECT {nothing} WHERE false"]
+        if whole:
+            files_ = ", ".join(map(_quoted, whole))
+            selects.append(f"SELECT {columns} FROM read_parquet([{files_}], hive_partitioning=false)")
+        for part in parts:
+            steps = ", ".join(map(str, part.steps))
+            source = f"read_parquet({_quoted(part.path)}, hive_partitioning=false)"
+            selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({steps})")
+        return " UNION ALL ".join(selects[1:] or selects)
+
+    def readers(self) -> list[RunReader]:
+        folders = list(self._given)
+        if self._root is not None:
+            folders += [folder for folder in run_folders(self._root) if folder not in folders]
+        for folder in folders:
+            if folder not in self._readers:
+                self._readers[folder] = RunReader(folder)
+        return [self._readers[folder] for folder in folders]
+
+    def reader(self, run_id: str) -> RunReader:
+        for reader in self.readers():
+            if reader.run_id == run_id:
+                return reader
+        raise RunStoreError(f"no run {run_id!r} in {self.path}")
+
+    def _state(self, reader: RunReader) -> tuple:
+        """Changes whenever the run's committed files do."""
+        watched = [reader.run_dir / "run.json", reader.run_dir / "metrics.jsonl"]
+        watched += [path for level in LEVELS for path in (reader.run_dir / level).glob("stage=*")]
+        return tuple((stat.st_mtime_ns, stat.st_size) for path in watched if path.exists() and (stat := path.stat()))
+
+
+def _should_have(reader: RunReader, level: str) -> bool:
+    """Has the run trajectories without rows of this level, although they ought to have some?"""
+    rollup = reader.rollup().select(["rows_trajectories", "calls_n", "calls_mean"]).to_pylist()
+    if not any(row["rows_trajectories"] for row in rollup):
+        return False
+    return level != "calls" or any(row["calls_mean"] is None or row["calls_mean"] > 0 for row in rollup)
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return _sql_type(kind.value_type) + "[]"
+    return {
+        pa.string(): "VARCHAR",
+        pa.bool_(): "BOOLEAN",
+        pa.int16(): "SMALLINT",
+        pa.int32(): "INTEGER",
+        pa.float16(): "FLOAT",
+        pa.float32(): "FLOAT",
+    }[kind]
