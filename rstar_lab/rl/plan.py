@@ -1,0 +1,32 @@
+"""What is rolled out in which step: the same for the local trainer and for verl, and a pure function of the recipe."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rstar_lab.rl.engine import derive_seed
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout import RolloutTask
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed that every draw of a step is derived from."""
+    return derive_seed(seed, "step", step)
+
+
+def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: str) -> Problem:
+    """The problem at `position` of a stage: an order of the whole pool for each pass through it, one after the other."""
+    epoch, place = divmod(position, len(pool))
+    order = np.random.default_rng(derive_seed(seed, "order", stage, epoch)).permutation(len(pool))
+    return pool[order[place]]
+
+
+def rollout_task(problem: Problem, *, run: str, seed: int, step: int, group: int, sample: int) -> RolloutTask:
+    """One rollout of a step. seed: the recipe's; group: of this step, counted from 0."""
+    return RolloutTask(
+        problem,
+        traj_id=f"{run}-{step:06d}-{group:04d}-{sample:02d}",
+        group_id=f"{step:06d}-{group:04d}",
+        sample=sample,
+        seed=derive_seed(step_seed(seed, step), group, sample),
+    )

@@ -1,0 +1,109 @@
+"""The package's agent loop inside verl's workers: verl's server handle in, verl's output out, nothing decided here."""
+
+import asyncio
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from rstar_lab.rl.agent_loop import Codec, LoopLimits, rollout
+from rstar_lab.rl.plan import rollout_task
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward import reward
+from rstar_lab.rl.tools import Tool, make_tools
+from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.verl.engine import ServerEngine
+from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.waits import WAITS, WatchedTool
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all rollouts of one worker process share; verl makes a new loop object for every rollout."""
+
+    settings: Settings
+    codec: Codec
+    tools: Mapping[str, Tool]
+    limits: LoopLimits
+
+    @classmethod
+    async def open(cls, config: Any, tokenizer: Any) -> "Workshop":
+        settings = Settings.of(config)
+        keys = settings.keys
+        section = settings.recipe.sandbox
+        tools = make_tools(keys.tools, await settings.open_sandbox(), section.timeout_s, section.memory_mb)
+        limits = LoopLimits(keys.max_response_tokens, keys.max_turns, keys.max_tool_chars, keys.time_limit_s)
+        watched = {name: WatchedTool(tool) for name, tool in tools.items()}
+        return cls(settings, Codec(tokenizer, tools), watched, limits)
+
+
+_opening: asyncio.Future[Workshop] | None = None
+
+
+class RstarAgentLoop(AgentLoopBase):
+    """One rollout of one problem."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """Roll out `problem`; the whole trajectory travels on in `extra_fields["trajectory"]`."""
+        global _opening
+        if _opening is None:
+            _opening = asyncio.ensure_future(Workshop.open(self.config, self.tokenizer))
+        shop = await _opening
+        task = rollout_task(
+            Problem(**kwargs["problem"]),
+            run=shop.settings.run,
+            seed=shop.settings.recipe.seed,
+            step=int(kwargs["global_steps"]),
+            group=int(kwargs["group"]),
+            sample=int(kwargs["session_id"]),
+        )
+
+        def watched_reward(text: str, truth: str) -> float:
+            with WAITS.of(task.traj_id, "reward"):
+                return reward(text, truth)
+
+        engine = ServerEngine(self.server_manager, task.traj_id)
+        trajectory = await rollout(
+            task.problem,
+            engine=engine,
+            codec=shop.codec,
+            tools=shop.tools,
+            reward=watched_reward,
+            limits=shop.limits,
+            traj_id=task.traj_id,
+            group_id=task.group_id,
+            sample=task.sample,
+            seed=task.seed,
+            temperature=sampling_params["temperature"],
+            top_p=sampling_params["top_p"],
+        )
+        return as_output(trajectory, engine.versions, end_id=shop.codec.end_id)
+
+
+def as_output(trajectory: Trajectory, versions: list[int], *, end_id: int) -> AgentLoopOutput:
+    """A trajectory as verl stores it.
+
+    One whose engine failed before its first token gets a masked token: verl puts the reward on the last one.
+    """
+    empty = not trajectory.response_ids
+    return AgentLoopOutput(
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=[end_id] if empty else trajectory.response_ids,
+        response_mask=[0] if empty else [int(own) for own in trajectory.loss_mask],
+        response_logprobs=[0.0] if empty else trajectory.log_probs,
+        reward_score=trajectory.reward,
+        num_turns=len(trajectory.turns),
+        metrics=AgentLoopMetrics(
+            generate_sequences=sum(turn.generate_s for turn in trajectory.turns),
+            tool_calls=sum(turn.tool_s for turn in trajectory.turns),
+        ),
+        extra_fields={
+            # Whole: TransferQueue would turn a dataclass into a dict.
+            "trajectory": pickle.dumps(trajectory),
+            "reward_extra_info": {"acc": trajectory.reward},
+            "min_global_steps": min(versions, default=0),
+            "max_global_steps": max(versions, default=0),
+        },
+    )

@@ -1,0 +1,192 @@
+"""A recipe and a hardware profile as verl's configuration: overrides of verl's own Hydra files, composed by Hydra."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import Profile
+from rstar_lab.rl.verl.settings import Settings
+
+MAX_PROMPT_TOKENS = 2048
+# `verl.` before a recipe override names a key of verl's own: --set verl.trainer.logger='[console,wandb]'
+PREFIX = "verl."
+
+
+def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Recipe overrides, and verl's own."""
+    own = {key.removeprefix(PREFIX): value for key, value in overrides.items() if key.startswith(PREFIX)}
+    return {key: value for key, value in overrides.items() if not key.startswith(PREFIX)}, own
+
+
+def overrides(settings: Settings, profile: Profile, model: Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """verl's keys for one stage of a recipe on a machine. extra: verl keys that win."""
+    recipe, keys, hardware = settings.recipe, settings.keys, profile.hardware
+    engine, parallel = profile.engine, profile.parallelism
+    run_dir = settings.runs_dir / settings.run
+    on_cpu = hardware.gpus == 0
+    if keys.problems_per_step % keys.mini_batches:
+        raise UserError(
+            f"rl.problems_per_step: {keys.problems_per_step} cannot be cut into rl.mini_batches: {keys.mini_batches} equal parts"
+        )
+    last_step = settings.first_step + settings.stage.steps - 1
+    longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
+    # A GPU must be able to hold the longest sequence, cut over the GPUs that share one.
+    tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
+    model_dtype = engine.dtype if not on_cpu else "float32"
+    found: dict[str, Any] = {
+        "data.train_files": str(run_dir / "tickets.parquet"),
+        "data.val_files": str(run_dir / "tickets.parquet"),
+        "data.train_batch_size": keys.problems_per_step,
+        "data.shuffle": False,
+        "data.dataloader_num_workers": 0,
+        "data.filter_overlong_prompts": False,
+        "data.max_prompt_length": MAX_PROMPT_TOKENS,
+        "data.max_response_length": keys.max_response_tokens,
+        "actor_rollout_ref.model.path": str(model),
+        "actor_rollout_ref.model.external_lib": "rstar_lab.rl.verl.hooks",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": not on_cpu,
+        "actor_rollout_ref.model.use_remove_padding": not on_cpu,
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": keys.problems_per_step // keys.mini_batches,
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": f"rstar-{keys.variant}",
+        "actor_rollout_ref.actor.loss_agg_mode": keys.aggregation.replace("group-", ""),
+        "actor_rollout_ref.actor.clip_ratio_low": keys.clip_low,
+        "actor_rollout_ref.actor.clip_ratio_high": keys.clip_high,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+        "actor_rollout_ref.actor.entropy_coeff": 0,
+        "actor_rollout_ref.actor.optim.lr": keys.lr,
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": keys.warmup_steps,
+        "actor_rollout_ref.actor.optim.weight_decay": keys.weight_decay,
+        "actor_rollout_ref.actor.optim.clip_grad": keys.max_grad_norm,
+        "actor_rollout_ref.actor.grad_clip": keys.max_grad_norm,
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size": parallel.fsdp_size,
+        "actor_rollout_ref.actor.fsdp_config.param_offload": parallel.offload_params,
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": parallel.offload_optimizer,
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": parallel.sequence_parallel,
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": not on_cpu,
+        "actor_rollout_ref.actor.use_torch_compile": not on_cpu,
+        "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "actor_rollout_ref.rollout.name": "rstar" if on_cpu else "vllm",
+        "actor_rollout_ref.rollout.n": settings.kept_per_group,
+        "actor_rollout_ref.rollout.temperature": keys.temperature,
+        "actor_rollout_ref.rollout.prompt_length": MAX_PROMPT_TOKENS,
+        "actor_rollout_ref.rollout.response_length": keys.max_response_tokens,
+        "actor_rollout_ref.rollout.max_model_len": longest,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": True,
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": tokens,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": engine.tensor_parallel,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": engine.memory_utilization,
+        "actor_rollout_ref.rollout.dtype": engine.dtype,
+        "actor_rollout_ref.rollout.enforce_eager": engine.eager,
+        "actor_rollout_ref.rollout.max_num_seqs": engine.max_sequences,
+        "actor_rollout_ref.rollout.agent.num_workers": max(1, hardware.nodes * (1 if on_cpu else 4)),
+        "actor_rollout_ref.rollout.agent.default_agent_loop": "rstar",
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "rstar_lab.rl.verl.manager.OversamplingManager",
+        "reward.num_workers": 1,
+        "algorithm.adv_estimator": "rstar",
+        "algorithm.norm_adv_by_std_in_grpo": keys.normalise_std,
+        "algorithm.use_kl_in_reward": False,
+        "critic.enable": False,
+        "trainer.v1.trainer_mode": "rstar",
+        "trainer.v1.sampler.custom_sampler.path": "pkg://rstar_lab.rl.verl.sampler",
+        "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
+        "trainer.nnodes": hardware.nodes,
+        "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
+        "trainer.total_training_steps": last_step,
+        "trainer.total_epochs": last_step + 1,  # the tickets of a step are an epoch
+        "trainer.save_freq": keys.checkpoint_every,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": False,
+        "trainer.max_actor_ckpt_to_keep": keys.keep_checkpoints,
+        "trainer.default_local_dir": str(run_dir / "verl"),
+        "trainer.project_name": "rstar_lab",
+        "trainer.experiment_name": settings.run,
+        "trainer.logger": ["console"],
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, 2 * hardware.nodes) if not on_cpu else 1,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 4 * keys.problems_per_step * keys.group_size * keys.oversample,
+    }
+    if keys.old_log_probs == "engine":
+        found["algorithm.rollout_correction.bypass_mode"] = True
+    if model_dtype == "float32":
+        found["+actor_rollout_ref.actor.fsdp_config.mixed_precision"] = {
+            "param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32",
+        }  # fmt: skip
+    if on_cpu:
+        found |= _cpu(settings, engine.max_sequences, longest)
+    found |= dict(extra or {})
+    sampler = {"rstar": settings.as_config(), "poll_interval": 0.1 if on_cpu else 2.0} | _dynamic_sampling(found, keys)
+    found["+trainer.v1.sampler.sampler_kwargs"] = sampler
+    found["+rstar"] = settings.as_config()
+    return found
+
+
+def _cpu(settings: Settings, max_sequences: int, longest: int) -> dict[str, Any]:
+    from rstar_lab.rl.engines import CPU_ENVIRONMENT
+
+    run_dir = settings.runs_dir / settings.run
+    cache = int((settings.recipe.engine.kv_cache_gb or 1.0) * 2**30)
+    options = {
+        "dtype": "float32", "max_model_len": longest, "max_num_seqs": max_sequences, "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs", "seed": settings.recipe.seed, "enforce_eager": True,
+        "distributed_executor_backend": "uni", "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(longest, 8192), "kv_cache_memory_bytes": cache,
+        "env": CPU_ENVIRONMENT, "log": str(run_dir / "vllm-0.log"),
+    }  # fmt: skip
+    return {
+        "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:vllm_on_cpu", "options": options},
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "+ray_kwargs.ray_init.num_gpus": 1,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "ray_kwargs.ray_init.num_cpus": 8,  # places for actors, not cores
+        "trainer.device": "cpu",
+    }  # fmt: skip
+
+
+def _dynamic_sampling(found: Mapping[str, Any], keys: Any) -> dict[str, Any]:
+    """What verl hands to its own buffers only, where `algorithm.filter_groups.enable` asks for new groups."""
+    if not found.get("algorithm.filter_groups.enable", found.get("+algorithm.filter_groups.enable")):
+        return {}
+    get = lambda name, default: found.get(f"algorithm.filter_groups.{name}", default)  # noqa: E731
+    return {
+        "filter_groups_metric": get("metric", "reward"),
+        "train_batch_size": keys.problems_per_step,
+        "gen_batch_size": 1,
+        "max_inflight_gen_batches": get("max_inflight_gen_batches", 1),
+    }
+
+
+def as_arguments(found: Mapping[str, Any]) -> list[str]:
+    """Overrides in Hydra's own language."""
+    return [f"{key}={_quote(value)}" for key, value in found.items()]
+
+
+def _quote(value: Any) -> str:
+    if isinstance(value, bool) or value is None or isinstance(value, int | float):
+        return json.dumps(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_quote(item)}" for key, item in value.items()) + "}"
+    return "[" + ",".join(_quote(item) for item in value) + "]"
+
+
+def compose(found: Mapping[str, Any]) -> Any:
+    """verl's whole configuration, composed from its own files and checked by its own rules.
+
+    Raises UserError that names a key verl does not have.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        try:
+            return hydra.compose("ppo_trainer", overrides=as_arguments(found))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(f"verl: {' '.join(str(error).split())}") from error

@@ -1,0 +1,101 @@
+"""verl on a machine without an accelerator: a platform for its plug-in registry, and what it assumes of a device.
+
+For tests and for looking at a cluster's configuration on a laptop: one training rank, gloo, FSDP2. Chosen by the
+variables that `train.environment` sets.
+"""
+
+import functools
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+NAME = "rstar_cpu"
+
+
+class _CpuDevice(ModuleType):
+    """`torch.cpu`, with the functions that verl calls on `torch.cuda` and that mean nothing here."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+            return lambda *_: 0
+        if name == "mem_get_info":
+            return lambda *_: (0, 1)
+        if name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all"):
+            return lambda *_: None
+        return getattr(torch.cpu, name)
+
+
+@PlatformRegistry.register(NAME)
+class CpuPlatform(PlatformBase):
+    """One CPU that Ray is told to count as a GPU, since verl places its workers by GPUs."""
+
+    device_name = "cpu"  # type: ignore[assignment]
+    vendor_name = "cpu"  # type: ignore[assignment]
+    device_module = _CpuDevice("torch.cpu")  # type: ignore[assignment]
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # by name only, never detected
+
+    def current_device(self) -> Any:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str):  # type: ignore[no-untyped-def]
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None
+
+
+def use_gloo() -> None:
+    """verl joins `cpu:gloo` and the device's own backend, which on a CPU names one device twice."""
+    from verl.utils import distributed
+
+    distributed.initialize_global_process_group_ray = functools.partial(
+        distributed.initialize_global_process_group_ray, backend="gloo"
+    )

@@ -1,0 +1,151 @@
+"""verl's inference servers as this package's engine, and this package's engines as verl's inference servers."""
+
+import asyncio
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.verl.waits import WAITS
+
+NAME = "rstar"
+
+
+class ServerEngine:
+    """What an agent loop of verl is handed, behind `Engine`: token ids in, token ids and log-probs out.
+
+    One rollout keeps one `request_id`, so that verl's router sends all its turns to the server that has its prefix.
+    """
+
+    def __init__(self, client: Any, request_id: str):
+        self.client, self.request_id = client, request_id
+        self.versions: list[int] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """Sample one completion. Raises EngineError where the server fails for good."""
+        parameters = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+            "max_tokens": sampling.max_tokens,
+            "seed": sampling.seed,
+            "stop_token_ids": list(sampling.stop_token_ids),
+        }
+        try:
+            with WAITS.of(self.request_id, "generation"):
+                output = await self.client.generate(self.request_id, prompt_ids=prompt_ids, sampling_params=parameters)
+        except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
+            raise EngineError(str(error)) from error
+        if output.log_probs is None:
+            raise EngineError("the server gave no log-probs: set rollout.calculate_log_probs")
+        ended = bool(output.token_ids) and output.token_ids[-1] in sampling.stop_token_ids
+        version = output.extra_fields.get("global_steps") or 0
+        self.versions.append(version)
+        return Completion(
+            list(output.token_ids),
+            list(output.log_probs),
+            FinishReason.STOP if ended else FinishReason.LENGTH,
+            engine=self.client.config.actor_rollout_ref.rollout.name,
+            policy_version=version,
+        )
+
+
+class EngineServer:
+    """A Ray actor that serves one engine to verl. `factory`: "module:function" (model folder, options) -> engine."""
+
+    def __init__(self, factory: str, model: str, options: dict[str, Any]):
+        module, _, name = factory.partition(":")
+        self.engine = getattr(importlib.import_module(module), name)(model, options)
+        self.version = 0
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        sampling = Sampling(
+            max_tokens=sampling_params["max_tokens"],
+            temperature=sampling_params["temperature"],
+            top_p=sampling_params["top_p"],
+            seed=sampling_params["seed"],
+            stop_token_ids=tuple(sampling_params["stop_token_ids"]),
+        )
+        done = await self.engine.generate(list(prompt_ids), sampling)
+        return TokenOutput(
+            token_ids=done.token_ids,
+            log_probs=done.log_probs,
+            stop_reason="completed",
+            num_preempted=0,
+            extra_fields={"global_steps": self.version},
+        )
+
+    async def load_weights(self, path: str, version: int) -> None:
+        await self.engine.load_weights(path, version)
+        self.version = version
+
+    async def idle(self, *_: Any, **__: Any) -> None:
+        """Sleep, wake up and the like: there is no GPU memory to give back."""
+
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
+    abort_all_requests = resume_generation = idle
+
+
+class Replica(RolloutReplica):
+    """One engine, in an actor of its own beside the training worker."""
+
+    async def launch_servers(self) -> None:
+        """Start the engine and wait until it serves."""
+        settings = dict(self.config.engine_kwargs[NAME])
+        server = (
+            ray.remote(EngineServer)
+            .options(name=f"{NAME}_server_{self.replica_rank}", max_concurrency=self.max_concurrency)
+            .remote(settings["factory"], self.model_config.path, dict(settings.get("options") or {}))
+        )
+        await server.start.remote()
+        self.servers = [server]
+        self._server_handle, self._server_address = server, f"{NAME}-{self.replica_rank}"
+
+
+class ServerAdapter(BaseRollout):
+    """In the training worker: hands new weights to the server, as a safetensors file."""
+
+    def __init__(self, *args: Any, replica_rank: int = -1, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.folder = tempfile.TemporaryDirectory(prefix="rstar-weights-")
+
+    async def resume(self, tags: list[str]) -> None: ...
+
+    async def release(self) -> None: ...
+
+    @torch.no_grad()
+    async def update_weights(
+        self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any
+    ) -> None:
+        from safetensors.torch import save_file
+
+        path = Path(self.folder.name) / "weights.safetensors"
+        tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights}
+        await asyncio.to_thread(save_file, tensors, str(path))
+        server = ray.get_actor(f"{NAME}_server_{self.rank}")
+        await server.load_weights.remote(str(path), global_steps or 0)
+
+
+def vllm_on_cpu(model: str, options: dict[str, Any]) -> Any:
+    """The local trainer's vLLM process, as a server of verl."""
+    from rstar_lab.rl.vllm_engine import VllmEngine
+
+    env = options.pop("env", {})
+    log = options.pop("log", None)
+    return VllmEngine(model, name="vllm-0", options=options, env=env, log=Path(log) if log else None)

@@ -1,0 +1,40 @@
+"""verl's agent-loop manager, told by the recipe what to roll out and how often."""
+
+from typing import Any
+
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+from verl.utils import tensordict_utils
+
+from rstar_lab.rl.plan import draw_problem
+from rstar_lab.rl.verl.settings import Settings
+
+
+class OversamplingManager(AgentLoopManagerTQ):
+    """Gives each prompt of a step its problem, and rolls it out `oversample` times `rollout.n`.
+
+    verl's data set is a stack of blank tickets: what a step rolls out is a function of recipe and step, as in the local
+    trainer, so a resumed run needs no data position. `rollout.n` stays the number kept, by which verl measures
+    mini-batches.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.settings = Settings.of(self.config)
+        self.step, self.sent = -1, 0
+
+    def generate_sequences(self, prompts: Any) -> None:
+        settings, keys = self.settings, self.settings.keys
+        step = int(prompts["global_steps"])
+        if step != self.step:
+            self.step, self.sent = step, 0
+        groups = list(range(self.sent, self.sent + len(prompts)))
+        self.sent += len(prompts)
+        start = (step - settings.first_step) * keys.problems_per_step
+        problems = [
+            draw_problem(settings.pool, start + group, seed=settings.recipe.seed, stage=settings.stage.name)
+            for group in groups
+        ]
+        tensordict_utils.assign_non_tensor_stack(prompts, "group", groups)
+        tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
+        tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", keys.group_size * keys.oversample)
+        super().generate_sequences(prompts)

@@ -1,0 +1,79 @@
+"""The package's objective under verl's names: the advantage `rstar`, the losses `rstar-grpo`, `rstar-gspo`, `rstar-cispo`."""
+
+from functools import partial
+from typing import Any, get_args
+
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+
+from rstar_lab.rl import objective
+from rstar_lab.rl.recipe import RlSection
+
+ADVANTAGE = "rstar"
+VARIANTS = get_args(RlSection.model_fields["variant"].annotation)
+
+
+def loss_name(variant: str) -> str:
+    return f"rstar-{variant}"
+
+
+@register_adv_est(ADVANTAGE)
+def group_advantages(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any = None, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages (batch, tokens) of whole groups; index: the group of each row."""
+    normalise = config.get("norm_adv_by_std_in_grpo", True) if config is not None else True
+    rewards = token_level_rewards.sum(-1).tolist()
+    advantages = objective.group_advantages(rewards, list(index), normalise_std=normalise)
+    spread = torch.tensor(advantages, dtype=torch.float32)[:, None] * response_mask
+    return spread, spread
+
+
+def policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str,
+    config: Any,
+    rollout_is_weights: torch.Tensor | None = None,
+    *,
+    variant: Any,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """One micro-batch's share of the mini-batch's loss, (batch, tokens) tensors; scaled by the ranks that FSDP averages over."""
+    batch = config.global_batch_info
+    by_token = loss_agg_mode == "token-mean"
+    loss, stats = objective.policy_loss(
+        log_prob,
+        old_log_prob,
+        advantages,
+        response_mask,
+        clip_low=config.clip_ratio_low,
+        clip_high=config.clip_ratio_high,
+        aggregation=loss_agg_mode,  # type: ignore[arg-type]
+        variant=variant,
+        rollout_weights=rollout_is_weights,
+        normaliser=batch["batch_num_tokens"] if by_token else batch["global_batch_size"],
+        horizon=batch.get("loss_scale_factor"),
+    )
+    return loss * batch["dp_size"], {f"actor/{name}": value for name, value in stats.items()}
+
+
+for _variant in VARIANTS:
+    register_policy_loss(loss_name(_variant))(partial(policy_loss, variant=_variant))
+
+
+def row_weights(groups: list[Any], tokens: list[int], aggregation: str, global_batch_size: int) -> list[float] | None:
+    """Weight of each row's tokens that turns verl's normaliser into the objective's; None where they agree.
+
+    groups, tokens: of the real rows of the batch. verl divides sequence means by the configured batch size, also where
+    rows were dropped and padding stands in for them; and it has no mean over groups.
+    """
+    rows = sum(count > 0 for count in tokens)
+    if aggregation == "group-token-mean":
+        mask = torch.arange(max(tokens))[None, :] < torch.tensor(tokens)[:, None]
+        per_row = objective.group_normaliser(mask, groups)
+        return (sum(tokens) / per_row).tolist()
+    if aggregation == "token-mean" or rows == global_batch_size:
+        return None
+    return [global_batch_size / max(1, rows)] * len(tokens)

@@ -1,0 +1,79 @@
+"""verl's replay buffer, with RoC: what it drops is cleared before anything is computed on it, and kept for the run store."""
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from rstar_lab.rl.trainer import Kept, keep
+from rstar_lab.rl.plan import step_seed
+from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.verl.settings import Settings
+
+
+@dataclass
+class StepRollouts:
+    """What a step rolled out and what became of it. keys: of the kept, traj_id -> key in the transfer queue."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    kept: Kept = field(default_factory=lambda: Kept([], [], 0))
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+class _Roc:
+    """Mixed in before one of verl's buffers. `sampler_kwargs` bring what verl hands to its own buffers only."""
+
+    def __init__(self, *args: Any, sampler_kwargs: Any, **kwargs: Any):
+        settings = dict(sampler_kwargs)
+        self.settings = Settings.of_node(settings.pop("rstar"))
+        super().__init__(*args, sampler_kwargs=sampler_kwargs, **(kwargs | settings))
+        self.last = StepRollouts()
+        self._evicted: list[Trajectory] = []
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The kept rollouts of `batch_size` groups, and metrics."""
+        batch, metrics = super().sample(  # type: ignore[misc]
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        if partition_id == "val":
+            return batch, metrics
+        found = dict(zip(batch.keys, _fetch(batch.keys, partition_id), strict=True))
+        order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
+        kept = keep([found[key] for key in order], self.settings.keys, step_seed(self.settings.recipe.seed, global_steps))
+        names = {trajectory.traj_id for trajectory in kept.trajectories}
+        # verl cannot step on nothing: without any signal one rollout stays, and the trainer leaves the update out.
+        chosen = [key for key in order if found[key].traj_id in names] or order[:1]
+        dropped = sorted(set(batch.keys) - set(chosen))
+        if dropped:
+            tq.kv_clear(partition_id=partition_id, keys=dropped)
+        tags = dict(zip(batch.keys, batch.tags, strict=True))
+        everything = sorted([*found.values(), *self._evicted], key=lambda t: (t.group_id, t.sample))
+        self.last = StepRollouts(everything, kept, {found[key].traj_id: key for key in chosen})
+        self._evicted = []
+        return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), metrics
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        """Groups that dynamic sampling or staleness throws out are rollouts too: they reach the run store."""
+        if partition_id != "val" and uids:
+            keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]  # type: ignore[attr-defined]
+            self._evicted += _fetch(keys, partition_id)
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+
+
+class RocReplayBuffer(_Roc, ReplayBuffer):
+    """For the synchronous trainer."""
+
+
+class RocReplayBufferAsync(_Roc, ReplayBufferAsync):
+    """For the asynchronous trainers."""
+
+
+def _fetch(keys: list[str], partition_id: str) -> list[Trajectory]:
+    if not keys:
+        return []
+    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+    fields = [getattr(value, "data", value) for value in data["extra_fields"]]
+    return [pickle.loads(value["trajectory"]) for value in fields]

@@ -1,0 +1,71 @@
+"""What the adapters need to know, carried through verl's configuration under `rstar`."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.rl.pipeline import read_problems
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import Recipe, RlSection, Stage, parse_recipe
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One stage of one run."""
+
+    recipe: Recipe
+    stage: Stage
+    run: str
+    runs_dir: Path
+    first_step: int  # of the stage, in the run's numbering, which begins with 1
+    watchdog_s: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "Settings":
+        """From verl's whole configuration."""
+        return cls.of_node(config.rstar)
+
+    @classmethod
+    def of_node(cls, node: Any) -> "Settings":
+        """Read back what `as_config` wrote."""
+        recipe = parse_recipe(json.loads(node["recipe"]))
+        stage = next(stage for stage in recipe.stages if stage.name == node["stage"])
+        return cls(recipe, stage, node["run"], Path(node["runs_dir"]), node["first_step"], node["watchdog_s"])
+
+    def as_config(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.model_dump_json(),
+            "stage": self.stage.name,
+            "run": self.run,
+            "runs_dir": str(self.runs_dir),
+            "first_step": self.first_step,
+            "watchdog_s": self.watchdog_s,
+        }
+
+    @cached_property
+    def keys(self) -> RlSection:
+        return self.recipe.settings(self.stage)
+
+    @property
+    def kept_per_group(self) -> int:
+        return self.keys.group_size * (self.keys.oversample if self.keys.roc == "none" else 1)
+
+    @cached_property
+    def pool(self) -> list[Problem]:
+        """The stage's problems, without those that an evaluation asks."""
+        held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
+        return read_problems(self.stage.problems, held_out)
+
+    async def open_sandbox(self) -> Any:
+        """The sandbox of the recipe: embedded in this process's tree, or the cluster's."""
+        from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+        section = self.recipe.sandbox
+        if section.url == "local":
+            sandbox: Any = LocalSandbox(Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb), section.workers)
+        else:
+            sandbox = SandboxClient(section.url)
+        await sandbox.start()
+        return sandbox

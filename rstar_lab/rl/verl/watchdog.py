@@ -1,0 +1,76 @@
+"""Says what a hung step waits for and where, then ends the run so that its job can start it again from a checkpoint."""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rstar_lab.runs.writer import RunWriter
+
+EXIT_CODE = 70
+
+
+class Watchdog:
+    """Watches phases of a step. limit_s: longest time one phase may take; None never trips.
+
+    who_waits: asked once it trips; its answers go into the report. give_up: what is done after the report.
+    """
+
+    def __init__(
+        self,
+        limit_s: float | None,
+        writer: RunWriter,
+        who_waits: Callable[[], list[dict[str, Any]]],
+        give_up: Callable[[], None] = lambda: os._exit(EXIT_CODE),
+    ):
+        self.limit_s, self.writer, self.who_waits, self.give_up = limit_s, writer, who_waits, give_up
+        self._now: tuple[str, int, float] | None = None
+        if limit_s is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def enter(self, phase: str, step: int) -> None:
+        self._now = (phase, step, time.monotonic())
+
+    def leave(self) -> None:
+        self._now = None
+
+    def _watch(self) -> None:
+        assert self.limit_s is not None
+        while True:
+            time.sleep(min(1.0, self.limit_s / 4))
+            now = self._now
+            if now and time.monotonic() - now[2] > self.limit_s:
+                self.report(*now)
+                return self.give_up()
+
+    def report(self, phase: str, step: int, since: float) -> dict[str, Any]:
+        """Write watchdog.json and mark the run failed."""
+        waits: Any
+        try:
+            waits = self.who_waits()
+        except Exception as error:
+            waits = [{"host": "unknown", "error": repr(error)}]
+        stacks = {
+            thread.name: traceback.format_stack(sys._current_frames()[thread.ident])[-3:]
+            for thread in threading.enumerate()
+            if thread.ident in sys._current_frames() and thread is not threading.current_thread()
+        }
+        report = {"step": step, "phase": phase, "waited_s": round(time.monotonic() - since, 1), "workers": waits, "stacks": stacks}
+        (self.writer.run_dir / "watchdog.json").write_text(json.dumps(report, indent=1))
+        message = f"step {step} has waited {report['waited_s']} s for {phase}; {_in_words(waits)}"
+        print(f"watchdog: {message}; see {self.writer.run_dir / 'watchdog.json'}", file=sys.stderr, flush=True)
+        self.writer.finish("failed", error=message)
+        return report
+
+
+def _in_words(workers: list[dict[str, Any]]) -> str:
+    said = [
+        f"{wait['count']} rollouts wait for {what} on {worker['host']}, {wait['traj_id']} for {wait['longest_s']} s"
+        for worker in workers
+        for what, wait in worker.get("waits", {}).items()
+    ]
+    return "; ".join(said) or "no rollout is under way"
