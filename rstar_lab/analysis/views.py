@@ -16,7 +16,8 @@ from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
 
-_WORD = re.compile(r"\b(runs|steps|trajectories|calls|transcripts|rollup)\b", re.IGNORECASE)
+_TABLES = {"runs", "steps", "rollup", *LEVELS}
+_WORD = re.compile(r"\w+")
 _MEMORY = "1GB"
 
 
@@ -62,8 +63,11 @@ class Views:
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
         """A cursor that sees the tables the query names, up to date."""
         with self._lock:
-            names = {name.lower() for name in _WORD.findall(query)}
-            for name in names:
+            try:
+                names = {name.lower() for name in self._connection.get_table_names(query)}
+            except duckdb.Error:  # it cannot say before it has bound the columns, or the query is wrong
+                names = {name.lower() for name in _WORD.findall(query)}
+            for name in names & _TABLES:
                 state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))
                 if self._views.get(name) != state:
                     self._make_view(name)

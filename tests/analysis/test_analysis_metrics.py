@@ -1,0 +1,180 @@
+"""Metrics against plain pandas on the same rows, and their intervals against what is known of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from make_runs import make_run
+
+from rstar_lab.analysis.bootstrap import paired_difference, ratio
+from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.outcomes import tally
+from rstar_lab.runs import RunStoreError, RunWriter
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for roc in ("paper", "none"):
+        for seed in range(2):
+            make_run(folder, f"{roc}{seed}", roc=roc, seed=seed)
+    return open_runs(folder)
+
+
+@pytest.fixture(scope="module")
+def rows(runs):
+    return runs.trajectories()
+
+
+def weighted(rows, values, weights):
+    known = values.notna() & weights.notna()
+    return (values * weights)[known].sum() / weights[known].sum()
+
+
+def by_hand(rows, runs):
+    tallies = pd.DataFrame(
+        [tally(list(kinds)) for kinds in rows.outcomes], columns=["errors", "calls"], index=rows.index
+    )
+    correct = rows.reward > 0
+    calls = runs.calls()
+    with_call = rows.traj_id.map(calls.groupby("traj_id").turn.nunique()).fillna(0)
+    return {
+        "pass1": correct.mean(),
+        "tool_error_rate": tallies.errors.sum() / tallies.calls.sum(),
+        "tool_error_rate_correct": tallies.errors[correct].sum() / tallies.calls[correct].sum(),
+        "tool_error_rate_incorrect": tallies.errors[~correct].sum() / tallies.calls[~correct].sum(),
+        "our_failure_rate": 1 - tallies.calls.sum() / rows.outcomes.map(len).sum(),
+        "calls": tallies.calls.mean(),
+        "turns": rows.turns.mean(),
+        "response_tokens": rows.response_tokens.mean(),
+        "response_tokens_correct": rows.response_tokens[correct].mean(),
+        "tool_tokens": (rows.response_tokens - rows.model_tokens).mean(),
+        "truncation_rate": rows.truncated.mean(),
+        "duplicate_answers": (rows.p_format > 0).mean(),
+        "void_turns": (rows.turns - with_call - 1).sum() / rows.turns.sum(),
+        "entropy": weighted(rows, rows.entropy, rows.model_tokens),
+        "log_prob_gap": weighted(rows, rows.engine_log_prob - rows.trainer_log_prob, rows.model_tokens),
+        "reflection_tokens": rows.reflection_tokens.mean(),
+        "kept": rows.kept.mean(),
+    }
+
+
+def test_metrics_equal_plain_pandas(runs, rows):
+    for run_id, of_run in rows.groupby("run_id"):
+        wanted = by_hand(of_run, runs)
+        found = measure(runs, list(wanted), where={"run_id": run_id}).set_index("metric").value
+        for name, value in wanted.items():
+            assert found[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_the_rollup_gives_the_same_numbers_step_by_step(runs):
+    names = [name for name, metric in METRICS.items() if metric.rolled_up]
+    fast = curves(runs, names).set_index(["run_id", "step"])
+    slow = measure(runs, names, by=("run_id", "step"), resamples=2).pivot(
+        index=["run_id", "step"], columns="metric", values="value"
+    )
+    assert len(fast) == 24
+    for name in names:
+        np.testing.assert_allclose(
+            fast[name].to_numpy(float), slow[name].to_numpy(float), rtol=1e-4, atol=1e-9, err_msg=name
+        )
+
+
+def test_every_metric_says_what_it_is():
+    for name, metric in METRICS.items():
+        assert metric.name == name
+        assert metric.title and metric.formula
+
+
+def test_intervals_count_problems_and_not_rollouts(runs):
+    found = measure(runs, ["pass1"], where={"run_id": "paper0"}).iloc[0]
+    assert (found.n, found.clusters) == (192, 4)
+    assert found.low < found.value < found.high
+
+
+def test_the_bootstrap_is_as_wide_as_theory_says():
+    rng = np.random.default_rng(0)
+    values = rng.normal(3, 2, 400)
+    found = ratio(values, np.ones(400), 400, resamples=4000)
+    half = 1.96 * values.std(ddof=1) / 20
+    assert found.value == pytest.approx(values.mean())
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.08)
+
+
+def test_rollouts_that_repeat_each_other_do_not_narrow_the_interval():
+    rng = np.random.default_rng(0)
+    problems = rng.random(30) < 0.5
+    clustered = ratio(16.0 * problems, np.full(30, 16.0), 480)
+    as_if_independent = ratio(np.repeat(problems, 16).astype(float), np.ones(480), 480)
+    assert clustered.value == as_if_independent.value
+    assert clustered.high - clustered.low > 3 * (as_if_independent.high - as_if_independent.low)
+
+
+def test_a_pair_is_compared_within_its_problem():
+    rng = np.random.default_rng(1)
+    base = rng.normal(0, 10, 50)
+    better = base + 1 + rng.normal(0, 0.1, 50)
+    found = paired_difference(base, np.ones(50), better, np.ones(50), 100)
+    assert 0.9 < found.low < found.value < found.high < 1.1
+
+
+def test_nothing_and_one_problem_have_no_interval(runs):
+    assert np.isnan(ratio(np.array([]), np.array([]), 0).value)
+    one = measure(runs, ["pass1"], where={"run_id": "paper0", "problem_id": "p1"}).iloc[0]
+    assert one.clusters == 1 and np.isnan(one.low) and np.isnan(one.high)
+
+
+def test_pass_at_k_is_the_unbiased_estimator(runs, rows):
+    step = {"run_id": "paper0", "step": 3}
+    found = pass_at_k(runs, (1, 2, 8, 9), where=step).set_index("k").value
+    of_step = rows[(rows.run_id == "paper0") & (rows.step == 3)]
+    share = of_step.groupby("problem_id").reward.mean()
+    assert found[1] == pytest.approx(share.mean())
+    pairs = [
+        np.mean([a > 0 or b > 0 for i, a in enumerate(group) for b in list(group)[i + 1 :]])
+        for _, group in of_step.groupby("problem_id").reward
+    ]
+    assert found[2] == pytest.approx(np.mean(pairs))
+    assert found[8] == pytest.approx((share > 0).mean())
+    assert np.isnan(found[9])
+
+
+def test_outcomes_tell_correct_from_incorrect_and_add_up(runs, rows):
+    mix = outcome_mix(runs, by=("run_id",))
+    assert mix.calls.sum() == rows.outcomes.map(len).sum()
+    assert np.allclose(mix.groupby(["run_id", "correct"]).share.sum(), 1)
+    one = mix[(mix.run_id == "none0") & mix.correct & (mix.outcome == "timeout")].calls.sum()
+    mine = rows[(rows.run_id == "none0") & (rows.reward > 0)].outcomes.explode()
+    assert one == (mine == "timeout").sum()
+
+
+def test_unknown_names_are_answered_with_the_known_ones(runs):
+    with pytest.raises(RunStoreError, match=r"unknown metric 'pas1'; there are pass1,"):
+        measure(runs, ["pas1"])
+    with pytest.raises(RunStoreError, match="void_turns is not in the rollup"):
+        curves(runs, ["void_turns"])
+
+
+def test_what_a_run_does_not_have_is_missing_and_not_zero(tmp_path):
+    with RunWriter.open(tmp_path, "bare", kind="import", recipe={}, seed=0) as writer:
+        rows = [{"traj_id": f"b{i}", "problem_id": f"p{i % 3}", "reward": float(i % 2)} for i in range(6)]
+        writer.write_step("train", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
+    runs = open_runs(tmp_path)
+    names = [name for name in METRICS if name != "void_turns"]
+    for found in (
+        measure(runs, names).set_index("metric").value,
+        curves(runs, [name for name in names if METRICS[name].rolled_up]).iloc[0][3:],
+    ):
+        assert found["pass1"] == 0.5
+        for name in (
+            "tool_error_rate",
+            "calls",
+            "response_tokens",
+            "entropy",
+            "truncation_rate",
+            "duplicate_answers",
+            "kept",
+        ):
+            assert pd.isna(found[name]), name
+    with pytest.raises(RunStoreError, match="no calls were kept in run bare"):
+        runs.calls()
