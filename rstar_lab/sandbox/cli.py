@@ -2,10 +2,13 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from rstar_lab.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True, help="Run model-written code: as a service, as one of its workers; or check this machine."
@@ -96,3 +99,12 @@ def worker(
         ),
         lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
     )
+
+
+def main() -> None:
+    """The commands by themselves, for processes that need nothing else of the package."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

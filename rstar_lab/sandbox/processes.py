@@ -15,8 +15,11 @@ from typing import Any
 
 @contextlib.contextmanager
 def serving(*arguments: str, redis: str | None = None) -> Iterator[dict[str, Any]]:
-    """A `rstar-lab sandbox serve` or `worker` process; gives what it says when it is ready, and its pid."""
-    command = [sys.executable, "-c", "from rstar_lab.sandbox.cli import app; app()", *arguments, "--json"]
+    """A `rstar-lab sandbox serve` or `worker` process.
+
+    Gives what it says when it is ready, its pid, and `wait(seconds)`, which returns its exit status.
+    """
+    command = [sys.executable, "-c", "from rstar_lab.sandbox.cli import main; main()", *arguments, "--json"]
     environment = {**os.environ, "RSTAR_LAB_SANDBOX_REDIS": redis} if redis else os.environ
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -24,7 +27,7 @@ def serving(*arguments: str, redis: str | None = None) -> Iterator[dict[str, Any
         ready = process.stdout.readline()
         if not ready:
             raise RuntimeError(f"`sandbox {' '.join(arguments)}` did not start")
-        yield {**json.loads(ready), "pid": process.pid}
+        yield {**json.loads(ready), "pid": process.pid, "wait": process.wait}
     finally:
         process.terminate()
         try:

@@ -121,4 +121,4 @@ class Rate:
         self.per_s += (1 / gap - self.per_s) * min(1.0, gap) if self.per_s else 1 / gap
 
     def seconds_for(self, calls: int) -> int:
-        return int(min(30, max(1, calls / self.per_s))) if self.per_s else 1
+        return int(min(5, max(1, calls / self.per_s))) if self.per_s else 1

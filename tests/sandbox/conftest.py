@@ -1,0 +1,28 @@
+import shutil
+
+import httpx
+import pytest
+
+from rstar_lab.sandbox.processes import own_redis, serving
+
+
+@pytest.fixture(scope="session")
+def service():
+    """A sandbox service on loopback: {"url", "workers", "pid"}; its calls get 2 s of CPU."""
+    with serving("serve", "--port", "0", "--workers", "2", "--time-limit", "2") as ready:
+        yield ready
+
+
+@pytest.fixture
+def http(service):
+    with httpx.Client(base_url=service["url"], timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def redis_url():
+    """A redis-server of its own for each test, on loopback, with a password and an append-only file."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
+    with own_redis() as url:
+        yield url
