@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -61,7 +62,7 @@ def spawn_engines(
     section: EngineSection, model_dir: Path, work_dir: Path, max_tokens: int, seed: int
 ) -> list[VllmEngine]:
     """Start the processes without waiting for them. max_tokens: the longest prompt and response together."""
-    options = {
+    options: dict[str, Any] = {
         "dtype": section.dtype,
         "max_model_len": max_tokens,
         "max_num_seqs": section.max_batch,

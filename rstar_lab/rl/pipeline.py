@@ -63,13 +63,12 @@ class Lab:
                 limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
                 self._sandbox = await self._stack.enter_async_context(LocalSandbox(limits, section.workers))
             else:
-                self._sandbox = await self._stack.enter_async_context(
-                    SandboxClient(section.url, token_env=section.token_env)
-                )
+                self._sandbox = await self._stack.enter_async_context(SandboxClient(section.url))
         return self._sandbox
 
     async def tools(self) -> dict[str, Tool]:
-        return make_tools(self.recipe.rl.tools, await self.sandbox())
+        section = self.recipe.sandbox
+        return make_tools(self.recipe.rl.tools, await self.sandbox(), section.timeout_s, section.memory_mb)
 
     async def engines(self, model_dir: Path) -> EngineGroup:
         """Engines for models of this shape; the caller loads the weights it wants."""
@@ -96,13 +95,38 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
         )
     else:
         assert section.file is not None
-        problems = load_problems(section.file, fields=dict(section.fields))
+        problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
         held_out = {problem.question.strip() for problem in exclude}
         if clash := next((p for p in problems if p.question.strip() in held_out), None):
             raise UserError(
                 f"{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
             )
     return problems[: section.limit] if section.limit else problems
+
+
+_SFT_KEYS = ("model", "vocabulary", "seed", "sft")
+_RL_KEYS = (*_SFT_KEYS, "rl", "stages")
+
+
+def open_run(lab: Lab, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
+    """The writer of one piece. Raises RecipeError where the run is there already and was made by another recipe."""
+    recipe = lab.recipe.model_dump(mode="json")
+    folder = lab.runs_dir / lab.run_id(piece)
+    if (folder / "run.json").exists():
+        old = RunReader(folder).info["recipe"]
+        for key in matters:
+            if differ := _difference(old.get(key), recipe[key], key):
+                raise RecipeError(
+                    f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
+                )
+    return RunWriter.open(lab.runs_dir, lab.run_id(piece), kind=kind, recipe=recipe, seed=lab.recipe.seed, **details)
+
+
+def _difference(old: Any, new: Any, key: str) -> str | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = (_difference(old.get(name), new.get(name), f"{key}.{name}") for name in {**old, **new})
+        return next((part for part in parts if part), None)
+    return None if old == new else f"{key}: {old} then, {new} now"
 
 
 # SFT
@@ -115,9 +139,7 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
         if recipe.model == "tiny":
             raise RecipeError("recipe: model `tiny` starts from nothing and needs an sft section")
         return Path(recipe.model), Path(recipe.model)
-    with RunWriter.open(
-        lab.runs_dir, lab.run_id("sft"), kind="train", recipe=recipe.model_dump(mode="json"), seed=recipe.seed
-    ) as writer:
+    with open_run(lab, "sft", "train", _SFT_KEYS) as writer:
         base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
         if (writer.run_dir / "sft" / "sft.json").exists() and base.exists():
             writer.finish("finished")
@@ -186,19 +208,13 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
     if not recipe.stages:
         raise RecipeError("recipe: it has no stages to train")
     total = sum(stage.steps for stage in recipe.stages)
-    with RunWriter.open(
-        lab.runs_dir,
-        lab.run_id("rl"),
-        kind="train",
-        recipe=recipe.model_dump(mode="json"),
-        seed=recipe.seed,
-        parent=parent,
-    ) as writer:
+    with open_run(lab, "rl", "train", _RL_KEYS, parent=parent) as writer:
         found = writer.latest_checkpoint()
         if found and found[0] == total:
             writer.finish("finished")
             return found[1]
-        model = load_model(model_dir, torch.float32).to(device())
+        model = load_model(model_dir, torch.float32)
+        model.to(device())  # type: ignore[arg-type]
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         with reporter.work("rl", total) as work:
@@ -251,10 +267,8 @@ async def evaluate_model(
     folder = lab.runs_dir / lab.run_id(piece)
     if (folder / "run.json").exists() and (info := RunReader(folder).info)["status"] == "finished":
         return info["result"]
-    with RunWriter.open(
-        lab.runs_dir, lab.run_id(piece), kind="evaluate", recipe=recipe.model_dump(mode="json"), seed=recipe.seed,
-        parent=parent, extra={"model": str(model_dir)},
-    ) as writer:  # fmt: skip
+    extra = {"model": str(model_dir)}
+    with open_run(lab, piece, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines = await lab.engines(model_dir)

@@ -156,10 +156,9 @@ class EngineSection(Section):
 
 
 class SandboxSection(Section):
-    """Where code runs: `local`, or the URL of `rstar-lab sandbox serve`."""
+    """Where code runs: `local`, or the URL of `rstar-lab sandbox serve` (its token in RSTAR_LAB_SANDBOX_TOKEN)."""
 
     url: str = "local"
-    token_env: str = Field("RSTAR_LAB_SANDBOX_TOKEN", description="environment variable that holds the server's token")
     workers: Positive | None = None
     timeout_s: float = Field(4.0, gt=0)
     memory_mb: Positive = 512

@@ -167,9 +167,11 @@ class VllmEngine:
             self._send(("generate", [request for request, _ in self._pending.values()]))
 
     def _fail(self, error: EngineError) -> None:
-        waiting = [future for _, future in self._pending.values()]
+        waiting: list[asyncio.Future[Any]] = [future for _, future in self._pending.values()]
         self._pending.clear()
-        for future in [*waiting, *([self._weights_loaded] if self._weights_loaded else [])]:
+        if self._weights_loaded:
+            waiting.append(self._weights_loaded)
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
 

@@ -1,0 +1,54 @@
+"""Peak memory of this process and all below it, sampled (Linux)."""
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+def tree_bytes(pid: int) -> int:
+    """Memory of a process and its descendants; pages that several share are counted once (proportional set size)."""
+    total = 0
+    pending = [pid]
+    while pending:
+        folder = Path(f"/proc/{pending.pop()}")
+        try:
+            for line in (folder / "smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+            for task in (folder / "task").iterdir():
+                pending += map(int, (task / "children").read_text().split())
+        except OSError:  # it ended meanwhile
+            continue
+    return total
+
+
+class PeakMemory:
+    """Samples while its block runs; `gb` is the peak in units of 10^9 bytes."""
+
+    def __init__(self, every_s: float = 1.0):
+        self._pid, self._every_s = os.getpid(), every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._peak = 0
+
+    def _sample(self) -> None:
+        while True:
+            self._peak = max(self._peak, tree_bytes(self._pid))
+            if self._stop.wait(self._every_s):
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def gb(self) -> float:
+        return round(self._peak / 1e9, 2)
