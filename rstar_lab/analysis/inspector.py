@@ -42,7 +42,7 @@ class Inspector(NotebookWidget):
 
     filters = traitlets.Dict().tag(sync=True)
     scope = traitlets.Dict().tag(sync=True)
-    sort = traitlets.List().tag(sync=True)
+    sort: traitlets.List[Any] = traitlets.List().tag(sync=True)
     selected = traitlets.Unicode("").tag(sync=True)
     channel = traitlets.Unicode("entropy").tag(sync=True)
     height = traitlets.Int(760).tag(sync=True)
@@ -96,12 +96,12 @@ class Inspector(NotebookWidget):
 
     def _whole(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         row = self.source.row(traj_id)
-        return row, self.source.transcript(traj_id), self.source.siblings(row), self._all_notes().get(traj_id, {})
+        return row, self.source.record(traj_id), self.source.siblings(row), self._all_notes().get(traj_id, {})
 
     def _all_notes(self) -> dict[str, dict[str, Any]]:
         if self._notes is None:
             self._notes = {}
-            for run_id in self.source.choices()["run_id"]:
+            for run_id in self.source.runs:
                 if folder := self.source.run_dir(run_id):
                     self._notes |= read_notes(folder)
         return self._notes
@@ -150,7 +150,7 @@ class Inspector(NotebookWidget):
         row["note"] = self._all_notes().get(traj_id)
         answer: dict[str, Any] = {"row": row, "siblings": self.source.siblings(row), "channels": list(CHANNELS)}
         try:
-            record = self.source.transcript(traj_id)
+            record = self.source.record(traj_id)
         except UserError as error:
             return {**answer, "segments": [], "tokens": 0, "missing": str(error)}
         values = np.ascontiguousarray(token_values(record))
@@ -214,7 +214,7 @@ def inspect(
 ) -> Inspector:
     """An inspector on a runs folder, on what `open_runs` gave, or on a data frame of trajectories."""
     if isinstance(store, str | Path):
-        from rstar_lab.analysis import open_runs
+        from rstar_lab.analysis.runs import open_runs
 
         store = open_runs(store)
     return Inspector(store, filters=dict(where or {}), **state)

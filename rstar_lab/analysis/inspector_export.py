@@ -3,6 +3,7 @@
 import base64
 import bisect
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -149,7 +150,7 @@ def _pieces(segment: Segment, values: np.ndarray | None, advantage: float | None
     starts = segment.starts if values is not None else ()
     edges = sorted({0, len(text), *starts, *(place for begin, end, _ in syntax for place in (begin, end))})
     begins = [begin for begin, _, _ in syntax]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         classes, title = [], ""
         at = bisect.bisect_right(begins, begin) - 1
         if at >= 0 and syntax[at][1] >= end:
@@ -180,7 +181,7 @@ def _levels(token: np.ndarray, advantage: float | None) -> Iterator[str]:
         if level := bisect.bisect_right(SCALES[name], value) if not math.isnan(value) else 0:
             yield f"rl-{letter}{level}"
     for letter, name, value in (
-        ("d", "mismatch", trainer - engine),
+        ("d", "mismatch", engine - trainer),
         ("a", "advantage", math.nan if advantage is None else advantage),
     ):
         if not math.isnan(value) and (level := bisect.bisect_right(SCALES[name], abs(value))):
@@ -191,7 +192,7 @@ def _tooltip(token: np.ndarray, index: int) -> str:
     entropy, engine, trainer, mask, token_id = (float(value) for value in token)
     return (
         f"token {index} (id {token_id:.0f}), {'model' if mask else 'not trained on'}; entropy {number(entropy)}; "
-        f"log-prob engine {number(engine)}, trainer {number(trainer)}, difference {number(trainer - engine)}"
+        f"log-prob engine {number(engine)}, trainer {number(trainer)}, difference {number(engine - trainer)}"
     )
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 # Lower ends of the colour steps. Fixed, so that two transcripts can be compared by eye.
-# entropy in nats; log_prob is -log p under the engine; mismatch is |trainer - engine|; advantage is |advantage|.
+# entropy in nats; log_prob is -log p under the engine; mismatch is |engine - trainer|; advantage is |advantage|.
 SCALES: dict[str, tuple[float, ...]] = {
     "entropy": (0.05, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0),
     "log_prob": (0.05, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),

@@ -15,22 +15,23 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 
 # Newest first, the rollouts of a group together; traj_id makes the order total, so that pages never overlap.
-DEFAULT_ORDER = "step DESC, group_id, sample, traj_id"
+DEFAULT_ORDER = "step DESC, run_id, group_id, sample, traj_id"
 SEARCH_LIMIT = 500
 _SNIPPET = 48
 _EXACT = ("run_id", "stage", "step", "group_id", "problem_id", "traj_id", "policy_version", "stop_reason", "engine")
+_OTHER = ("steps", "problem", "correct", "kept", "errors", "truncated", "outcome", "noted", "ranges", "any", "sql")
 
 
 class Store(Protocol):
-    """What an inspector asks of `open_runs(...)`: SQL over the views trajectories and transcripts, and one transcript."""
+    """What an inspector asks of `open_runs(...)`: SQL over trajectories and transcripts, and one transcript's record."""
 
     def sql(self, query: str) -> pd.DataFrame: ...
 
-    def transcript(self, traj_id: str) -> Any: ...
+    def record(self, traj_id: str) -> dict[str, Any]: ...
 
 
 class Frames:
-    """A store made of data frames with the columns of TRAJECTORIES and TRANSCRIPTS, for rows that lie in no run folder."""
+    """A store made of data frames (columns of TRAJECTORIES and TRANSCRIPTS), for rows that lie in no run folder."""
 
     def __init__(self, trajectories: pd.DataFrame, transcripts: pd.DataFrame | None = None) -> None:
         self._connection = duckdb.connect()
@@ -42,7 +43,7 @@ class Frames:
     def sql(self, query: str) -> pd.DataFrame:
         return self._connection.execute(query).df()
 
-    def transcript(self, traj_id: str) -> dict[str, Any]:
+    def record(self, traj_id: str) -> dict[str, Any]:
         if self._transcripts is None:
             raise UserError("these rows came without transcripts: give Frames(trajectories, transcripts)")
         found = self._transcripts[self._transcripts["traj_id"] == traj_id]
@@ -69,7 +70,8 @@ def where_clause(filters: Mapping[str, Any], noted: Iterable[str] = ()) -> str:
 
     Keys: run_id, stage, step, group_id, problem_id, traj_id, ... (a value, or a list of values); steps (first, last);
     problem (part of a problem id); correct, kept, errors, truncated (bool); outcome (one of the taxonomy);
-    noted (bool: has a note or a tag); any (list of such filters, one of which must hold); sql (a condition).
+    noted (bool: has a note or a tag); ranges (column to [low, high), high excluded); any (list of such filters, one of
+    which must hold); sql (a condition).
     Raises UserError naming an unknown key.
     """
     parts = []
@@ -98,6 +100,12 @@ def _condition(key: str, value: Any, noted: Iterable[str]) -> str:
             return f"list_contains(outcomes, {literal(str(value))})"
         case "noted":
             return f"traj_id {'' if value else 'NOT '}IN ({_list(noted)})"
+        case "ranges":
+            if bad := [column for column in value if not column.isidentifier()]:
+                raise UserError(f"no column is called {bad[0]!r}")
+            return " AND ".join(
+                f"{column} >= {literal(low)} AND {column} < {literal(high)}" for column, (low, high) in value.items()
+            )
         case "any":
             return "(" + " OR ".join(f"({where_clause(one, noted)})" for one in value) + ")"
         case "sql":
@@ -108,9 +116,7 @@ def _condition(key: str, value: Any, noted: Iterable[str]) -> str:
             if isinstance(value, list | tuple | set):
                 return f"{key} IN ({_list(value)})"
             return f"{key} = {literal(value)}"
-    raise UserError(
-        f"unknown filter {key!r}; known are {', '.join([*_EXACT, 'steps, problem, correct, kept, errors'])}"
-    )
+    raise UserError(f"unknown filter {key!r}; known are {', '.join([*_EXACT, *_OTHER])}")
 
 
 def _list(values: Iterable[Any]) -> str:
@@ -220,16 +226,19 @@ class Source:
     def search(self, text: str, where: str) -> dict[str, str]:
         """Trajectories of the filtered list whose messages contain `text` (case counts as typed in lower case: not at
         all; otherwise exactly), newest first, at most SEARCH_LIMIT, each with the words around the first hit."""
-        needle = json.dumps(text, ensure_ascii=False)[1:-1]
+        # As the text stands inside the JSON of the messages; a writer may have escaped what is not ASCII.
+        plain, escaped = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
         column = "messages" if text != text.lower() else "lower(messages)"
-        around = f"substr(messages, greatest(1, strpos({column}, {literal(needle)}) - {_SNIPPET}), {2 * _SNIPPET + len(needle)})"
+        begin = f"greatest(1, strpos({column}, {literal(plain)}) - {_SNIPPET})"
+        around = f"substr(messages, {begin}, {2 * _SNIPPET + len(plain)})"
+        hit = " OR ".join(f"contains({column}, {literal(needle)})" for needle in {plain, escaped})
         scope = (
             "TRUE"
             if where == "TRUE"
             else f"traj_id IN (SELECT traj_id FROM trajectories WHERE {where}) AND {self._step_range(where)}"
         )
         found = self._rows(
-            f"SELECT traj_id, {around} FROM transcripts WHERE {scope} AND contains({column}, {literal(needle)}) "
+            f"SELECT traj_id, {around} FROM transcripts WHERE {scope} AND ({hit}) "
             f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT}",
             raw=True,
         )
@@ -244,10 +253,14 @@ class Source:
             return "FALSE"
         return f"step BETWEEN {int(first)} AND {int(last)} AND run_id IN ({_list(runs)})"
 
-    def transcript(self, traj_id: str) -> dict[str, Any]:
-        """The record of one transcript: columns of TRANSCRIPTS, and token_texts where the run keeps them."""
-        record = self.store.transcript(traj_id)
-        return dict(record) if isinstance(record, Mapping) else dict(vars(record))
+    def record(self, traj_id: str) -> dict[str, Any]:
+        """One transcript: columns of TRANSCRIPTS, and token_texts where the run kept its vocabulary."""
+        return self.store.record(traj_id)
+
+    @property
+    def runs(self) -> list[str]:
+        """Ids of the runs that have rows."""
+        return [str(row[0]) for row in self._rows("SELECT DISTINCT run_id FROM trajectories ORDER BY 1", raw=True)]
 
     def run_dir(self, run_id: str) -> Path | None:
         """Folder of a run, where there is one on this machine."""

@@ -264,11 +264,10 @@ def _call_segments(
         content = loaded["arguments"].get(key)
         if not isinstance(content, str) or (kind == "input" and not content):
             continue
-        first, starts = 0, ()
+        first, starts = 0, tuple[int, ...]()
         if stream and (places := _string_places(text, key, content, begin, stop)):
             first, raw = stream.tokens(places[0], places[-1])
-            starts = tuple(bisect.bisect_left(places, places[0] + start) for start in raw)
-            starts = tuple(min(start, len(content)) for start in starts)
+            starts = tuple(min(bisect.bisect_left(places, places[0] + start), len(content)) for start in raw)
         yield Segment(kind, content, turn, tool, outcome if kind == "code" else None, first, starts)
 
 

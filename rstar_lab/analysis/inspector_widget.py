@@ -54,11 +54,12 @@ class NotebookWidget(anywidget.AnyWidget):
                 self._greeted = time.monotonic()
                 for slot in self._slots:
                     update_display(self._live_bundle(), raw=True, display_id=slot)
-        elif op == "deaf" and self._heir is None and self._greeted is not None:
+        elif op == "deaf" and self._heir is None:
             # One that only waited behind a busy kernel comes right after its hello; let the next one tell.
-            if time.monotonic() - self._greeted > _DEAF_AFTER_S:
-                self._heir = self.again()
-                self._heir._slots = self._slots
+            if self._greeted is None or time.monotonic() - self._greeted < _DEAF_AFTER_S:
+                return
+            self._heir = self.again()
+            self._heir._slots = self._slots
 
 
 def _always_has_browser() -> bool:

@@ -66,7 +66,7 @@ class View {
     this.transcript = new Transcript(choices.scales, say);
     this.other = new Transcript(choices.scales, say);
     this.list = new List({
-      known: choices.columns, say, sort: (name) => this.sort(name), choose: (traj_id) => this.set({ selected: traj_id }),
+      known: choices.columns, several: choices.run_id.length > 1, say, sort: (name) => this.sort(name), choose: (traj_id) => this.set({ selected: traj_id }),
       ask: async (offset, limit) => {
         const [page] = await this.line.ask("page", { offset, limit, ...this.state() });
         this.count.textContent = `${show(page.total)} of ${show(choices.total)} trajectories`;
@@ -235,6 +235,7 @@ class View {
     this.other.clear();
     this.transcript.paintDiff.clear();
     fill(this.panes, this.transcript.element);
+    this.say("");
   }
 
   async raw() {

@@ -18,7 +18,7 @@ const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[na
 /** [column to sort by, title, width, cell, right-aligned] */
 const listColumns = [
   ["step", "Step", 52, (row) => show(row.step), true],
-  ["problem_id", "Problem", 132, (row) => row.problem_id],
+  ["problem_id", "Problem", 112, (row) => row.problem_id],
   ["sample", "#", 34, (row) => show(row.sample), true],
   ["reward", "Right", 48, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
   ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "kept" : "drop"))],
@@ -35,14 +35,15 @@ const listColumns = [
   ["reflection_tokens", "Reflection", 74, (row) => show(row.reflection_tokens), true],
   ["stop_reason", "Stopped by", 92, (row) => show(row.stop_reason)],
   ["stage", "Stage", 76, (row) => show(row.stage)],
-  ["run_id", "Run", 150, (row) => show(row.run_id)],
+  ["run_id", "Run", 96, (row) => show(row.run_id)],
 ];
 
 export class List {
   /** ask(offset, limit) gives {rows, total}; choose(traj_id, index) is told what was selected. */
-  constructor({ ask, choose, sort, say, known }) {
+  constructor({ ask, choose, sort, say, known, several }) {
     Object.assign(this, { ask, choose, say });
     this.columns = listColumns.filter(([name]) => known.includes(name));
+    if (several) this.columns.splice(1, 0, this.columns.pop()); // the run, where there are several
     this.width = this.columns.reduce((sum, column) => sum + column[2], 26);
     this.template = `26px ${this.columns.map((column) => `${column[2]}px`).join(" ")}`;
     this.blocks = new Map();

@@ -14,7 +14,7 @@ export const channelNames = [
 export const legends = {
   entropy: ["sure", "torn", "Entropy of the next-token distribution, nats", "e", ""],
   log_prob: ["expected", "surprising", "Log-probability of the token under the engine", "l", ""],
-  mismatch: ["engine higher", "trainer higher", "Log-probability, trainer minus engine", "dp", "dn"],
+  mismatch: ["trainer higher", "engine higher", "Log-probability, engine minus trainer", "dp", "dn"],
   mask: ["tool, template", "model (trained on)", "Loss mask", "m", ""],
   advantage: ["pushed down", "pushed up", "Advantage of the trajectory, on its trained tokens", "ap", "an"],
 };
@@ -53,7 +53,7 @@ export class Values {
       const level = Number.isNaN(value) ? 0 : rank(channel, value);
       return level ? (channel === "entropy" ? "e" : "l") + level : "";
     }
-    const value = channel === "advantage" ? this.advantage : this.trainer[token] - this.engine[token];
+    const value = channel === "advantage" ? this.advantage : this.engine[token] - this.trainer[token];
     const level = typeof value !== "number" || Number.isNaN(value) ? 0 : rank(channel, Math.abs(value));
     return level ? (channel === "advantage" ? "a" : "d") + (value > 0 ? "p" : "n") + level : "";
   }
@@ -65,7 +65,7 @@ export class Values {
       ["entropy", show(this.entropy[token])],
       ["log-prob engine", show(this.engine[token])],
       ["log-prob trainer", show(this.trainer[token])],
-      ["difference", show(this.trainer[token] - this.engine[token])],
+      ["difference", show(this.engine[token] - this.trainer[token])],
       ["advantage", this.mask[token] ? show(this.advantage) : "–"],
     ];
   }

@@ -173,6 +173,10 @@ export class Transcript {
       const box = range.getBoundingClientRect();
       if (event.clientX < box.right && event.clientX >= box.left && event.clientY >= box.top && event.clientY <= box.bottom) offset -= 1;
     }
+    range.setStart(part.node, Math.min(offset, part.node.data.length - 1));
+    range.setEnd(part.node, Math.min(offset + 1, part.node.data.length));
+    const box = range.getBoundingClientRect();
+    if (Math.abs(event.clientX - (box.left + box.right) / 2) > box.width + 12) return this.hideTip(); // beside the text
     let low = 0;
     let high = part.starts.length - 1;
     while (low < high) {
@@ -228,7 +232,7 @@ export class Transcript {
   showTip(token, x, y) {
     const found = this.place(token);
     const text = found ? found.part.text.slice(found.begin, found.end) : "";
-    fill(this.tip, text ? h("code", {}, text.length > 40 ? `${text.slice(0, 40)}…` : text.replaceAll("\n", "⏎")) : null,
+    fill(this.tip, text ? h("code", {}, text.length > 40 ? `${text.slice(0, 40)}…` : text.replaceAll("\n", "⏎").replace(/^ +$/, (blank) => "␣".repeat(blank.length))) : null,
       h("dl", {}, this.values.rows(token).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
     this.tip.hidden = false;
     const pane = this.element.getBoundingClientRect();

@@ -1,0 +1,68 @@
+import { connect, greet, hideStatic } from "./dom.js";
+
+/** Plotly, loaded once a page from the kernel: no network, and not in the start of every figure. */
+function plotly(model) {
+  if (globalThis.Plotly?.newPlot) return Promise.resolve(globalThis.Plotly);
+  globalThis.__rstarLabPlotly ??= (async () => {
+    const line = connect(model);
+    const [, [source]] = await line.ask("plotly");
+    line.close();
+    // A page with an AMD loader would take plotly for itself: hide the loader's name while plotly defines its own.
+    const url = URL.createObjectURL(new Blob(["((define, module, exports) => {", source, "\n}).call(window)"], { type: "text/javascript" }));
+    const script = document.createElement("script");
+    script.src = url;
+    await new Promise((resolve, reject) => {
+      script.onload = resolve;
+      script.onerror = () => reject(new Error("plotly did not load"));
+      document.head.append(script);
+    });
+    URL.revokeObjectURL(url);
+    return globalThis.Plotly;
+  })();
+  return globalThis.__rstarLabPlotly;
+}
+
+const isDark = () => document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark");
+
+/** The figure's layout on a dark page; on a light one it is left as it is. */
+function themed(layout) {
+  if (!isDark()) return layout;
+  const dark = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...layout.font, color: "#e4e8ee" } };
+  const axes = new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name))]);
+  for (const name of axes) dark[name] = { ...layout[name], gridcolor: "#303844", zerolinecolor: "#465061", linecolor: "#5d6878", tickfont: { ...layout[name]?.tickfont, color: "#c3cbd6" } };
+  dark.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)" };
+  return dark;
+}
+
+export default {
+  initialize({ model }) {
+    return greet(model);
+  },
+  async render({ model, el }) {
+    const box = document.createElement("div");
+    box.className = "rl-figure";
+    el.append(box);
+    hideStatic(el);
+    const Plotly = await plotly(model);
+    const draw = () => {
+      const { data, layout } = JSON.parse(model.get("figure_json"));
+      return Plotly.react(box, data ?? [], { clickmode: "event+select", ...themed(layout ?? {}), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
+    };
+    await draw();
+    const fit = new ResizeObserver(() => box.offsetWidth && Plotly.Plots.resize(box));
+    fit.observe(el);
+    const send = (event) => event?.points?.length && model.send({ op: "points", points: event.points.map((point) => [point.curveNumber, point.pointIndex ?? point.pointNumber]) });
+    box.on("plotly_click", send);
+    box.on("plotly_selected", send);
+    box.on("plotly_doubleclick", () => model.send({ op: "points", points: [] }));
+    model.on("change:figure_json", draw);
+    const theme = new MutationObserver(draw);
+    theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
+    return () => {
+      theme.disconnect();
+      fit.disconnect();
+      model.off("change:figure_json", draw);
+      Plotly.purge(box);
+    };
+  },
+};
