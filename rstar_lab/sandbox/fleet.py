@@ -3,6 +3,8 @@
 import array
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import signal
 import socket
@@ -14,9 +16,13 @@ from rstar_lab.sandbox.box import frames
 
 TIERS = ("bare", "numpy", "sympy", "scipy")
 START_TIMEOUT_S = 60.0
-_BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from rstar_lab.sandbox.box.zygote import entry; sys.path.pop(0); entry()"
-)
+_BOOT = """import sys
+sys.path.insert(0, {root!r})
+from rstar_lab.sandbox.box.zygote import entry
+sys.path[0] = ""
+sys.argv, arguments = ["main.py"], sys.argv
+entry(arguments)
+"""
 
 
 class KeeperDied(Exception):
@@ -91,8 +97,11 @@ class KeeperLink(asyncio.Protocol):
 class Fleet:
     """All zygotes of one sandbox. Ends when closed, and by itself when this process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self.missing: dict[str, str] = {}
         self.keepers: set[KeeperLink] = set()
+        self._workers = workers
+        self._numbers = itertools.count(1)
         self._process: subprocess.Popen | None = None
         self._controls: dict[str, socket.socket] = {}
         self._ready: dict[str, asyncio.Future[bool]] = {}
@@ -117,7 +126,15 @@ class Fleet:
             theirs.append(other)
         root = str(Path(__file__).parents[2])
         fds = [sock.fileno() for sock in theirs]
-        command = [sys.executable, "-I", "-c", _BOOT.format(root=root), str(os.getpid()), *map(str, fds)]
+        command = [
+            sys.executable,
+            "-I",
+            "-c",
+            _BOOT.format(root=root),
+            str(os.getpid()),
+            str(self._workers),
+            *map(str, fds),
+        ]
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
@@ -126,7 +143,7 @@ class Fleet:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: ASYNC220  (returns at once)
             command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         for sock in theirs:
@@ -134,14 +151,17 @@ class Fleet:
         for tier, control in self._controls.items():
             loop.add_reader(control, self._hear, tier, control)
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready["bare"]), START_TIMEOUT_S)
-        except (TimeoutError, KeeperDied) as error:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                started = await asyncio.shield(self._ready["bare"])
+        except TimeoutError:
+            started = False
+        if not started:
             await self.close()
-            raise RuntimeError("the sandbox's zygote did not start (its message stands above)") from error
+            raise RuntimeError("the sandbox's zygote did not start; what it said stands above, on stderr")
 
     def _hear(self, tier: str, control: socket.socket) -> None:
         try:
-            word = control.recv(1)
+            word = control.recv(65536)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -152,7 +172,9 @@ class Fleet:
             if not ready.done():
                 ready.set_result(False)
         elif not ready.done():
-            ready.set_result(word == b"+")
+            if word[1:].strip():
+                self.missing = json.loads(word[1:])
+            ready.set_result(word[:1] == b"+")
 
     async def keeper(self, tier: str) -> KeeperLink:
         """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""
@@ -165,7 +187,8 @@ class Fleet:
         with theirs:
             try:
                 self._controls[name].sendmsg(
-                    [b"k"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
+                    [next(self._numbers).to_bytes(4, "little")],
+                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))],
                 )
             except OSError as error:
                 ours.close()
@@ -175,6 +198,11 @@ class Fleet:
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self.keepers.add(link)
         return link
+
+    def sweep(self) -> None:
+        """A keeper was lost: have the box end what it may have left running."""
+        with contextlib.suppress(OSError):
+            self._controls["bare"].send(b"s")
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()

@@ -186,6 +186,7 @@ class LocalSandbox:
             result = await link.call(request, request.timeout_s + request.wall_slack_s + SILENCE_S)
         except BaseException:
             fleet.keepers.discard(link)
+            fleet.sweep()
             raise
         idle.append(link)
         return result
@@ -201,7 +202,7 @@ class LocalSandbox:
                 await self._fleet.close()
                 self._fleet = None
             if self._fleet is None:
-                fleet = Fleet()
+                fleet = Fleet(self.workers)
                 await fleet.start()
                 self._fleet = fleet
             return self._fleet

@@ -5,46 +5,159 @@ cannot reach it, and what it reports of time, memory and endings comes from the 
 """
 
 import contextlib
+import marshal
+import mmap
 import os
 import select
 import signal
 import socket
-import sys
-import time
 
-from rstar_lab.sandbox.box import kernel, program
-from rstar_lab.sandbox.box.frames import (
-    CALL,
-    HEAD,
-    LONG,
-    YIELD,
-    Request,
-    Result,
-    pack_result,
-    unpack_request,
-)
+from rstar_lab.sandbox.box import kernel, processes, program
+from rstar_lab.sandbox.box.cgroup import NORMAL, Group
+from rstar_lab.sandbox.box.frames import CALL, HEAD, LONG, YIELD, Request, Result, pack_result, unpack_request
+from rstar_lab.sandbox.box.isolation import Isolation, fork_into
+from rstar_lab.sandbox.box.watch import LONG_CPU_S, TICK_S, Watch
 
-TICK_S = 0.05
-LONG_CPU_S = 0.1
 ENDINGS = {
     program.DONE: "ok",
     program.RAISED: "exception",
     program.INVALID: "syntax_error",
     program.NO_MEMORY: "memory",
 }
+# Processes of a slot's group that are not the program's: the keeper and the namespace's init.
+OWN_PROCESSES = 2
+OWN_MEMORY_MB = 16
+GRACE_S = 0.5
+IDLE_TICK_S = 10.0
+IDLE_CPU_S = 1.0
+
+
+class Streams:
+    """The program's standard streams: files in memory, so that nobody has to pump them while it runs."""
+
+    def __init__(self) -> None:
+        self.stdin, self.stdout, self.stderr = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+        self.fds = [self.stdin, self.stdout, self.stderr]
+
+    def feed(self, stdin: bytes) -> None:
+        view = memoryview(stdin)
+        while view:
+            view = view[os.write(self.stdin, view) :]
+        os.lseek(self.stdin, 0, os.SEEK_SET)
+
+    def rewind(self) -> None:
+        """Empty them, for the next cell of a session."""
+        for fd in self.fds:
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+
+    def take(self, most: int) -> list[bytes]:
+        return [_head(fd, most) for fd in (self.stdout, self.stderr)]
+
+    def attach(self) -> None:
+        """In the program: become its descriptors 0, 1 and 2."""
+        for target, fd in enumerate(self.fds):
+            os.dup2(fd, target)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def _head(fd: int, most: int) -> bytes:
+    size = os.fstat(fd).st_size
+    data = os.pread(fd, min(size, most), 0) if size else b""
+    return data + b"\n[output cut at %d bytes]\n" % most if size > most else data
+
+
+class Program:
+    """A forked program with all it started."""
+
+    def __init__(self, keeper: "Keeper", request: Request) -> None:
+        self.streams = Streams()
+        self.streams.feed(b"" if request.session else request.stdin)
+        self.channel, self.cell = None, -1
+        if request.session:
+            self.channel, theirs = socket.socketpair()
+            self.cell = os.memfd_create("cell")
+        # The program's last sign before the user's code is a byte here; then it lets go of the page for ever.
+        self._started = mmap.mmap(-1, mmap.PAGESIZE)
+        self.init = kernel.new_pid_namespace() if keeper.isolation.has("pid_namespace") else 0
+        self.pid = fork_into(self.init, keeper.own_pid_namespace)
+        if self.pid == 0:
+            try:
+                self.streams.attach()
+                if request.session:
+                    os.dup2(theirs.fileno(), 3)
+                    os.dup2(self.cell, 4)
+                kernel.close_from(5 if request.session else 3)
+                keeper.isolation.enter(request, keeper.number)
+                self._started[0] = 1
+                self._started.close()
+                if request.session:
+                    program.run_session(3, 4, keeper.report)
+                else:
+                    program.run_program(request.code, request.seed, request.value_bytes, keeper.report)
+            finally:
+                os._exit(70)
+        if request.session:
+            theirs.close()
+        self.pidfd = os.pidfd_open(self.pid)
+        self._isolation = keeper.isolation
+
+    @property
+    def started(self) -> bool:
+        return self._started[0] == 1
+
+    def submit(self, request: Request) -> None:
+        """Hand a session its next cell."""
+        assert self.channel is not None
+        self.streams.rewind()
+        self.streams.feed(request.stdin)
+        cell = marshal.dumps((request.code, request.seed, request.value_bytes))
+        os.ftruncate(self.cell, 0)
+        os.pwrite(self.cell, cell, 0)
+        with contextlib.suppress(OSError):
+            self.channel.send(b".")
+
+    def end(self) -> int:
+        """Kill whatever still runs; return the program's wait status."""
+        if self.init:
+            os.kill(self.init, signal.SIGKILL)
+            status = os.waitpid(self.pid, 0)[1]
+            os.waitpid(self.init, 0)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            status = os.waitpid(self.pid, 0)[1]
+            processes.end_all(os.getpid())
+        os.close(self.pidfd)
+        self._started.close()
+        if self.channel is not None:
+            self.channel.close()
+            os.close(self.cell)
+        return status
 
 
 class Keeper:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
         self.sock = sock
+        self.isolation = isolation
+        self.group = group
+        self.number = number
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self.session: Program | None = None
 
     def serve(self) -> None:
         while True:
+            if self.session is not None:
+                self._idle(self.session)
             kind, body = self._receive()
             if kind == CALL:
-                self.sock.sendall(pack_result(self.run(unpack_request(body))))
+                request = unpack_request(body)
+                answer = self.run_cell(request) if request.session else self.run(request)
+                self.sock.sendall(pack_result(answer))
 
     def _receive(self) -> tuple[bytes, bytes]:
         size, kind = HEAD.unpack(self._read(HEAD.size))
@@ -60,92 +173,132 @@ class Keeper:
         return bytes(data)
 
     def run(self, request: Request) -> Result:
+        """One call in a process of its own."""
+        self._limit(request)
         self.report.clear()
-        streams = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
-        if request.stdin:
-            os.write(streams[0], request.stdin)
-            os.lseek(streams[0], 0, os.SEEK_SET)
-        start = time.monotonic()
-        init = kernel.new_pid_namespace()
-        namespace = os.pidfd_open(init)
-        kernel.setns(namespace, kernel.CLONE_NEWPID)
-        os.close(namespace)
-        pid = os.fork()
-        if pid == 0:
-            for target, fd in enumerate(streams):
-                os.dup2(fd, target)
-            kernel.close_from(3)
-            program.run_program(request.code, request.seed, request.value_bytes, self.report)
-        kernel.setns(self.own_pid_namespace, kernel.CLONE_NEWPID)
-        verdict = self._watch(request, pid, streams, start)
-        os.kill(init, signal.SIGKILL)
-        _, status, usage = os.wait4(pid, 0)
-        os.waitpid(init, 0)
-        duration_s = time.monotonic() - start
-        ending, value = self.report.read(request.value_bytes + 64)
-        if verdict is None:
-            verdict = self._ending(status, ending)
-        if any(os.fstat(fd).st_size > request.output_bytes for fd in streams[1:]):
-            verdict = "output_limit"
-        stdout, stderr = (_head(fd, request.output_bytes) for fd in streams[1:])
-        for fd in streams:
-            os.close(fd)
-        return Result(
-            verdict,
-            False,
-            duration_s,
-            usage.ru_utime + usage.ru_stime,
-            stdout,
-            stderr,
-            value if verdict == "ok" else None,
-        )
+        running = Program(self, request)
+        watch = Watch(request, running.pid, self.group, running.streams.fds[1:])
+        verdict, _ = self._wait(watch, running)
+        duration_s = watch.wall_s()
+        cpu_s = watch.cpu_s()
+        started = running.started
+        status = running.end()
+        outcome, value = self._ending(request, verdict, started, status)
+        result = self._result(request, outcome, value, False, running, duration_s, cpu_s)
+        running.streams.close()
+        return result
 
-    def _ending(self, status: int, ending: int) -> str:
-        if ending != program.NOTHING and status == 0:
-            return ENDINGS[ending]
-        return "ok" if status == 0 else "killed"
+    def run_cell(self, request: Request) -> Result:
+        """One cell of a session; the first starts its interpreter."""
+        self._limit(request)
+        self.report.clear()
+        if self.session is None:
+            self.session = Program(self, request)
+        running = self.session
+        running.submit(request)
+        watch = Watch(request, running.pid, self.group, running.streams.fds[1:])
+        verdict, done = self._wait(watch, running)
+        if verdict == "timeout":
+            # An interrupt keeps the session's state, if the cell lets it through.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.pid, signal.SIGINT)
+            done = self._finished(running, GRACE_S)
+        duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
+        if done:
+            ending, value = self.report.read(request.value_bytes)
+            outcome = verdict or ENDINGS.get(ending, "killed")
+            value = value if outcome == "ok" else None
+        else:
+            started = running.started
+            status = running.end()
+            self.session = None
+            outcome, value = self._ending(request, verdict, started, status)
+        return self._result(request, outcome, value, done, running, duration_s, cpu_s)
 
-    def _watch(self, request: Request, pid: int, streams: list[int], start: float) -> str | None:
-        """Wait for the program's end; name the reason where we end it."""
-        pidfd = os.pidfd_open(pid)
+    def _limit(self, request: Request) -> None:
+        if self.group:
+            self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
+            self.group.weigh(NORMAL)
+
+    def _wait(self, watch: Watch, running: Program) -> tuple[str | None, bool]:
+        """Wait until the program or its cell ends, or has to be ended: (verdict, the cell is done)."""
         poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
+        poller.register(running.pidfd, select.POLLIN)
         poller.register(self.sock, select.POLLIN)
+        if running.channel is not None:
+            poller.register(running.channel, select.POLLIN)
         told = False
-        try:
-            while True:
-                for fd, _ in poller.poll(TICK_S * 1000):
-                    if fd == pidfd:
-                        return None
-                    kind, _body = self._receive()
-                    assert kind == YIELD
-                wall = time.monotonic() - start
-                if wall >= request.timeout_s:
-                    return "timeout"
-                if any(os.fstat(fd).st_size > request.output_bytes for fd in streams[1:]):
-                    return "output_limit"
-                if not told and wall > LONG_CPU_S:
-                    told = True
-                    self.sock.sendall(HEAD.pack(0, LONG))
-        finally:
-            os.close(pidfd)
+        tick_s = LONG_CPU_S
+        while True:
+            for fd, _ in poller.poll(tick_s * 1000):
+                if fd == self.sock.fileno():
+                    if self._receive()[0] == YIELD:
+                        watch.make_room()
+                elif fd == running.pidfd:
+                    return None, False
+                else:
+                    assert running.channel is not None
+                    return None, running.channel.recv(1) == b"."
+            verdict = watch.verdict()
+            if verdict:
+                return verdict, False
+            if not told and watch.long():
+                told = True
+                self.sock.sendall(HEAD.pack(0, LONG))
+            tick_s = TICK_S
+
+    def _finished(self, running: Program, within_s: float) -> bool:
+        assert running.channel is not None
+        return bool(select.select([running.channel], [], [], within_s)[0]) and running.channel.recv(1) == b"."
+
+    def _idle(self, session: Program) -> None:
+        """Wait for the session's next cell; end it where it works on meanwhile."""
+        if self.group:
+            self.group.begin()
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        while not poller.poll(IDLE_TICK_S * 1000):
+            if self.group and (self.group.cpu_s() or 0.0) > IDLE_CPU_S:
+                os._exit(0)
+
+    def _ending(self, request: Request, verdict: str | None, started: bool, status: int) -> tuple[str, bytes | None]:
+        ending, value = self.report.read(request.value_bytes + 64)
+        if not started:
+            return verdict if verdict == "timeout" else "sandbox_error", None
+        if verdict:
+            return verdict, None
+        if self.group and self.group.out_of_memory():
+            return "memory", None
+        if status == 0 and ending != program.NOTHING:
+            return ENDINGS[ending], value if ending == program.DONE else None
+        return "ok" if status == 0 else "killed", None
+
+    def _result(
+        self,
+        request: Request,
+        outcome: str,
+        value: bytes | None,
+        alive: bool,
+        running: Program,
+        duration_s: float,
+        cpu_s: float,
+    ) -> Result:
+        sizes = [os.fstat(fd).st_size for fd in running.streams.fds[1:]]
+        if outcome != "sandbox_error" and max(sizes) > request.output_bytes:
+            outcome, value = "output_limit", None
+        stdout, stderr = running.streams.take(request.output_bytes)
+        return Result(outcome, alive, duration_s, cpu_s, stdout, stderr, value)
 
 
-def _head(fd: int, most: int) -> bytes:
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, min(size, most), 0) if size else b""
-    return data + b"\n[output cut at %d bytes]\n" % most if size > most else data
-
-
-def keep(sock: socket.socket) -> None:
-    """Serve calls on this socket until it closes; never return."""
+def keep(sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
+    """Serve calls on this socket until it closes."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        Keeper(sock).serve()
-    except BaseException:
-        with contextlib.suppress(BaseException):
-            import traceback
-
-            traceback.print_exc(file=sys.__stderr__)
-    finally:
-        os._exit(1)
+    os.setsid()
+    if group:
+        group.join()
+    # Above its programs, so that a fork bomb cannot keep it from the kill.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    if not isolation.has("pid_namespace"):
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    Keeper(sock, isolation, group, number).serve()

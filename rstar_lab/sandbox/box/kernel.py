@@ -6,6 +6,9 @@ import os
 import platform
 import signal
 import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 CLONE_VM = 0x100
 CLONE_NEWNS = 0x20000
@@ -87,6 +90,19 @@ def drop_capabilities() -> None:
 def close_from(fd: int) -> None:
     if libc.syscall(SYS_CLOSE_RANGE, ctypes.c_uint(fd), ctypes.c_uint(0xFFFFFFFF), 0) < 0:
         os.closerange(fd, os.sysconf("SC_OPEN_MAX"))
+
+
+def run_and_exit(action: Callable[..., None], *arguments: Any) -> NoReturn:
+    """In a fork: do this and no more, saying on stderr what went wrong."""
+    try:
+        action(*arguments)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc(file=sys.__stderr__)
+        sys.__stderr__.flush()  # type: ignore[union-attr]
+    finally:
+        os._exit(1)
 
 
 _STUB_STACK = mmap.mmap(-1, 16384)

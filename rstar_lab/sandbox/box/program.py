@@ -8,6 +8,7 @@ import ast
 import builtins
 import gc
 import linecache
+import marshal
 import mmap
 import os
 import random
@@ -144,11 +145,45 @@ def finish() -> None:
         atexit._run_exitfuncs()
     except BaseException as error:
         print_exception(error)
+    flush()
+
+
+def flush() -> None:
     for stream in {id(s): s for s in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__)}.values():
         try:
             stream.flush()
         except BaseException:
             pass
+
+
+def run_session(channel: int, cell: int, report: Report) -> None:
+    """Be a session's interpreter: run a cell for each byte on the channel; never return."""
+    me = os.getpid()
+    try:
+        open_streams()
+        reseed(None)
+        gc.enable()
+        namespace = new_main().__dict__
+        number = 0
+        while True:
+            try:
+                if os.read(channel, 1) != b".":
+                    return
+                number += 1
+                code, seed, most = marshal.loads(os.pread(cell, os.fstat(cell).st_size, 0))
+                sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+                if seed is not None:
+                    reseed(seed)
+                ending, value = run_cell(code, namespace, most, f"cell {number}")
+                flush()
+                if os.getpid() != me:
+                    return
+                report.write(ending, value)
+            except KeyboardInterrupt:
+                report.write(RAISED, None)
+            os.write(channel, b".")
+    finally:
+        os._exit(0)
 
 
 def run_program(code: bytes, seed: int | None, most: int, report: Report) -> None:
@@ -162,5 +197,7 @@ def run_program(code: bytes, seed: int | None, most: int, report: Report) -> Non
         finish()
         if os.getpid() == me:
             report.write(ending, value)
+    except BaseException:
+        os._exit(1)
     finally:
         os._exit(0)

@@ -5,29 +5,82 @@ namespaces, becomes the bare zygote, forks the numpy zygote, which forks the sym
 """
 
 import contextlib
-import gc
 import importlib
+import json
 import os
 import select
 import signal
 import socket
-import sys
 
-from rstar_lab.sandbox.box import kernel
+from rstar_lab.sandbox.box import cgroup, isolation, kernel, processes, view
+from rstar_lab.sandbox.box.frames import Request
 from rstar_lab.sandbox.box.keeper import keep
 
-COMMON = (
-    "bisect cmath collections copy dataclasses datetime decimal fractions functools heapq itertools json math operator"
-    " random re statistics string time typing"
-).split()
-SCIPY = "integrate interpolate linalg ndimage optimize signal sparse spatial special stats".split()
+COMMON = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"]
+COMMON += ["heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "time", "typing"]
+SCIPY = ["integrate", "interpolate", "linalg", "ndimage", "optimize", "signal", "sparse", "spatial", "special", "stats"]
 TIERS = {
     "bare": COMMON,
     "numpy": ["numpy", "numpy.random", "numpy.linalg"],
     "sympy": ["sympy"],
     "scipy": [f"scipy.{part}" for part in SCIPY],
 }
-READY, MISSING = b"+", b"-"
+PREFIX = "rstar-sandbox"
+_DRY = Request(b"", b"", None, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024, False)
+
+
+class Zygote:
+    """One tier's zygote: forks a keeper for each socket that comes on its control socket."""
+
+    def __init__(self, control: socket.socket, tier: str, box: isolation.Isolation, group: cgroup.Group | None) -> None:
+        self.control = control
+        self.tier = tier
+        self.box = box
+        self.group = group
+        self.keepers: dict[int, str] = {}
+        self.others: set[int] = set()
+
+    def serve(self) -> None:
+        isolation.settle()
+        while True:
+            data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
+            if not data:
+                os._exit(0)
+            self._reap()
+            if fds:
+                self._fork(socket.socket(fileno=fds[0]), int.from_bytes(data, "little"))
+            else:
+                self._sweep()
+
+    def _fork(self, sock: socket.socket, number: int) -> None:
+        name = f"{self.tier}-{number}"
+        group = self.group.child(name) if self.group else None
+        pid = os.fork()
+        if pid == 0:
+            self.control.close()
+            kernel.run_and_exit(keep, sock, self.box, group, number)
+        self.keepers[pid] = name
+        sock.close()
+        if group:
+            for fd in set(group.folders.values()):
+                os.close(fd)
+
+    def _reap(self) -> None:
+        """Forget keepers that ended, and remove their groups."""
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                name = self.keepers.pop(pid, None)
+                if name and self.group:
+                    self.group.remove(name)
+
+    def _sweep(self) -> None:
+        """End what a killed keeper left to us: as process 1 of the box we inherit its orphans."""
+        if os.getpid() != 1:
+            return
+        for pid in processes.children(1):
+            if pid not in self.keepers and pid not in self.others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def warm(modules: list[str]) -> bool:
@@ -39,42 +92,38 @@ def warm(modules: list[str]) -> bool:
     return True
 
 
-def serve(control: socket.socket) -> None:
-    """Fork a keeper for each socket that comes."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    while True:
-        try:
-            data, fds, _flags, _address = socket.recv_fds(control, 1, 1)
-        except InterruptedError:
-            continue
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not data:
-            os._exit(0)
-        sock = socket.socket(fileno=fds[0])
-        if os.fork() == 0:
-            control.close()
-            keep(sock)
-        sock.close()
-
-
-def tiers(controls: list[socket.socket], names: list[str]) -> None:
+def tiers(
+    controls: list[socket.socket], names: list[str], box: isolation.Isolation, group: cgroup.Group | None, word: str
+) -> None:
     """Become the zygote of the first name, after forking that of the others; never return."""
+    zygote = Zygote(controls[0], names[0], box, group)
     present = warm(TIERS[names[0]])
-    if names[1:] and os.fork() == 0:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        controls[0].close()
-        tiers(controls[1:], names[1:])
+    if names[1:]:
+        pid = os.fork()
+        if pid == 0:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            controls[0].close()
+            tiers(controls[1:], names[1:], box, group, "")
+        zygote.others.add(pid)
     for other in controls[1:]:
         other.close()
-    controls[0].sendall(READY if present else MISSING)
-    serve(controls[0])
+    controls[0].sendall(f"{'+' if present else '-'}{word}\n".encode())
+    zygote.serve()
 
 
-def main(parent: int, fds: list[int]) -> None:
+def first(controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None) -> None:
+    """Build the box, try it once, and become its first zygote; never return."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    readable = view.readable()
+    isolation.enter_zygote(missing)
+    box = isolation.Isolation(missing, root, readable)
+    box.prepare()
+    for layer, error in isolation.dry_run(box, _DRY).items():
+        missing.setdefault(layer, error)
+    tiers(controls, list(TIERS), box, group, json.dumps(missing))
+
+
+def main(parent: int, workers: int, fds: list[int]) -> None:
     """Watch over the zygotes from outside their PID namespace: they end when we do, and we when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
@@ -82,22 +131,33 @@ def main(parent: int, fds: list[int]) -> None:
     if os.getppid() != parent:
         return
     controls = [socket.socket(fileno=fd) for fd in fds]
-    wake, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    kernel.unshare(kernel.CLONE_NEWPID)
-    first = os.fork()
-    if first == 0:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        tiers(controls, list(TIERS))
+    stopping, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
+    missing: isolation.Missing = {}
+    cgroup.sweep(PREFIX)
+    name = f"{PREFIX}-{os.getpid()}"
+    group = cgroup.create(name)
+    if group is None:
+        missing["cgroup"] = "this user may make none with a memory and a process controller"
+    else:
+        # One slot of ours weighs as much as two ordinary processes outside.
+        group.weigh(2 * cgroup.NORMAL * workers)
+    root = isolation.enter_outer(missing)
+    pid = os.fork()
+    if pid == 0:
+        kernel.run_and_exit(first, controls, missing, root, group)
     for control in controls:
         control.close()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"x"))
     poller = select.poll()
-    for fd in (parent_fd, wake, os.pidfd_open(first)):
+    for fd in (parent_fd, stopping, os.pidfd_open(pid)):
         poller.register(fd, select.POLLIN)
     poller.poll()
-    os.kill(first, signal.SIGKILL)
-    os.waitpid(first, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if group:
+        cgroup.destroy(group, name)
 
 
-def entry() -> None:
-    main(int(sys.argv[1]), [int(fd) for fd in sys.argv[2:]])
+def entry(arguments: list[str]) -> None:
+    main(int(arguments[1]), int(arguments[2]), [int(fd) for fd in arguments[3:]])

@@ -1,0 +1,239 @@
+"""Control groups, version 1 or 2: bounds on the memory, processes and processor share of all of a call's processes."""
+
+import contextlib
+import os
+import re
+import time
+
+CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+BACKGROUND, NORMAL, BOOSTED = 64, 1024, 8192
+
+
+def _write(folder: int, name: str, text: str) -> None:
+    fd = os.open(name, os.O_WRONLY, dir_fd=folder)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(folder: int, name: str) -> str:
+    fd = os.open(name, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.read(fd, 1 << 16).decode()
+    finally:
+        os.close(fd)
+
+
+def _own_paths() -> dict[str, str]:
+    """Controller -> path of this process's group; the version 2 hierarchy has the name ''."""
+    paths = {}
+    with open("/proc/self/cgroup") as lines:  # noqa: PTH123
+        for line in lines:
+            _, names, path = line.rstrip("\n").split(":", 2)
+            for name in names.split(","):
+                paths[name] = path
+    return paths
+
+
+def _mounts() -> list[tuple[str, str, str, set[str]]]:
+    """(type, root, mount point, options) of every mounted hierarchy."""
+    found = []
+    with open("/proc/self/mountinfo") as lines:  # noqa: PTH123
+        for line in lines:
+            left, right = line.rstrip("\n").split(" - ")
+            kind, _, options = right.split(" ")[:3]
+            if kind in ("cgroup", "cgroup2"):
+                fields = left.split(" ")
+                found.append((kind, fields[3], fields[4], set(options.split(","))))
+    return found
+
+
+def _folder(root: str, point: str, path: str) -> str:
+    inside = path[len(root) :] if root != "/" and path.startswith(root) else path
+    return os.path.join(point, inside.lstrip("/"))  # noqa: PTH118
+
+
+class Group:
+    """One group: a folder in each hierarchy (version 1) or one folder (version 2)."""
+
+    def __init__(self, version: int, folders: dict[str, int]) -> None:
+        self.version = version
+        self.folders = folders
+        self._memory_mb = self._processes = 0
+        self._weight = NORMAL
+        self._kills = 0
+        self._cpu_base = 0.0
+
+    @property
+    def controllers(self) -> set[str]:
+        return set(self.folders)
+
+    def child(self, name: str) -> "Group":
+        """Make a group beneath this one."""
+        folders: dict[str, int] = {}
+        for controller, folder in self.folders.items():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=folder)
+            folders[controller] = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        return Group(self.version, folders)
+
+    def remove(self, name: str) -> None:
+        """Remove a child; a few milliseconds may pass until its last process is gone."""
+        for folder in set(self.folders.values()):
+            for _ in range(20):
+                try:
+                    os.rmdir(name, dir_fd=folder)
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(0.005)
+                else:
+                    break
+
+    def join(self) -> None:
+        """Move this process in."""
+        for folder in set(self.folders.values()):
+            _write(folder, "cgroup.procs", "0")
+
+    def limit(self, memory_mb: int, processes: int) -> None:
+        if "memory" in self.folders and memory_mb != self._memory_mb:
+            name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+            _write(self.folders["memory"], name, str(memory_mb << 20))
+            if self.version == 2 and not self._memory_mb:
+                with contextlib.suppress(OSError):
+                    _write(self.folders["memory"], "memory.swap.max", "0")
+            self._memory_mb = memory_mb
+        if "pids" in self.folders and processes != self._processes:
+            _write(self.folders["pids"], "pids.max", str(processes))
+            self._processes = processes
+
+    def weigh(self, weight: int) -> None:
+        """Share of the processor beside other groups, 1024 being normal."""
+        if "cpu" in self.folders and weight != self._weight:
+            if self.version == 1:
+                _write(self.folders["cpu"], "cpu.shares", str(weight))
+            else:
+                _write(self.folders["cpu"], "cpu.weight", str(max(1, weight * 100 // 1024)))
+            self._weight = weight
+
+    def begin(self) -> None:
+        """A call begins: count from here."""
+        self._cpu_base = self._cpu()
+
+    def cpu_s(self) -> float | None:
+        """CPU seconds since `begin`, None where nothing counts them."""
+        return self._cpu() - self._cpu_base if "cpuacct" in self.folders else None
+
+    def _cpu(self) -> float:
+        if "cpuacct" not in self.folders:
+            return 0.0
+        if self.version == 1:
+            return int(_read(self.folders["cpuacct"], "cpuacct.usage")) / 1e9
+        return int(_read(self.folders["cpuacct"], "cpu.stat").split()[1]) / 1e6
+
+    def out_of_memory(self) -> bool:
+        """Has the kernel killed a process of this group for its memory since the last question?"""
+        if "memory" not in self.folders:
+            return False
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        match = re.search(r"^oom_kill (\d+)$", _read(self.folders["memory"], name), re.MULTILINE)
+        kills = int(match[1]) if match else 0
+        more, self._kills = kills > self._kills, kills
+        return more
+
+    def tasks(self) -> list[int]:
+        """Threads in this group, as this process's PID namespace numbers them."""
+        folder = next(iter(self.folders.values()))
+        name = "tasks" if self.version == 1 else "cgroup.threads"
+        return [int(line) for line in _read(folder, name).split()]
+
+
+def _version_1(name: str) -> dict[str, int]:
+    own = _own_paths()
+    folders = {}
+    for kind, root, point, options in _mounts():
+        for controller in CONTROLLERS:
+            if kind == "cgroup" and controller in options and controller in own and controller not in folders:
+                folder = os.path.join(_folder(root, point, own[controller]), name)  # noqa: PTH118
+                with contextlib.suppress(OSError):
+                    os.mkdir(folder)  # noqa: PTH102
+                    folders[controller] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return folders
+
+
+def _version_2(name: str) -> dict[str, int]:
+    own = _own_paths().get("", "/")
+    for kind, root, point, _ in _mounts():
+        if kind != "cgroup2":
+            continue
+        parent = _folder(root, point, own).rstrip("/")
+        # A group with processes cannot hand controllers down, so look upwards for one that can.
+        while parent.startswith(point):
+            folder = os.path.join(parent, name)  # noqa: PTH118
+            try:
+                at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    _write(at, "cgroup.subtree_control", "+memory +pids +cpu")
+                finally:
+                    os.close(at)
+                os.mkdir(folder)  # noqa: PTH102
+            except OSError:
+                parent = os.path.dirname(parent)  # noqa: PTH120
+                continue
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _write(fd, "cgroup.subtree_control", "+memory +pids +cpu")
+            except OSError:
+                os.rmdir(folder)  # noqa: PTH106
+                return {}
+            return {controller: fd for controller in CONTROLLERS}
+    return {}
+
+
+def create(name: str) -> Group | None:
+    """A group for a whole sandbox, beneath this process's own; None where this user may make none that bounds memory."""
+    try:
+        folders = _version_2(name)
+        version = 2
+        if "memory" not in folders:
+            folders, version = _version_1(name), 1
+    except OSError:
+        return None
+    group = Group(version, folders)
+    if "memory" not in folders or "pids" not in folders:
+        destroy(group, name)
+        return None
+    return group
+
+
+def destroy(group: Group, name: str) -> None:
+    """Remove a sandbox's group with all beneath it. Its processes are gone."""
+    for folder in set(group.folders.values()):
+        for child in os.listdir(folder):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                os.rmdir(child, dir_fd=folder)
+        path = os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115
+        with contextlib.suppress(OSError):
+            os.rmdir(path)  # noqa: PTH106
+        os.close(folder)
+
+
+def sweep(prefix: str) -> None:
+    """Remove groups that sandboxes left which were killed outright. Names end in `-<pid>` of the owner."""
+    own = _own_paths()
+    for kind, root, point, options in _mounts():
+        names = [c for c in CONTROLLERS if c in options and c in own] if kind == "cgroup" else [""]
+        for controller in names:
+            parent = _folder(root, point, own.get(controller, "/"))
+            with contextlib.suppress(OSError):
+                for entry in os.listdir(parent):  # noqa: PTH208
+                    owner = entry.removeprefix(prefix + "-").split("-")[0]
+                    if not entry.startswith(prefix + "-") or os.path.exists(f"/proc/{owner}"):  # noqa: PTH110
+                        continue
+                    left = os.path.join(parent, entry)  # noqa: PTH118
+                    with contextlib.suppress(OSError):
+                        for child in os.listdir(left):  # noqa: PTH208
+                            with contextlib.suppress(OSError):
+                                os.rmdir(os.path.join(left, child))  # noqa: PTH106, PTH118
+                        os.rmdir(left)  # noqa: PTH106

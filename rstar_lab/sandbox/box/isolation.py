@@ -1,0 +1,245 @@
+"""The layers between a program and the host: some opened once by the zygotes, the rest in every forked program."""
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+
+from rstar_lab.sandbox.box import kernel, landlock, seccomp, view
+from rstar_lab.sandbox.box.frames import Request
+
+# Everything a machine can give; in the order of `sandbox check`.
+LAYERS = (
+    "cgroup",
+    "pid_namespace",
+    "mount_namespace",
+    "network_namespace",
+    "ipc_namespace",
+    "uts_namespace",
+    "user_namespace",
+    "user_id",
+    "private_proc",
+    "landlock",
+    "seccomp",
+)
+INSIDE_ID = 1000
+FIRST_UID, UIDS = 60_000, 5_000
+Missing = dict[str, str]
+
+
+def _attempt(missing: Missing, layer: str, step, *arguments) -> bool:
+    try:
+        step(*arguments)
+    except OSError as error:
+        missing[layer] = error.strerror or str(error)
+    return layer not in missing
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
+    """Of this process, which has just entered a new user namespace."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside} {outside_uid} 1"),
+        ("gid_map", f"{inside} {outside_gid} 1"),
+    ):
+        _write(f"/proc/self/{name}", text)
+
+
+def enter_outer(missing: Missing) -> bool:
+    """What the zygotes' parent does before it forks the first: the PID namespace. True where it is really root."""
+    try:
+        kernel.unshare(kernel.CLONE_NEWPID)
+        return True
+    except OSError:
+        uid, gid = os.geteuid(), os.getegid()
+        try:
+            kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
+            map_ids(0, uid, gid)
+        except OSError as error:
+            reason = f"user namespaces are refused ({error.strerror})"
+            missing.update(dict.fromkeys((layer for layer in LAYERS if "namespace" in layer), reason))
+            missing["private_proc"] = reason
+        return False
+
+
+def enter_zygote(missing: Missing) -> None:
+    """What the first zygote does before it imports anything of use: namespaces and the read-only view."""
+    if "pid_namespace" in missing:
+        return
+    for layer, flag in (
+        ("network_namespace", kernel.CLONE_NEWNET),
+        ("ipc_namespace", kernel.CLONE_NEWIPC),
+        ("uts_namespace", kernel.CLONE_NEWUTS),
+        ("mount_namespace", kernel.CLONE_NEWNS),
+    ):
+        _attempt(missing, layer, kernel.unshare, flag)
+    if "uts_namespace" not in missing:
+        with contextlib.suppress(OSError):
+            socket.sethostname("sandbox")
+    if "mount_namespace" not in missing:
+        _attempt(missing, "mount_namespace", view.build)
+    if "mount_namespace" in missing:
+        missing.setdefault("private_proc", "needs the mount namespace")
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+
+
+class Isolation:
+    """Puts the calling process, a fresh fork of a keeper, behind every layer that is not missing."""
+
+    def __init__(self, missing: Missing, root: bool, readable: list[str]) -> None:
+        self.missing = missing
+        self.root = root
+        self._devices = [f"/dev/{name}" for name in view.DEVICES]
+        self._readable = ["/"] if self.has("mount_namespace") else [*readable, "/proc/self"]
+        self._rules: landlock.Rules | None = None
+        self._filter: seccomp.Filter | None = None
+
+    def has(self, layer: str) -> bool:
+        return layer not in self.missing
+
+    def prepare(self) -> None:
+        """Once in each zygote: what forks share."""
+        if not self.root:
+            self.missing.setdefault("user_id", "programs run under the user's own id")
+        version = landlock.abi()
+        writable = [view.SCRATCH] if self.has("mount_namespace") else []
+        if version:
+            self._rules = landlock.Rules(version, self._readable, writable, self._devices)
+        else:
+            self.missing.setdefault("landlock", "the kernel has none")
+        try:
+            self._filter = seccomp.Filter()
+        except OSError as error:
+            self.missing.setdefault("seccomp", str(error))
+
+    def enter(self, request: Request, number: int, report=None) -> None:
+        """Raises OSError for the first layer that fails, or hands its name to report(layer, error) and goes on."""
+
+        def step(layer: str, action, *arguments) -> None:
+            if not self.has(layer):
+                return
+            try:
+                action(*arguments)
+            except OSError as error:
+                if report is None:
+                    raise
+                report(layer, error)
+
+        # The kernel's out-of-memory killer takes programs first, and their keeper last.
+        with contextlib.suppress(OSError):
+            _write("/proc/self/oom_score_adj", "1000")
+        flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
+        step("mount_namespace", self._scratch, request, flags)
+        step("private_proc", self._proc)
+        uid, gid = FIRST_UID + number % UIDS, FIRST_UID + number % UIDS
+        if self.root:
+            step("user_id", self._drop_ids, uid, gid)
+        else:
+            uid, gid = os.geteuid(), os.getegid()
+        step("user_namespace", self._user_namespace, uid, gid)
+        if self.has("mount_namespace"):
+            for folder in (view.WORK, view.TEMPORARY, view.SHARED_MEMORY):
+                os.mkdir(folder, 0o700)
+            os.chdir(view.WORK)
+        self._resources(request)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0 if self.root else 5)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.drop_capabilities()
+        if self._rules is not None:
+            step("landlock", self._rules.enforce)
+        if self._filter is not None:
+            step("seccomp", self._filter.install)
+
+    def _scratch(self, request: Request, flags: int) -> None:
+        kernel.unshare(kernel.CLONE_NEWNS | flags)
+        size = f"size={4 * request.file_mb}m,nr_inodes=16384,mode=777"
+        kernel.mount(b"scratch", view.SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size.encode())
+
+    def _proc(self) -> None:
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount(b"proc", b"/proc", b"proc", flags, b"hidepid=2,subset=pid")
+
+    def _drop_ids(self, uid: int, gid: int) -> None:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+    def _user_namespace(self, uid: int, gid: int) -> None:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        map_ids(INSIDE_ID, uid, gid)
+
+    def _resources(self, request: Request) -> None:
+        def bound(kind: int, value: int) -> None:
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+
+        bound(resource.RLIMIT_CORE, 0)
+        bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
+        bound(resource.RLIMIT_NOFILE, request.open_files)
+        bound(resource.RLIMIT_NPROC, request.processes)
+        bound(resource.RLIMIT_MSGQUEUE, 0)
+        if not request.session:
+            bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)
+        if not self.has("cgroup"):
+            bound(resource.RLIMIT_AS, (request.memory_mb + 1024) << 20)
+
+
+def dry_run(isolation: Isolation, request: Request) -> Missing:
+    """Fork a program, see which layers this machine refuses it, and mark them missing."""
+    reading, writing = os.pipe()
+    init = kernel.new_pid_namespace() if isolation.has("pid_namespace") else 0
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    pid = fork_into(init, own)
+    if pid == 0:
+        try:
+            isolation.enter(request, 0, lambda layer, error: os.write(writing, f"{layer}\t{error}\n".encode()))
+            os.write(writing, b".")
+        except BaseException as error:
+            os.write(writing, f"other\t{error!r}\n".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    if init:
+        os.kill(init, signal.SIGKILL)
+        os.waitpid(init, 0)
+    os.close(own)
+    os.close(writing)
+    text = os.read(reading, 65536)
+    os.close(reading)
+    return dict(line.split("\t", 1) for line in text.decode().splitlines() if "\t" in line)
+
+
+def fork_into(init: int, own: int) -> int:
+    """Fork into the PID namespace of that init, and come back to our own, an open descriptor. init 0: fork plainly."""
+    if not init:
+        return os.fork()
+    namespace = os.pidfd_open(init)
+    try:
+        kernel.setns(namespace, kernel.CLONE_NEWPID)
+        pid = os.fork()
+        if pid:
+            kernel.setns(own, kernel.CLONE_NEWPID)
+        return pid
+    finally:
+        os.close(namespace)
+
+
+def settle() -> None:
+    """Keep the collector's hands off what forks share."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()

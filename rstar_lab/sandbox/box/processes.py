@@ -1,0 +1,76 @@
+"""What /proc tells of a running program: processor time, memory, descendants."""
+
+import contextlib
+import os
+import signal
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 65536).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += [int(child) for child in _read(f"/proc/{pid}/task/{task}/children").split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes beneath this one, itself left out."""
+    found = [pid]
+    for parent in found:
+        found += children(parent)
+    return found[1:]
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Processor seconds of these processes and of the children they have waited for."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / _TICKS
+
+
+def memory_mb(pids: list[int]) -> float:
+    """Resident memory of these processes, pages of the zygote that they still share left out."""
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = _read(f"/proc/{pid}/statm").split()
+            pages += int(fields[1]) - int(fields[2])
+    return pages * _PAGE / 2**20
+
+
+def waiting_s(pid: int) -> float:
+    """Seconds that this process's most unlucky thread was ready to run and had no processor."""
+    most = 0
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            most = max(most, int(_read(f"/proc/{pid}/task/{task}/schedstat").split()[1]))
+    return most / 1e9
+
+
+def end_all(pid: int) -> None:
+    """Kill all children of this process, a subreaper, until none is left: what a PID namespace does in one blow."""
+    while True:
+        for child in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            while True:
+                done, _ = os.waitpid(-1, os.WNOHANG)
+                if not done:
+                    break
+        except ChildProcessError:
+            return

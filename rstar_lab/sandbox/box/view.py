@@ -1,0 +1,87 @@
+"""The file system a program sees: the interpreter and its libraries, read-only, and nothing else of the host."""
+
+import contextlib
+import os
+import sys
+
+from rstar_lab.sandbox.box import kernel
+
+SCRATCH = "/box"
+WORK, TEMPORARY, SHARED_MEMORY = f"{SCRATCH}/work", f"{SCRATCH}/tmp", f"{SCRATCH}/shm"
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_SYSTEM = [f"/usr/{part}" for part in ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share")]
+_SYSTEM += [f"/usr/local/{part}" for part in ("bin", "lib", "include")]
+_SYSTEM += ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"]
+_SYSTEM += ["/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime"]
+_LINKS = {
+    "/tmp": TEMPORARY,
+    "/var/tmp": TEMPORARY,
+    "/dev/shm": SHARED_MEMORY,
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+}
+_FILES = {
+    "/etc/passwd": "sandbox:x:1000:1000:sandbox:/box/work:/bin/sh\n",
+    "/etc/group": "sandbox:x:1000:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n",
+    "/etc/hostname": "sandbox\n",
+}
+
+
+def readable() -> list[str]:
+    """Existing paths a program may read: system libraries and compilers, and of Python's homes no more than its code."""
+    paths = list(_SYSTEM)
+    for prefix in {sys.base_prefix, sys.prefix, sys.base_exec_prefix, sys.exec_prefix}:
+        paths += [f"{prefix}/{part}" for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+    paths += [path for path in sys.path if path.endswith("-packages")]
+    # The interpreter may be a chain of links through folders of its own.
+    link = sys.executable
+    while link:
+        paths.append(link)
+        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link))) if os.path.islink(link) else ""
+    kept: list[str] = []
+    for path in sorted({os.path.normpath(path) for path in paths if path.startswith("/")}):
+        if os.path.lexists(path) and not any(path.startswith(f"{other}/") for other in kept):
+            kept.append(path)
+    return [path for path in kept if not os.path.islink(path) or path in _SYSTEM or path == sys.executable]
+
+
+def build() -> None:
+    """Replace this process's file system by the view; its mount namespace is its own. Raises OSError."""
+    kernel.mount(b"none", b"/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    root = "/tmp"
+    sources = [(path, os.open(path, os.O_PATH)) for path in readable() if not os.path.islink(path)]
+    links = {path: os.readlink(path) for path in readable() if os.path.islink(path)} | _LINKS
+    devices = [(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in DEVICES]
+    os.umask(0o022)
+    kernel.mount(b"sandbox", root.encode(), b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=16m")
+    for path, fd in sources + devices:
+        target = root + path
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        # By descriptor, for the path itself may lie beneath the new root's mount point.
+        source = f"/proc/self/fd/{fd}"
+        if os.path.isdir(source):
+            os.makedirs(target, 0o755, exist_ok=True)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        kernel.mount(source.encode(), target.encode(), None, kernel.MS_BIND | kernel.MS_REC)
+        os.close(fd)
+    for path, text in _FILES.items():
+        os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
+        fd = os.open(root + path, os.O_CREAT | os.O_WRONLY, 0o644)
+        os.write(fd, text.encode())
+        os.close(fd)
+    for folder in (SCRATCH, "/proc"):
+        os.makedirs(root + folder, 0o755, exist_ok=True)
+    for path, target in links.items():
+        os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(target, root + path)
+    kernel.mount_setattr(root.encode(), kernel.MS_RDONLY | kernel.MS_NOSUID)
+    kernel.mount(b"proc", f"{root}/proc".encode(), b"proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    os.chdir(root)
+    kernel.pivot_root(b".", b".")
+    kernel.unmount(b".")
+    os.chdir("/")

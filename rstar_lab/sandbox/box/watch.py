@@ -1,0 +1,84 @@
+"""The verdict on a running call: has it used up what it may?"""
+
+import contextlib
+import os
+import time
+
+from rstar_lab.sandbox.box import processes
+from rstar_lab.sandbox.box.cgroup import BACKGROUND, BOOSTED, NORMAL, Group
+from rstar_lab.sandbox.box.frames import Request
+
+TICK_S = 0.05
+# A call longer than this may be asked to make room for shorter ones.
+LONG_CPU_S = 0.1
+# One that made room is moved to the background after this share of its limit.
+BACKGROUND_SHARE = 1 / 8
+
+
+class Watch:
+    """Judges one call at every tick.
+
+    The limit is on the seconds the program had: on a processor, asleep or blocked. Seconds in which it was ready to
+    run and others had the processor do not count, up to the slack; a call that falls behind gets more weight, and one
+    that still has not had its time when the slack is gone was starved by us.
+    """
+
+    def __init__(self, request: Request, pid: int, group: Group | None, streams: list[int]) -> None:
+        self.request = request
+        self.pid = pid
+        self.group = group
+        self.streams = streams
+        self.start = time.monotonic()
+        self.yielded = False
+        self._base_s = 0.0 if group else processes.cpu_s([pid])
+        self._base_waiting_s = processes.waiting_s(pid) if request.session else 0.0
+        if group:
+            group.begin()
+
+    def wall_s(self) -> float:
+        return time.monotonic() - self.start
+
+    def cpu_s(self) -> float:
+        cpu = self.group.cpu_s() if self.group else None
+        return processes.cpu_s([self.pid, *processes.descendants(self.pid)]) - self._base_s if cpu is None else cpu
+
+    def long(self) -> bool:
+        return self.cpu_s() > LONG_CPU_S
+
+    def make_room(self) -> None:
+        """Shorter calls wait: this one no longer counts among the workers."""
+        self.yielded = True
+
+    def verdict(self) -> str | None:
+        """The outcome, where the call has to be ended now."""
+        request = self.request
+        if self.group and self.group.out_of_memory():
+            return "memory"
+        if any(os.fstat(fd).st_size > request.output_bytes for fd in self.streams):
+            return "output_limit"
+        if not self.group and processes.memory_mb([self.pid, *processes.descendants(self.pid)]) > request.memory_mb:
+            return "memory"
+        cpu, wall = self.cpu_s(), self.wall_s()
+        if cpu >= request.timeout_s:
+            return "timeout"
+        if wall >= request.timeout_s and wall - self._waited_s() >= request.timeout_s:
+            return "timeout"
+        left = request.timeout_s + request.wall_slack_s - wall
+        if left <= 0:
+            return "timeout" if self.yielded and cpu >= request.timeout_s * BACKGROUND_SHARE else "sandbox_error"
+        self._weigh(cpu, left)
+        return None
+
+    def _waited_s(self) -> float:
+        return processes.waiting_s(self.pid) - self._base_waiting_s
+
+    def _weigh(self, cpu: float, left: float) -> None:
+        in_background = self.yielded and cpu > self.request.timeout_s * BACKGROUND_SHARE
+        if self.group:
+            behind = not self.yielded and self.request.timeout_s - cpu > left - self.request.wall_slack_s / 2
+            # Asleep is not behind.
+            behind = behind and self._waited_s() > self.request.wall_slack_s / 4
+            self.group.weigh(BACKGROUND if in_background else BOOSTED if behind else NORMAL)
+        elif in_background:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self.pid, 19)
