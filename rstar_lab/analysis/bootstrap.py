@@ -59,28 +59,37 @@ def ratio(
     return Estimate(value, float(low), float(high), n, clusters)
 
 
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: sums by (runs, problems), NaN or 0 in the denominator where a run has not met a problem."""
+
+    numerator: np.ndarray
+    denominator: np.ndarray
+
+
 def paired_difference(
-    numerator_a: np.ndarray,
-    denominator_a: np.ndarray,
-    numerator_b: np.ndarray,
-    denominator_b: np.ndarray,
-    n: int,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    a: Side, b: Side, n: int, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
 ) -> Estimate:
-    """Ratio of b minus ratio of a over the same clusters, resampled together; all arguments (clusters,)."""
-    parts = np.stack([numerator_a, denominator_a, numerator_b, denominator_b])
-    parts = parts[:, np.isfinite(parts).all(axis=0)]
-    clusters = parts.shape[1]
-    if not clusters or parts[1].sum() == 0 or parts[3].sum() == 0:
-        return Estimate(np.nan, np.nan, np.nan, 0, clusters)
-    value = float(parts[2].sum() / parts[3].sum() - parts[0].sum() / parts[1].sum())
+    """Ratio of b minus ratio of a over the same problems.
+
+    Each resample draws problems, the same for both sides, and where a side has several runs (seeds) draws these too.
+    """
+    sides = [(np.nan_to_num(side.numerator), np.nan_to_num(side.denominator)) for side in (a, b)]
+    met = np.logical_and(*(denominator.sum(axis=0) > 0 for _, denominator in sides))
+    clusters = int(met.sum())
+    if not clusters:
+        return Estimate(np.nan, np.nan, np.nan, 0, 0)
+    problems = draws(clusters, resamples, seed)
+    values, samples = [], []
+    for number, (numerator, denominator) in enumerate(sides):
+        numerator, denominator = numerator[:, met], denominator[:, met]
+        runs = draws(len(numerator), resamples, seed + 1 + number)
+        values.append(numerator.sum() / denominator.sum())
+        over = np.einsum("br,rp,bp->b", runs, denominator, problems)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            samples.append(np.einsum("br,rp,bp->b", runs, numerator, problems) / over)
+    value = float(values[1] - values[0])
     if clusters == 1:
         return Estimate(value, np.nan, np.nan, n, 1)
-    sums = draws(clusters, resamples, seed) @ parts.T
-    with np.errstate(invalid="ignore", divide="ignore"):
-        samples = sums[:, 2] / sums[:, 3] - sums[:, 0] / sums[:, 1]
-    low, high = np.nanquantile(samples, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.nanquantile(samples[1] - samples[0], [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value, float(low), float(high), n, clusters)

@@ -259,7 +259,7 @@ def measure(
     by: columns of trajectories, e.g. run_id, stage, step. Intervals: bootstrap over problems, 95%.
     """
     metrics = [metric_named(name) for name in names]
-    sums = _sums(runs, metrics, by, where)
+    sums = summed(runs, metrics, by, where)
     rows = []
     groups = sums.groupby(list(by), dropna=False, sort=True) if by else [((), sums)]
     for key, group in groups:
@@ -272,7 +272,7 @@ def measure(
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 
 
-def _sums(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
+def summed(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
     """Numerators and denominators summed by group and problem."""
     condition, parameters = condition_of(where)
     keys = ", ".join(f'"{name}"' for name in by)

@@ -291,6 +291,11 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
     return Runs(folders + [found for root in roots for found in run_folders(root)], None)
 
 
+def rows_of(frame: pd.DataFrame) -> list[Any]:
+    """The rows as named tuples, typed as what they are to a checker: anything."""
+    return list(frame.itertuples(index=False))
+
+
 def condition_of(where: Where) -> tuple[str, list[Any]]:
     """A condition as SQL and its parameters."""
     if not where:

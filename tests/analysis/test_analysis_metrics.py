@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from make_runs import make_run
 
-from rstar_lab.analysis.bootstrap import paired_difference, ratio
+from rstar_lab.analysis.bootstrap import Side, paired_difference, ratio
 from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.outcomes import tally
@@ -114,8 +114,17 @@ def test_a_pair_is_compared_within_its_problem():
     rng = np.random.default_rng(1)
     base = rng.normal(0, 10, 50)
     better = base + 1 + rng.normal(0, 0.1, 50)
-    found = paired_difference(base, np.ones(50), better, np.ones(50), 100)
+    ones = np.ones((1, 50))
+    found = paired_difference(Side(base[None], ones), Side(better[None], ones), 100)
     assert 0.9 < found.low < found.value < found.high < 1.1
+
+
+def test_seeds_that_disagree_widen_the_interval():
+    flat = Side(np.full((1, 40), 0.5), np.ones((1, 40)))
+    seeds = Side(np.repeat([[0.2], [0.8], [0.6]], 40, axis=1), np.ones((3, 40)))
+    found = paired_difference(flat, seeds, 160)
+    assert found.value == pytest.approx(1.6 / 3 - 0.5)
+    assert found.low < -0.1 < 0.1 < found.high
 
 
 def test_nothing_and_one_problem_have_no_interval(runs):

@@ -1,0 +1,228 @@
+"""The paired card: two sets of runs on the same problems, what changed, and what the data support."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.analysis.bootstrap import RESAMPLES, Side, paired_difference
+from rstar_lab.analysis.metrics import Metric, metric_named, summed
+from rstar_lab.analysis.runs import Runs, Where, condition_of, rows_of
+from rstar_lab.runs import RunStoreError
+
+DEFAULT_METRICS = (
+    "pass1",
+    "tool_error_rate",
+    "tool_error_rate_correct",
+    "response_tokens",
+    "response_tokens_correct",
+    "calls",
+    "turns",
+    "truncation_rate",
+    "duplicate_answers",
+    "reflection_tokens",
+    "entropy",
+)
+SOLVED = 0.5  # a problem counts as solved where at least this share of its rollouts is right
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. In a notebook it shows itself as a card.
+
+    table: one row a metric: a, b, difference (b - a), low, high, n, problems, verdict.
+    flips: one row a problem that changed sides: problem_id, flip (won or lost by b), pass rates, and a trajectory of each.
+    sentence: what the data support and what they do not.
+    """
+
+    name_a: str
+    name_b: str
+    table: pd.DataFrame
+    flips: pd.DataFrame
+    sentence: str
+
+    def to_markdown(self) -> str:
+        """The card for a paper or an issue."""
+        lines = [f"**{self.name_b} against {self.name_a}.** {self.sentence}", ""]
+        lines += [f"| metric | {self.name_a} | {self.name_b} | difference [95%] | problems |", "|---|---|---|---|---|"]
+        for row in rows_of(self.table):
+            lines.append(
+                f"| {row.title} | {_shown(row.a, row.percent)} | {_shown(row.b, row.percent)} "
+                f"| {_interval(row)} | {row.problems} |"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(row.title)}</td><td>{_shown(row.a, row.percent)}</td><td>{_shown(row.b, row.percent)}</td>"
+            f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escape(row.verdict)}</td></tr>"
+            for row in rows_of(self.table)
+        )
+        flips = "".join(
+            f"<li>{escape(str(row.flip))}: {escape(str(row.problem_id))} ({row.pass_a:.0%} to {row.pass_b:.0%}): "
+            f"<code>{escape(str(row.traj_a))}</code> and <code>{escape(str(row.traj_b))}</code></li>"
+            for row in rows_of(self.flips.head(20))
+        )
+        head = "".join(
+            f"<th>{escape(name)}</th>"
+            for name in ("metric", self.name_a, self.name_b, "difference [95%]", "problems", "the data say")
+        )
+        won = int((self.flips.flip == "won").sum())
+        return (
+            f"<div><p><b>{escape(self.name_b)}</b> against <b>{escape(self.name_a)}</b>. {escape(self.sentence)}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<details><summary>{won} problems won, {len(self.flips) - won} lost</summary><ul>{flips}</ul></details></div>"
+        )
+
+
+def compare(
+    runs_a: Runs,
+    runs_b: Runs,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    where: Where = None,
+    name_a: str | None = None,
+    name_b: str | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Comparison:
+    """Compare b with a on the problems that both met.
+
+    where: a condition for both sides, such as "step > 40". Intervals: 95%, bootstrap over problems (paired), and over
+    runs where a side has several. Raises RunStoreError where no problem is common.
+    """
+    chosen = [metric_named(name) for name in metrics]
+    name_a, name_b = name_a or _name(runs_a, "a"), name_b or _name(runs_b, "b")
+    sums = [summed(runs, [metric_named("pass1"), *chosen], ("run_id",), where) for runs in (runs_a, runs_b)]
+    common = sorted(set(sums[0].problem_id.dropna()) & set(sums[1].problem_id.dropna()))
+    if not common:
+        raise RunStoreError(f"{name_a} and {name_b} have no problem in common: nothing can be paired")
+    rows = [_row(metric, sums, common, resamples, seed) for metric in chosen]
+    table = pd.DataFrame(rows)
+    seeds = [side.run_id.nunique() for side in sums]
+    left_out = len({*sums[0].problem_id, *sums[1].problem_id}) - len(common)
+    flips = _flips(runs_a, runs_b, where, sums, common)
+    return Comparison(name_a, name_b, table, flips, _sentence(table, name_a, name_b, seeds, len(common), left_out))
+
+
+def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples: int, seed: int) -> dict[str, Any]:
+    sides = []
+    for side in sums:
+        parts = [
+            side.pivot(index="run_id", columns="problem_id", values=f"{metric.name}_{part}")
+            .reindex(columns=common)
+            .to_numpy(float)
+            for part in ("numerator", "denominator")
+        ]
+        sides.append(Side(*parts))
+    n = int(sum(side[side.problem_id.isin(common)][f"{metric.name}_n"].sum() for side in sums))
+    found = paired_difference(sides[0], sides[1], n, resamples=resamples, seed=seed)
+    met = np.logical_and(*(np.nan_to_num(side.denominator).sum(axis=0) > 0 for side in sides))
+    with np.errstate(invalid="ignore"):
+        a, b = (np.nansum(side.numerator[:, met]) / np.nansum(side.denominator[:, met]) for side in sides)
+    return {
+        "metric": metric.name,
+        "title": metric.title,
+        "a": a,
+        "b": b,
+        "difference": found.value,
+        "low": found.low,
+        "high": found.high,
+        "n": found.n,
+        "problems": found.clusters,
+        "percent": metric.percent,
+        "verdict": _verdict(found.low, found.high, metric.better),
+    }
+
+
+def _verdict(low: float, high: float, better: int) -> str:
+    if np.isnan(low) or np.isnan(high):
+        return "too little data"
+    if low <= 0 <= high:
+        return "no difference shown"
+    direction = 1 if low > 0 else -1
+    return {0: "higher" if direction > 0 else "lower", direction: "better"}.get(better, "worse")
+
+
+def _flips(runs_a: Runs, runs_b: Runs, where: Where, sums: list[pd.DataFrame], common: list[str]) -> pd.DataFrame:
+    rates = []
+    for side in sums:
+        grouped = (
+            side[side.problem_id.isin(common)].groupby("problem_id")[["pass1_numerator", "pass1_denominator"]].sum()
+        )
+        rates.append(grouped.pass1_numerator / grouped.pass1_denominator)
+    frame = pd.DataFrame({"pass_a": rates[0], "pass_b": rates[1]}).dropna()
+    changed = frame[(frame.pass_a >= SOLVED) != (frame.pass_b >= SOLVED)].copy()
+    changed.insert(0, "flip", np.where(changed.pass_b >= SOLVED, "won", "lost"))
+    changed = changed.rename_axis("problem_id").reset_index()
+    won = changed.set_index("problem_id").flip == "won"
+    changed["traj_a"] = _examples(runs_a, where, {problem: not flag for problem, flag in won.items()})
+    changed["traj_b"] = _examples(runs_b, where, {problem: bool(flag) for problem, flag in won.items()})
+    return changed.sort_values(["flip", "problem_id"], ascending=[False, True], ignore_index=True)
+
+
+def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
+    """For each problem the newest trajectory that solved it (True) or failed it (False)."""
+    if not wanted:
+        return []
+    condition, parameters = condition_of(where)
+    marks = ", ".join("?" * len(wanted))
+    found = runs.sql(
+        f"""SELECT problem_id, reward > 0 AS solved, arg_max(traj_id, (step, traj_id)) AS traj_id FROM trajectories
+            WHERE {condition} AND problem_id IN ({marks}) GROUP BY ALL""",
+        [*parameters, *wanted],
+    )
+    newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in rows_of(found.dropna())}
+    return [newest.get((problem, solved)) for problem, solved in wanted.items()]
+
+
+def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], common: int, left_out: int) -> str:
+    first = table.iloc[0]
+    unit = " points" if first.percent else ""
+    size = f"{abs(first.difference) * (100 if first.percent else 1):.1f}{unit}"
+    interval = _interval(first)
+    subject = f"On {common} common problems {first.title} of {name_b} is "
+    way = "higher" if first.difference > 0 else "lower"
+    if first.verdict == "too little data":
+        said = f"On {common} common problems there are too few rollouts to compare {first.title}"
+    elif first.verdict == "no difference shown":
+        said = f"{subject}{size} {way} than that of {name_a}, but {interval} holds 0: the data do not tell them apart"
+    else:
+        said = f"{subject}{size} {way} than that of {name_a}, {interval}: the data support a difference"
+    others = [
+        f"{row.title} ({row.verdict})"
+        for row in rows_of(table.iloc[1:])
+        if row.verdict in ("better", "worse", "higher", "lower")
+    ]
+    also = f"; also different: {', '.join(others)}" if others else ""
+    if min(seeds) == 1:
+        caution = "One run a side at least: the interval covers the choice of problems, not that of seeds"
+    else:
+        caution = f"{seeds[0]} and {seeds[1]} runs, drawn anew in each resample"
+        caution += ", too few to trust the width" if min(seeds) < 5 else ""
+    tested = f". {len(table)} metrics were looked at without correction" if len(table) > 1 else ""
+    alone = f". {left_out} problems met by one side only are left out" if left_out else ""
+    return f"{said}{also}. {caution}{tested}{alone}."
+
+
+def _name(runs: Runs, otherwise: str) -> str:
+    ids = list(runs.runs().run_id)
+    return ids[0] if len(ids) == 1 else f"{otherwise} ({len(ids)} runs)"
+
+
+def _shown(value: float, percent: bool) -> str:
+    if value is None or np.isnan(value):
+        return "–"
+    return f"{value:.1%}" if percent else f"{value:.3g}"
+
+
+def _interval(row) -> str:
+    if np.isnan(row.difference):
+        return "–"
+    scale, unit = (100, " pt") if row.percent else (1, "")
+    if np.isnan(row.low):
+        return f"{row.difference * scale:+.3g}{unit}"
+    return f"{row.difference * scale:+.3g} [{row.low * scale:+.3g}, {row.high * scale:+.3g}]{unit}"

@@ -1,0 +1,311 @@
+"""The figures: curves with bands over seeds or problems, ablations, outcome mix, lengths, pass@k.
+
+Every point knows the rollouts behind it (`Figure.where`), every figure its numbers (`Figure.frame`).
+"""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from rstar_lab.analysis.metrics import curves, measure, metric_named, outcome_mix, pass_at_k
+from rstar_lab.analysis.runs import Runs, Where, condition_of
+from rstar_lab.analysis.style import COLOURS, Figure, faint, looks
+from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.runs import RunStoreError
+
+DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")
+_X = {"step": "step", "tokens": "tokens generated so far", "rollouts": "rollouts so far"}
+# Two-sided 95% points of Student's t for 1, 2, ... degrees of freedom: seeds are few.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+def plot_curves(
+    runs: Runs,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    by: str | None = None,
+    x: str = "step",
+    where: Where = None,
+    band: bool = True,
+) -> Figure:
+    """Metrics over steps, a panel each, stage boundaries marked.
+
+    by: recipe key (`rl.roc`) whose values to compare; runs that share one are its seeds and are averaged.
+    x: step, tokens (all generated, dropped rollouts too: compute) or rollouts.
+    band: 95% interval, over seeds where a curve has several runs (Student's t), else over problems (bootstrap).
+    where: condition on run_id, stage, step.
+    """
+    if x not in _X:
+        raise RunStoreError(f"x is one of {', '.join(_X)}, not {x!r}")
+    names = list(metrics)
+    frame = _curve_frame(runs, names, by, x, where, band)
+    rows = (len(names) + 1) // 2 if len(names) > 1 else 1
+    titles = [metric_named(name).title for name in names]
+    figure = make_subplots(
+        rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
+    )
+    look = looks(list(dict.fromkeys(frame.group)))
+    for panel, name in enumerate(names):
+        place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
+        for group, points in frame[frame.metric == name].groupby("group", sort=False):
+            _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
+        if metric_named(name).percent:
+            figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
+        figure.update_xaxes(title_text=_X[x] if panel >= len(names) - 2 else None, **place)
+        if x == "step":
+            _mark_stages(figure, runs, where, place)
+    figure.update_layout(height=120 + 260 * rows)
+    return Figure(figure, frame)
+
+
+def plot_ablation(runs: Runs, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step") -> Figure:
+    """Curves of the runs grouped by a recipe key, with bands over seeds."""
+    return plot_curves(runs, metrics, by=key, x=x)
+
+
+def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = None) -> Figure:
+    """Share of tool calls by outcome over steps, calls that went well left out.
+
+    correct: of correct or of incorrect trajectories alone. Failures of ours are hatched.
+    """
+    mix = outcome_mix(runs, by=("step",), where=where)
+    mix = mix if correct is None else mix[mix.correct == correct]
+    frame = mix.groupby(["step", "outcome"], as_index=False).agg({"calls": "sum"})
+    frame["share"] = frame.calls / frame.groupby("step").calls.transform("sum")
+    frame["ours"] = frame.outcome.isin(OURS)
+    figure = go.Figure()
+    order = [str(outcome) for outcome in Outcome if outcome != Outcome.OK]
+    look = looks(order)
+    base = _literal(where)
+    side = "" if correct is None else f" AND reward {'>' if correct else '<='} 0"
+    for outcome in order:
+        part = frame[frame.outcome == outcome]
+        if part.empty:
+            continue
+        conditions = [f"{base}step = {step} AND list_contains(outcomes, '{outcome}'){side}" for step in part.step]
+        figure.add_bar(
+            x=part.step,
+            y=part.share,
+            name=outcome,
+            customdata=conditions,
+            marker={"color": look[outcome][0], "pattern": {"shape": "/" if outcome in OURS else ""}},
+            hovertemplate=f"step %{{x}}<br>{outcome} %{{y:.1%}}<extra></extra>",
+        )
+    of = "all" if correct is None else "correct" if correct else "incorrect"
+    figure.update_layout(barmode="stack", height=400, title=f"outcomes of failed calls, {of} trajectories")
+    figure.update_yaxes(tickformat=".0%", title="share of all calls")
+    figure.update_xaxes(title="step")
+    return Figure(figure, frame)
+
+
+def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = None) -> Figure:
+    """Distribution of a length over steps: median, and the middle 50% and 80% of the trajectories."""
+    if column not in ("response_tokens", "model_tokens", "turns", "calls", "reflection_tokens", "generate_s", "tool_s"):
+        raise RunStoreError(f"{column!r} is no length: choose response_tokens, model_tokens, turns, calls, ...")
+    condition, parameters = condition_of(where)
+    frame = runs.sql(
+        f"""SELECT step, count({column}) AS n, quantile_cont({column}, 0.1) AS p10, quantile_cont({column}, 0.25) AS p25,
+                   median({column}) AS p50, quantile_cont({column}, 0.75) AS p75, quantile_cont({column}, 0.9) AS p90
+            FROM trajectories WHERE {condition} GROUP BY step ORDER BY step""",
+        parameters,
+    )
+    figure = go.Figure()
+    for low, high, opacity in (("p10", "p90", 0.15), ("p25", "p75", 0.3)):
+        _band(figure, frame.step, frame[low], frame[high], COLOURS[0], opacity)
+    base = _literal(where)
+    figure.add_scatter(
+        x=frame.step,
+        y=frame.p50,
+        mode="lines+markers",
+        name="median",
+        line={"color": COLOURS[0], "width": 2.5},
+        customdata=[f"{base}step = {step}" for step in frame.step],
+        hovertemplate="step %{x}<br>median %{y:.0f}<extra></extra>",
+    )
+    _mark_stages(figure, runs, where, {})
+    title = metric_named(column).title
+    figure.update_layout(height=400, title=f"{title}: median, middle 50% and 80%", showlegend=False)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title=title, rangemode="tozero")
+    return Figure(figure, frame)
+
+
+def plot_pass_at_k(runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: str = "run_id", where: Where = None) -> Figure:
+    """pass@k with intervals over problems, a curve for each value of `by` (run_id, stage, step)."""
+    frame = pass_at_k(runs, ks, by=(by,), where=where)
+    base = _literal(where)
+    figure = go.Figure()
+    for value, (colour, dash, symbol) in looks(list(dict.fromkeys(frame[by]))).items():
+        part = frame[frame[by] == value]
+        shown = repr(value) if isinstance(value, str) else str(value)
+        figure.add_scatter(
+            x=part.k,
+            y=part.value,
+            name=str(value),
+            mode="lines+markers",
+            line={"color": colour, "dash": dash},
+            marker={"symbol": symbol, "size": 8},
+            error_y={"array": part.high - part.value, "arrayminus": part.value - part.low, "thickness": 1},
+            customdata=[f"{base}{by} = {shown}"] * len(part),
+            hovertemplate="k %{x}<br>%{y:.1%}<extra>" + str(value) + "</extra>",
+        )
+    figure.update_xaxes(type="log", title="k", tickvals=list(ks), ticktext=[str(k) for k in ks])
+    figure.update_yaxes(tickformat=".0%", title="pass@k", rangemode="tozero")
+    figure.update_layout(height=400)
+    return Figure(figure, frame)
+
+
+def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
+    """run_id and group: the runs' values of a recipe key, or their ids. Raises RunStoreError with the nearest key."""
+    table = runs.runs()
+    if by is None or by == "run_id":
+        return pd.DataFrame({"run_id": table.run_id, "group": table.run_id})
+    column = by if by in table.columns else f"recipe.{by}"
+    if column not in table.columns:
+        keys = [name.removeprefix("recipe.") for name in table.columns if name.startswith("recipe.")]
+        near = difflib.get_close_matches(by, keys, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys[:20])}"
+        raise RunStoreError(f"no run has recipe key {by!r}; {hint}")
+    short = column.removeprefix("recipe.").split(".")[-1]
+    values = [f"{short}: {'not set' if pd.isna(value) else value}" for value in table[column]]
+    return pd.DataFrame({"run_id": table.run_id, "group": values})
+
+
+def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where, band: bool) -> pd.DataFrame:
+    """group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
+    groups = recipe_groups(runs, by)
+    rolled = [name for name in names if metric_named(name).rolled_up]
+    wide = curves(runs, rolled, where).merge(groups, on="run_id")
+    several = wide.groupby("group").run_id.nunique().gt(1).any()
+    wide["x"] = wide.step if x == "step" else _compute(runs, x).reindex(_index(wide)).to_numpy()
+    long = wide.melt(["group", "run_id", "stage", "step", "x", "n"], rolled, "metric", "value")
+    # Bands over problems read the trajectories; they are drawn for single runs only.
+    read = [name for name in names if name not in rolled] if several or not band else names
+    if read:
+        measured = measure(runs, read, by=("run_id", "step"), where=where, resamples=400 if band else 2)
+        measured = measured.merge(wide[["group", "run_id", "stage", "step", "x"]], on=["run_id", "step"])
+        long = pd.concat([long[~long.metric.isin(read)], measured], ignore_index=True)
+    long["value"] = long["value"].astype(float)
+    rows: list[dict[str, Any]] = []
+    for (group, metric, step), part in long.groupby(["group", "metric", "step"], sort=True):
+        part = part[part["value"].notna()]
+        if part.empty:
+            continue
+        value, count = part["value"].mean(), len(part)
+        if count > 1:
+            half = _T95[min(count - 2, len(_T95) - 1)] * part["value"].std(ddof=1) / np.sqrt(count)
+            low, high = value - half, value + half
+        else:
+            low, high = (part[side].iloc[0] if side in part and band else np.nan for side in ("low", "high"))
+        if metric_named(str(metric)).percent:
+            low, high = np.clip([low, high], 0, 1)
+        ids = ", ".join(f"'{run_id}'" for run_id in part.run_id)
+        rows.append(
+            {
+                "group": group,
+                "metric": metric,
+                "step": step,
+                "x": part.x.mean(),
+                "value": value,
+                "low": low if band else np.nan,
+                "high": high if band else np.nan,
+                "n": int(part.n.sum()),
+                "runs": count,
+                "where": f"run_id IN ({ids}) AND step = {step}",
+            }
+        )
+    columns = ["group", "metric", "step", "x", "value", "low", "high", "n", "runs", "where"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _compute(runs: Runs, x: str) -> pd.Series:
+    """Tokens or rollouts a run had generated by the end of each step."""
+    amount = "rows_trajectories" if x == "rollouts" else "response_tokens_n * response_tokens_mean"
+    frame = runs.sql(f"SELECT run_id, step, {amount} AS amount FROM rollup ORDER BY run_id, step")
+    frame["total"] = frame.groupby("run_id").amount.cumsum()
+    return frame.set_index(["run_id", "step"]).total
+
+
+def _index(frame: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_frame(frame[["run_id", "step"]])
+
+
+def _add_curve(
+    figure: go.Figure, points: pd.DataFrame, group: str, look: tuple[str, str, str], place: dict[str, int], legend: bool
+) -> None:
+    colour, dash, symbol = look
+    if points.low.notna().any():
+        _band(figure, points.x, points.low, points.high, colour, 0.18, group, place)
+    figure.add_scatter(
+        x=points.x,
+        y=points["value"],
+        name=group,
+        legendgroup=group,
+        showlegend=legend,
+        mode="lines+markers" if len(points) <= 60 else "lines",
+        line={"color": colour, "dash": dash, "width": 2},
+        marker={"symbol": symbol, "size": 6},
+        customdata=points["where"],
+        hovertemplate=f"{group}<br>step %{{text}}: %{{y}}<extra></extra>",
+        text=points.step,
+        **place,
+    )
+
+
+def _band(
+    figure: go.Figure,
+    x: pd.Series,
+    low: pd.Series,
+    high: pd.Series,
+    colour: str,
+    opacity: float,
+    group: str = "",
+    place: dict[str, int] | None = None,
+) -> None:
+    known = (low.notna() & high.notna()).to_numpy()
+    x, low, high = x[known], low[known], high[known]
+    figure.add_scatter(
+        x=[*x, *x[::-1]],
+        y=[*high, *low[::-1]],
+        fill="toself",
+        fillcolor=faint(colour, opacity),
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=group,
+        **(place or {}),
+    )
+
+
+def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:
+    """A line where a stage begins, if all runs change stages at the same steps."""
+    condition, parameters = condition_of(where)
+    starts = runs.sql(
+        f"SELECT DISTINCT stage, min(step) OVER (PARTITION BY run_id, stage) AS step FROM rollup WHERE {condition}",
+        parameters,
+    )
+    starts = starts.drop_duplicates().sort_values("step")
+    if starts.stage.duplicated().any():
+        return
+    for stage, step in list(starts.itertuples(index=False))[1:]:
+        figure.add_vline(x=step - 0.5, line={"width": 1, "dash": "dot"}, opacity=0.6, **place)
+        figure.add_annotation(
+            x=step - 0.5, y=1, yref="y domain", text=str(stage), showarrow=False, xanchor="left", yanchor="top", **place
+        )
+
+
+def _literal(where: Where) -> str:
+    """A condition as SQL without parameters, ready to be joined by AND."""
+    condition, parameters = condition_of(where)
+    if condition == "true":
+        return ""
+    for value in parameters:
+        shown = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+        condition = condition.replace("?", shown, 1)
+    return f"{condition} AND "

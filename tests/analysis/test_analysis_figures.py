@@ -1,0 +1,187 @@
+"""Figures: their numbers, the rollouts behind their points, their files; and the comparison card."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from make_runs import make_run
+
+from rstar_lab.analysis.compare import compare
+from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
+from rstar_lab.analysis.metrics import measure
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.style import COLOURS, Figure
+from rstar_lab.runs import RunStoreError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for roc in ("paper", "none"):
+        for seed in range(3):
+            make_run(folder, f"{roc}{seed}", roc=roc, seed=seed, steps=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return open_runs(folder)
+
+
+def test_curves_average_seeds_and_band_them(runs):
+    figure = plot_ablation(runs, "rl.roc", ["pass1"])
+    assert set(figure.frame.group) == {"roc: paper", "roc: none"}
+    point = figure.frame[(figure.frame.group == "roc: paper") & (figure.frame.step == 2)].iloc[0]
+    values = measure(runs, ["pass1"], where="run_id LIKE 'paper%' AND step = 2")["value"]
+    assert point["value"] == pytest.approx(values.mean())
+    assert (point.runs, point.n) == (3, 96)
+    half = 4.303 * values.std(ddof=1) / np.sqrt(3)
+    assert point.high == pytest.approx(min(1, values.mean() + half))
+
+
+def test_a_single_run_is_banded_over_problems(folder):
+    figure = plot_curves(open_runs(folder / "paper0"), ["pass1", "void_turns"])
+    frame = figure.frame[figure.frame.metric == "pass1"]
+    assert (frame.low <= frame["value"]).all() and (frame["value"] <= frame.high).all()
+    assert frame.high.gt(frame.low).any()
+    assert any("two" in annotation.text for annotation in figure.layout.annotations)  # the stage that begins at step 3
+
+
+def test_every_point_knows_its_rollouts(runs):
+    figure = plot_ablation(runs, "rl.roc", ["pass1"])
+    checked = 0
+    for number, trace in enumerate(figure.data):
+        if trace.customdata is None:
+            assert figure.where(number, [0]) == "false"
+            continue
+        for index in range(len(trace.x)):
+            rows = runs.trajectories(figure.where(number, [index]))
+            means = (rows.reward > 0).groupby(rows.run_id).mean()
+            assert means.mean() == pytest.approx(trace.y[index])
+            checked += 1
+    assert checked == 8
+    bars = plot_outcomes(runs, correct=True, where={"run_id": "none0"})
+    bar = bars.data[0]
+    rows = runs.trajectories(bars.where(0, [0]))
+    assert len(rows) and rows.reward.gt(0).all() and set(rows.run_id) == {"none0"}
+    assert all(bar.name in list(kinds) for kinds in rows.outcomes)
+
+
+def test_a_click_and_a_box_call_back_with_the_condition(runs):
+    asked = []
+    widget = plot_curves(runs, ["pass1"], by="rl.roc").on_select(asked.append)
+    trace = next(trace for trace in widget.data if trace.customdata is not None)
+
+    class Points:
+        point_inds, trace_index = [0, 1], trace.trace_index if hasattr(trace, "trace_index") else 1
+
+    trace._select_callbacks[0](trace, Points, None)
+    trace._click_callbacks[0](trace, Points, None)
+    assert len(asked) == 2
+    assert runs.trajectories(asked[0]).step.nunique() == 2
+
+    class Inspector:
+        def show(self, label="", **filters):
+            asked.append(filters["sql"])
+
+    other = plot_lengths(runs).on_select(Inspector())
+    line = next(trace for trace in other.data if trace.customdata is not None)
+    Points.trace_index = 2
+    line._click_callbacks[0](line, Points, None)
+    assert "step = 1" in asked[-1]
+
+
+def test_compute_on_the_x_axis_counts_dropped_rollouts(runs):
+    frame = plot_curves(runs, ["pass1"], x="rollouts", band=False).frame
+    assert frame[frame.group == "paper0"].x.tolist() == [32, 64, 96, 128]
+    tokens = plot_curves(runs, ["pass1"], x="tokens", band=False).frame
+    last = tokens[(tokens.group == "none1") & (tokens.step == 4)].x.iloc[0]
+    assert last == runs.trajectories({"run_id": "none1"}).response_tokens.sum()
+    with pytest.raises(RunStoreError, match="x is one of"):
+        plot_curves(runs, x="time")
+
+
+def test_lengths_and_pass_at_k_show_the_rows(runs):
+    lengths = plot_lengths(runs, "turns", where={"run_id": "none0"}).frame
+    turns = runs.trajectories({"run_id": "none0", "step": 1}).turns
+    assert lengths.p50[0] == turns.median() and lengths.p90[0] == pytest.approx(np.quantile(turns, 0.9))
+    frame = plot_pass_at_k(runs, (1, 2), where={"step": 4}).frame
+    assert len(frame) == 12 and frame.value.between(0, 1).all()
+
+
+def test_a_wrong_recipe_key_is_answered_with_the_nearest(runs):
+    with pytest.raises(RunStoreError, match=r"did you mean rl.roc\?"):
+        plot_ablation(runs, "rl.rok")
+
+
+def test_files(runs, tmp_path):
+    figure = plot_curves(runs, ["pass1"], by="rl.roc")
+    saved = pd.read_csv(figure.save(tmp_path / "f.csv"))
+    assert len(saved) == len(figure.frame) == 8
+    html = figure.save(tmp_path / "f.html").read_text()
+    assert "Plotly.newPlot" in html and 'src="http' not in html  # whole: opens without a network
+    with pytest.raises(RunStoreError, match="cannot save as"):
+        figure.save(tmp_path / "f.gif")
+
+
+@pytest.mark.slow
+def test_a_static_image(runs, tmp_path):
+    path = plot_curves(runs, ["pass1"], by="rl.roc").save(tmp_path / "f.png")
+    assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
+
+
+def _contrast(one, other):
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_and_curves_stand_out_on_light_and_dark(runs):
+    figure = plot_curves(runs, ["pass1"], band=False)
+    for shown in (figure, figure.dark()):
+        layout = shown.layout.template.layout
+        assert _contrast(layout.font.color, layout.paper_bgcolor) > 7
+        # Thin light colours are also told apart by dash and symbol; none may vanish.
+        assert all(_contrast(colour, layout.paper_bgcolor) > 2 for colour in COLOURS)
+    assert isinstance(figure.dark(), Figure) and figure.dark().frame is figure.frame
+    dashes = {(trace.line.dash, trace.marker.symbol) for trace in figure.data}
+    assert len(dashes) == len(figure.data) == 6
+
+
+def test_the_card_pairs_problems_and_says_what_the_data_support(folder):
+    grpo, roc = (open_runs(folder, run_ids=[f"{name}{seed}" for seed in range(3)]) for name in ("none", "paper"))
+    card = compare(grpo, roc, ["tool_error_rate", "pass1", "entropy"], name_a="GRPO", name_b="RoC")
+    row = card.table.set_index("metric").loc["tool_error_rate"]
+    a, b = (measure(side, ["tool_error_rate"], by=())["value"][0] for side in (grpo, roc))
+    assert row.difference == pytest.approx(b - a) and row.a == pytest.approx(a)
+    assert row.high < 0 and row.verdict == "better"
+    assert "the data support a difference" in card.sentence and "3 and 3 runs" in card.sentence
+    assert "| tool-error rate |" in card.to_markdown()
+    assert "RoC" in card._repr_html_()
+
+
+def test_the_card_does_not_claim_what_chance_explains(folder):
+    one, other = (open_runs(folder, run_ids=[run]) for run in ("paper0", "paper1"))
+    card = compare(one, other, ["pass1"], where="step = 4")
+    assert "do not tell them apart" in card.sentence and "not that of seeds" in card.sentence
+    with pytest.raises(RunStoreError, match="no problem in common"):
+        compare(one, open_runs(folder, run_ids=["paper2"]), where="problem_id = 'p9'")
+
+
+def test_flips_link_to_trajectories_that_show_them(folder):
+    one, other = (open_runs(folder, run_ids=[run]) for run in ("none0", "paper1"))
+    flips = compare(one, other, ["pass1"], where="step = 1").flips
+    assert len(flips) > 0
+    for flip in flips.to_dict("records"):
+        before, after = one.trajectory(flip["traj_a"]), other.trajectory(flip["traj_b"])
+        assert before.problem_id == after.problem_id == flip["problem_id"]
+        assert (before.reward > 0, after.reward > 0) == ((False, True) if flip["flip"] == "won" else (True, False))
+
+
+def test_a_hostile_name_is_text_in_the_card(folder):
+    one = open_runs(folder, run_ids=["none0"])
+    html = compare(one, one, ["pass1"], name_a="<script>alert(1)</script>")._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html

@@ -1,0 +1,186 @@
+"""Dataframes at four levels over runs, also while they are written."""
+
+import shutil
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from make_runs import VOCABULARY, make_run
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.runs import RunReader, RunStoreError, RunWriter
+from rstar_lab.runs.compact import compact
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(2):
+        make_run(folder, f"run{seed}", seed=seed, steps=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return open_runs(folder)
+
+
+def test_four_levels_with_ids_that_join(runs):
+    table, steps, trajectories, calls = runs.runs(), runs.steps(), runs.trajectories(), runs.calls()
+    assert list(table.run_id) == ["run0", "run1"]
+    assert table["recipe.rl.roc"].tolist() == ["paper", "paper"]
+    assert len(steps) == 8 and len(trajectories) == 256 == table.trajectories.sum()
+    assert trajectories.traj_id.is_unique
+    assert set(calls.traj_id) <= set(trajectories.traj_id)
+    assert set(zip(trajectories.run_id, trajectories.step, strict=True)) == set(
+        zip(steps.run_id, steps.step, strict=True)
+    )
+    assert len(calls) == trajectories.outcomes.map(len).sum()
+    means = trajectories.groupby(["run_id", "step"]).reward.mean().to_numpy()
+    assert np.allclose(steps.sort_values(["run_id", "step"]).reward_mean, means)
+    assert steps.update_s.eq(1.0).all()  # what the trainer measured is there too
+
+
+def test_a_condition_is_sql_or_a_dict(runs):
+    assert len(runs.trajectories("reward > 0 AND step = 2")) == len(runs.trajectories({"reward": 1.0, "step": 2}))
+    assert runs.count({"run_id": ["run0"], "step": np.arange(1, 3)}) == 64
+    assert runs.count({"advantage": None}) == runs.count("NOT kept")
+    assert runs.count({"step": []}) == 0
+    page = runs.trajectories(columns=["traj_id", "step"], order_by="step DESC, traj_id", limit=5, offset=3)
+    assert list(page.columns) == ["traj_id", "step"] and len(page) == 5 and page.step.eq(4).all()
+    with pytest.raises(RunStoreError, match='"rewards" not found'):
+        runs.trajectories({"rewards": 1})
+
+
+def test_sql_sees_every_table(runs):
+    found = runs.sql(
+        """SELECT r.kind, count(*) AS n FROM trajectories t JOIN runs r USING (run_id)
+           JOIN steps s ON s.run_id = t.run_id AND s.step = t.step WHERE t.step = ? GROUP BY ALL""",
+        [1],
+    )
+    assert found.to_dict("records") == [{"kind": "train", "n": 64}]
+    assert set(runs.sql("DESCRIBE trajectories").column_name) >= {"traj_id", "truth"}
+    with pytest.raises(RunStoreError, match="the query went wrong"):
+        runs.sql("SELEC 1")
+
+
+def test_one_transcript_its_turns_and_tokens(runs):
+    row = runs.trajectories("len(outcomes) = 2 AND kept", limit=1).iloc[0]
+    messages = runs.transcript(row.traj_id)
+    assert messages.role.tolist() == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert messages.turn.tolist() == [0, 0, 0, 1, 1, 2]
+    assert messages.outcome.dropna().tolist() == list(row.outcomes)
+    assert messages.attrs["truth"] == row.truth and messages.attrs["step"] == row.step
+    turns = runs.turns(row.traj_id)
+    assert turns.outcomes.tolist() == [[row.outcomes[0]], [row.outcomes[1]], []]
+    assert turns.text[2].startswith("<answer>")
+    tokens = runs.tokens(row.traj_id)
+    assert len(tokens) == row.response_tokens and tokens.model.sum() == row.model_tokens
+    assert tokens.text.tolist() == [VOCABULARY[token] for token in tokens.token_id]
+    assert tokens[tokens.model].entropy.mean() == pytest.approx(row.entropy, abs=1e-3)
+    assert tokens[~tokens.model].entropy.isna().all()
+    assert tokens.turn.max() == 2 and tokens.turn.is_monotonic_increasing
+    assert tokens[tokens.model].advantage.unique() == pytest.approx([row.advantage])
+    first, second = runs.calls({"traj_id": row.traj_id}, order_by="position").position
+    says = ["ok" if outcome == "ok" else "error" for outcome in row.outcomes]
+    assert tokens.after[: first - 1].isna().all()
+    assert (tokens.after[first:second] == says[0]).all() and (tokens.after[second:] == says[1]).all()
+
+
+def test_a_dropped_rollout_has_no_trainer_numbers(runs):
+    dropped = runs.trajectories("NOT kept", limit=1).iloc[0]
+    tokens = runs.tokens(dropped.traj_id)
+    assert tokens.trainer_log_prob.isna().all() and tokens.entropy.isna().all() and tokens.mismatch.isna().all()
+    assert tokens[tokens.model].engine_log_prob.notna().all()
+    assert runs.record(dropped.traj_id)["trainer_log_probs"] is None
+    with pytest.raises(RunStoreError, match="no trajectory 'nobody'"):
+        runs.transcript("nobody")
+
+
+def test_search_finds_text_and_is_scoped(runs):
+    found = runs.search("PRINT(1 + 1)", {"run_id": "run0", "step": [2, 3]})
+    assert set(found.run_id) == {"run0"} and set(found.step) <= {2, 3} and len(found) > 0
+    assert all("print(1 + 1)" in excerpt for excerpt in found.excerpt)
+    assert runs.search('quote " and \\ backslash').empty
+    assert runs.search("What is 1 + 1?", limit=3).shape[0] == 3
+
+
+def test_a_growing_run_is_seen_step_by_step(tmp_path):
+    make_run(tmp_path, "a", steps=2, finish=False)
+    runs = open_runs(tmp_path)
+    assert (runs.count(), len(runs.steps()), runs.runs().status[0]) == (64, 2, "interrupted")
+    with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
+        assert runs.runs().status[0] == "running"
+        writer.write_step(
+            "two", 3, trajectories=[{"traj_id": "new", "reward": 1.0}], calls=[], transcripts=[], metrics={}
+        )
+        assert (runs.count(), len(runs.steps())) == (65, 3)
+        writer.cut(1)
+        assert (runs.count(), len(runs.steps())) == (32, 1)
+    make_run(tmp_path, "b", steps=1)
+    assert runs.count() == 64
+    compact(tmp_path / "b")
+    assert runs.count() == 64
+
+
+def test_rows_of_a_merged_file_that_were_cut_are_not_counted(tmp_path):
+    """The moment between the cut of the lines and that of the files, as a kill would leave it."""
+    make_run(tmp_path, "a", steps=4)
+    compact(tmp_path / "a")
+    lines = (tmp_path / "a/metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a/metrics.jsonl").write_text("".join(lines[:3]))
+    runs = open_runs(tmp_path / "a")
+    assert runs.count() == 96 and sorted(runs.calls().step.unique()) == [1, 2, 3]
+    assert runs.sql("SELECT max(step) AS step FROM transcripts").step[0] == 3
+
+
+def test_compaction_changes_no_answer(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "runs")
+    for run in ("run0", "run1"):
+        compact(tmp_path / "runs" / run)
+    one, other = open_runs(folder), open_runs(tmp_path / "runs")
+    order = "run_id, step, traj_id"
+    pd.testing.assert_frame_equal(one.trajectories(order_by=order), other.trajectories(order_by=order))
+    traj_id = "run1/000003/2/5"
+    pd.testing.assert_frame_equal(one.transcript(traj_id), other.transcript(traj_id))
+
+
+def test_what_cannot_be_opened_is_said_plainly(folder, tmp_path):
+    with pytest.raises(RunStoreError, match="there is no folder"):
+        open_runs(tmp_path / "nowhere")
+    with pytest.raises(RunStoreError, match="no run 'x'; there are: run0, run1"):
+        open_runs(folder, run_ids=["x"])
+    assert open_runs(tmp_path).runs().empty and open_runs(tmp_path).count() == 0
+    assert open_runs([folder / "run0", folder / "run1"]).count() == 256
+    assert open_runs(folder, run_ids=["run1"]).count() == 128
+    shutil.copytree(folder / "run0", tmp_path / "run0")
+    torn = next((tmp_path / "run0/trajectories").glob("*/*.parquet"))
+    torn.write_bytes(torn.read_bytes()[:-20])
+    with pytest.raises(RunStoreError, match=f"{torn.name} is torn"):
+        open_runs(tmp_path).count()
+
+
+def test_a_level_some_runs_lack_is_named(folder, tmp_path):
+    shutil.copytree(folder / "run0", tmp_path / "run0")
+    with RunWriter.open(tmp_path, "bare", kind="import", recipe={}, seed=0) as writer:
+        writer.write_step("a", 1, trajectories=[{"traj_id": "x"}], calls=[], transcripts=[], metrics={})
+    runs = open_runs(tmp_path)
+    with pytest.warns(UserWarning, match="no calls were kept in bare"):
+        assert len(runs.calls()) == len(open_runs(folder / "run0").calls())
+    with pytest.raises(RunStoreError, match="trajectory x of run bare has no transcript"):
+        runs.transcript("x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs.trajectories()
+
+
+def test_transcripts_stay_closed_until_asked_for(folder, tmp_path):
+    shutil.copytree(folder / "run0", tmp_path / "run0")
+    for file in (tmp_path / "run0/transcripts").glob("*/*.parquet"):
+        file.write_bytes(b"")
+    runs = open_runs(tmp_path)
+    assert len(runs.trajectories()) == 128 and len(runs.calls()) and len(runs.steps())
+    with pytest.raises(RunStoreError, match="torn"):
+        runs.transcript("run0/000001/0/0")
+    assert RunReader(tmp_path / "run0").steps()
