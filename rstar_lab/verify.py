@@ -76,7 +76,7 @@ def extract_answer(response_text: str) -> str | None:
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 
 
-def _integer(text: str) -> str | None:
+def as_integer(text: str) -> str | None:
     """Canonical digits of an integer written plainly ("025", "+7", "1,234"), without int()'s limits; None for all
     else."""
     match = _INTEGER.fullmatch(text)
@@ -101,7 +101,7 @@ def same_answer(candidate: str, answer: str) -> bool:
         return False
     if candidate == answer:
         return True
-    left, right = _integer(candidate), _integer(answer)
+    left, right = as_integer(candidate), as_integer(answer)
     if left is not None and right is not None:
         return left == right
     if max(len(candidate), len(answer)) > MAX_EXPRESSION:

@@ -1,0 +1,273 @@
+"""From sources to a set of problems for RL: read, filter, check, measure, write, and account for every row in a data
+card."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.data import filters
+from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, Example, FilterCount, file_hash, text_hash
+from rstar_lab.rl.data.filters import Drops
+from rstar_lab.rl.data.similarity import Corpus, Texts
+from rstar_lab.rl.data.sources import Candidate, Reading, parse_source, read_source
+from rstar_lab.rl.problems import ProblemError, read_rows, write_problems
+
+MAX_ANSWERS = 16
+
+
+def prepare(
+    sources: Sequence[str],
+    out: Path,
+    *,
+    against: Sequence[str] = (),
+    fields: Mapping[str, str] | None = None,
+    any_answer: bool = False,
+    similarity: float = 0.8,
+    ngram: int = 8,
+    answers: Path | None = None,
+    min_agree: int = 2,
+    difficulty: Path | None = None,
+    drop_solved: bool = False,
+    drop_bad_rows: bool = False,
+    on_filter: Callable[[FilterCount], None] | None = None,
+) -> Card:
+    """Write the problems of `sources` that pass every filter to `out`, and the card to OUT.card.json and OUT.card.md.
+
+    sources, against: see `sources.parse_source`; `against` are the evaluation sets to keep clear of. fields: names of
+    plain files. any_answer: keep answers that are no integers. similarity: of near-duplicates, 0..1. ngram: length
+    that counts as contamination. answers: table of a strong model's answers (problem_id or question, answers);
+    min_agree: how many of 16 must confirm a label. difficulty: run folder or table of problem_id and reward (or
+    pass_rate), from rollouts of the current policy; a problem's difficulty becomes the share that failed. drop_solved:
+    leave out what was solved every time. drop_bad_rows: report bad rows in the card instead of stopping at the first.
+    Raises UserError for what cannot be read, and where nothing is left.
+    """
+    if not 0 < similarity <= 1 or ngram < 1 or min_agree < 1:
+        raise UserError("similarity must lie between 0 and 1, ngram and min-agree must be at least 1")
+    if drop_solved and difficulty is None:
+        raise UserError("--drop-solved needs --difficulty: without rollouts nothing is known to be solved")
+    card = Card(
+        settings={
+            "any_answer": any_answer, "similarity": similarity, "ngram": ngram, "min_agree": min_agree,
+            "answers": str(answers) if answers else None, "difficulty": str(difficulty) if difficulty else None,
+            "drop_solved": drop_solved, "drop_bad_rows": drop_bad_rows,
+        }
+    )  # fmt: skip
+    on_bad_row = card.bad_rows.append if drop_bad_rows else None
+    candidates, repeated = _read(sources, fields, card.sources, on_bad_row)
+    evaluation, owners = _read_evaluation(against, fields, card.against, on_bad_row)
+    _add_answers(candidates, answers)
+    pass_rates = read_pass_rates(difficulty) if difficulty else {}
+    funnel = _Funnel(card, candidates, on_filter)
+    funnel.count("repeated row", "question and answer letter by letter; sampled answers are collected", repeated)
+
+    if not any_answer:
+        funnel.drop("answer", "an integer written out", filters.not_integer(funnel.candidates))
+    corpus = Corpus()
+    funnel.texts = corpus.encode(candidate.problem.question for candidate in funnel.candidates)
+    drops = filters.conflicts(funnel.candidates, funnel.texts)
+    funnel.drop("conflict", "one question with different answers: all of them", drops)
+    drops = filters.duplicates(funnel.candidates, funnel.texts)
+    funnel.drop("duplicate", "the same words, numbers and signs", drops)
+    rule = f"Jaccard similarity of word pairs at least {similarity:g}, numbers, signs, variables alike"
+    funnel.drop("near-duplicate", rule, filters.near(funnel.candidates, funnel.texts, corpus, similarity))
+    drops, overlaps = filters.contamination(funnel.texts, corpus, corpus.encode(evaluation), owners, ngram)
+    funnel.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
+    for one in card.against:
+        one["overlaps"] = overlaps.get(one["name"], 0)
+    drops, unchecked = filters.wrong_labels(funnel.candidates, min_agree, MAX_ANSWERS)
+    note = f"{unchecked:,} had no answers to check with" if unchecked else ""
+    funnel.drop("label", f"at least {min_agree} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
+    if drop_solved:
+        funnel.drop("solved", "not solved by every rollout", filters.solved(funnel.candidates, pass_rates))
+    if not funnel.candidates:
+        raise UserError(f"nothing is left of {len(candidates):,} problems; dropped: {_summary(card)}")
+    _finish(card, funnel.candidates, pass_rates, any_answer, Path(out))
+    return card
+
+
+class _Funnel:
+    """The candidates that are left, their texts, and the account of how they came to be so few."""
+
+    def __init__(self, card: Card, candidates: list[Candidate], on_filter: Callable[[FilterCount], None] | None):
+        self.card, self.candidates, self.on_filter = card, candidates, on_filter
+        self.texts: Texts | None = None
+
+    def count(self, name: str, rule: str, dropped: int) -> None:
+        self._report(FilterCount(name, rule, len(self.candidates) + dropped, dropped))
+
+    def drop(self, name: str, rule: str, drops: Drops, note: str = "") -> None:
+        places = sorted(drops)
+        shown = places[:: max(1, -(-len(places) // EXAMPLES))]
+        examples = [_example(self.candidates[place], drops[place]) for place in shown]
+        self._report(FilterCount(name, rule, len(self.candidates), len(drops), note, examples))
+        if drops:
+            self.candidates = filters.keep(self.candidates, drops)
+            if self.texts is not None:
+                self.texts = filters.keep_texts(self.texts, drops)
+
+    def _report(self, count: FilterCount) -> None:
+        self.card.filters.append(count)
+        if self.on_filter:
+            self.on_filter(count)
+
+
+def _read(
+    sources: Sequence[str],
+    fields: Mapping[str, str] | None,
+    account: list[dict],
+    on_bad_row: Callable[[str], None] | None,
+) -> tuple[list[Candidate], int]:
+    """All sources' problems, each once however many rows repeat it letter by letter, and how many rows did."""
+    seen: dict[tuple[str, str], Candidate] = {}
+    ids: set[str] = set()
+    repeated = 0
+    for reading in (parse_source(text, fields) for text in sources):
+        before, rows = len(seen), 0
+        for candidate in read_source(reading, on_bad_row):
+            rows += 1
+            problem = candidate.problem
+            known = seen.setdefault((problem.question, problem.answer), candidate)
+            if known is not candidate:
+                repeated += 1
+                known.answers += candidate.answers[: MAX_ANSWERS - len(known.answers)]
+                continue
+            name = problem.problem_id
+            if name in ids:
+                tries = (f"{reading.source.name}/{name}{suffix}" for suffix in itertools.chain([""], _numbers()))
+                name = next(other for other in tries if other not in ids)
+                candidate.problem = problem.model_copy(update={"problem_id": name})
+            ids.add(name)
+        if not rows:
+            raise ProblemError(f"{reading.path or reading.source.hub}: holds no problems")
+        account.append(_entry(reading, rows) | {"different": len(seen) - before})
+    return list(seen.values()), repeated
+
+
+def _numbers() -> Iterable[str]:
+    return (f"-{number}" for number in itertools.count(2))
+
+
+def _entry(reading: Reading, rows: int) -> dict:
+    origin = str(reading.path or reading.source.hub)
+    return {
+        "name": reading.source.name,
+        "from": origin,
+        "rows": rows,
+        "sha256": file_hash(reading.path) if reading.path else None,
+    }
+
+
+def _read_evaluation(
+    against: Sequence[str],
+    fields: Mapping[str, str] | None,
+    account: list[dict],
+    on_bad_row: Callable[[str], None] | None,
+) -> tuple[list[str], list[str]]:
+    """(questions of all evaluation sets, the set of each)."""
+    questions: list[str] = []
+    owners: list[str] = []
+    for reading in (parse_source(text, fields) for text in against):
+        found = [candidate.problem.question for candidate in read_source(reading, on_bad_row)]
+        questions += found
+        owners += [reading.source.name] * len(found)
+        account.append(_entry(reading, len(found)))
+    return questions, owners
+
+
+def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
+    if path is None:
+        return
+    by_id: dict[str, list[str]] = defaultdict(list)
+    by_question: dict[str, list[str]] = defaultdict(list)
+    for number, row in read_rows(path):
+        given = row.get("answers", row.get("answer")) if isinstance(row, Mapping) else None
+        key = row.get("problem_id", row.get("question")) if isinstance(row, Mapping) else None
+        if given is None or key is None:
+            raise ProblemError(
+                f"{path} row {number}: a row of answers has problem_id (or question) and answers (a list)"
+            )
+        answers = [str(answer) for answer in given] if isinstance(given, list) else [str(given)]
+        (by_id if "problem_id" in row else by_question)[str(key)] += answers
+    for candidate in candidates:
+        problem = candidate.problem
+        candidate.answers += by_id.get(problem.problem_id, []) + by_question.get(problem.question, [])
+
+
+def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
+    """{problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or of a table.
+
+    A table has problem_id and, one row a rollout, reward; or, one row a problem, pass_rate and samples.
+    Raises UserError that names file, row and field.
+    """
+    solved: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    path = Path(path)
+    if path.is_dir():
+        from rstar_lab.runs import RunReader
+
+        table = RunReader(path).read("trajectories", ["problem_id", "reward"])
+        for name, reward in zip(table["problem_id"].to_pylist(), table["reward"].to_pylist(), strict=True):
+            solved[name] += reward > 0
+            total[name] += 1
+        return {name: (solved[name] / count, count) for name, count in total.items()}
+    rates: dict[str, tuple[float, int]] = {}
+    for number, row in read_rows(path):
+        try:
+            name = str(row["problem_id"])
+            if "pass_rate" in row:
+                rates[name] = (float(row["pass_rate"]), int(row.get("samples", 1)))
+            else:
+                solved[name] += float(row["reward"]) > 0
+                total[name] += 1
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProblemError(f"{path} row {number}: needs problem_id and reward or pass_rate ({error!r})") from None
+    return rates | {name: (solved[name] / count, count) for name, count in total.items()}
+
+
+def _finish(
+    card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tuple[float, int]], any_answer: bool, out: Path
+) -> None:
+    problems = []
+    for candidate in candidates:
+        problem = candidate.problem
+        changes: dict[str, object] = {}
+        if (integer := filters.plain_integer(problem.answer)) is not None:
+            changes["answer"] = integer
+        if problem.problem_id in pass_rates:
+            changes["difficulty"] = 1.0 - pass_rates[problem.problem_id][0]
+        problems.append(problem.model_copy(update=changes))
+    write_problems(out, problems)
+    card.kept = len(problems)
+    names = [_source_of(candidate, card) for candidate in candidates]
+    card.kept_by_source = dict(Counter(names))
+    if pass_rates:
+        measured = [problem.difficulty for problem in problems if problem.problem_id in pass_rates]
+        shares = [value for value in measured if value is not None]
+        card.difficulty = {
+            "measured": len(shares),
+            "not measured": len(problems) - len(shares),
+            "mean": round(sum(shares) / len(shares), 4) if shares else None,
+            "never solved": sum(share == 1 for share in shares),
+            "always solved": sum(share == 0 for share in shares),
+        }
+    card.output = {"file": str(out), "sha256": file_hash(out), "problems": len(problems)}
+    card.write(out.with_name(f"{out.name.removesuffix(out.suffix)}.card.json"))
+
+
+def _source_of(candidate: Candidate, card: Card) -> str:
+    origin = candidate.where.rpartition(" row ")[0]
+    return next(one["name"] for one in card.sources if one["from"] == origin)
+
+
+def _example(candidate: Candidate, why: str) -> Example:
+    problem = candidate.problem
+    question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
+    return Example(
+        problem.problem_id, candidate.where, question, problem.answer[:EXCERPT], text_hash(problem.question), why
+    )
+
+
+def _summary(card: Card) -> str:
+    return ", ".join(f"{one.name} {one.dropped:,}" for one in card.filters if one.dropped)

@@ -1,0 +1,156 @@
+"""Where problems come from: the paper's sources and evaluation sets by name, and any file.
+
+A source is written on the command line as one of
+
+    dapo                          a name of SOURCES, from the Hugging Face hub (extra `hub`)
+    open-r1/DAPO-Math-17k-Processed       the same by its hub name
+    dapo=data/dapo.parquet        a local file in that source's schema
+    problems.jsonl                a file in our own schema, or as --fields maps it
+    problems.jsonl:question=problem,answer=solution         a file with a mapping of its own
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.rl.problems import Problem, ProblemError, parse_fields, read_problem, read_rows
+from rstar_lab.verify import last_boxed
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set's place on the hub and its names for our fields.
+
+    solution: field with one sampled solution of a strong model, where the set has several rows a problem (its boxed
+    answers are then collected for the label check). keep: which rows belong to the source at all.
+    """
+
+    name: str
+    fields: Mapping[str, str]
+    hub: str | None = None
+    config: str | None = None
+    split: str = "train"
+    solution: str | None = None
+    keep: Callable[[Mapping[str, Any]], bool] | None = None
+
+
+def _from_aops(row: Mapping[str, Any]) -> bool:
+    return "aops" in str(row.get("problem_source", "aops")) and row.get("problem_type") == "has_answer_extracted"
+
+
+_PROBLEM = {"question": "problem", "answer": "answer"}
+SOURCES = {
+    source.name: source
+    for source in (
+        # Training: rStar2-Agent, section 4.2.
+        Source(
+            "dapo", {"question": "prompt", "answer": "solution", "problem_id": "extra_info.index"},
+            hub="open-r1/DAPO-Math-17k-Processed", config="en",
+        ),
+        Source(
+            "openmathreasoning", {"question": "problem", "answer": "expected_answer"},
+            hub="nvidia/OpenMathReasoning", split="cot", solution="generated_solution", keep=_from_aops,
+        ),
+        Source("project_euler", _PROBLEM),  # on no hub under a name of its own: bring a file
+        # Evaluation.
+        Source("aime24", {**_PROBLEM, "problem_id": "id"}, hub="HuggingFaceH4/aime_2024"),
+        Source("aime25", {**_PROBLEM, "problem_id": "id"}, hub="math-ai/aime25", split="test"),
+        Source("hmmt25", {**_PROBLEM, "problem_id": "problem_idx"}, hub="MathArena/hmmt_feb_2025"),
+        Source("math500", {**_PROBLEM, "problem_id": "unique_id"}, hub="HuggingFaceH4/MATH-500", split="test"),
+        Source("gsm8k", {}, hub="openai/gsm8k", config="main", split="test"),
+        Source("olympiadbench", {"answer": "final_answer", "problem_id": "id"}),
+        Source("minerva_math", {"question": "problem", "answer": "solution"}),
+        Source("college_math", {}),
+    )
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A problem on its way through the filters. answers: a strong model's, where they are known."""
+
+    problem: Problem
+    where: str
+    answers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One source as it is read: what it is called, its file (None: from the hub), and how its fields are named."""
+
+    source: Source
+    path: Path | None
+
+
+def parse_source(text: str, fields: Mapping[str, str] | None = None) -> Reading:
+    """What a source argument means (see the module's head). `fields` maps plain files without a mapping of their
+    own."""
+    name, equals, path = text.partition("=")
+    if equals and name in SOURCES:
+        return Reading(SOURCES[name], Path(path))
+    for source in SOURCES.values():
+        if text in (source.name, source.hub):
+            if source.hub is None:
+                raise ProblemError(f"{text} is on no hub: give a file, {text}=FILE")
+            return Reading(source, None)
+    path, colon, mapping = text.rpartition(":")
+    if not (colon and "=" in mapping):
+        path, mapping = text, ""
+    if not Path(path).suffix:
+        raise ProblemError(f"{text}: neither a file nor one of {', '.join(SOURCES)}")
+    return Reading(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
+
+
+def read_source(reading: Reading, on_bad_row: Callable[[str], None] | None = None) -> Iterator[Candidate]:
+    """All problems of a source. on_bad_row gets the message of a bad row; without it the first one raises
+    ProblemError."""
+    source = reading.source
+    for number, row in _rows(reading):
+        where = f"{reading.path or source.hub} row {number}"
+        if source.keep and isinstance(row, Mapping) and not source.keep(row):
+            continue
+        try:
+            problem = read_problem(
+                row,
+                where=where,
+                fields={
+                    ours: theirs for ours, theirs in source.fields.items() if ours != "problem_id" or _has(row, theirs)
+                },
+                default_id=f"{source.name}-{number}",
+                default_source=source.name,
+            )
+        except ProblemError as error:
+            if on_bad_row is None:
+                raise
+            on_bad_row(str(error))
+            continue
+        answers = row.get("answers") or [] if isinstance(row, Mapping) else []
+        if source.solution and (boxed := last_boxed(str(row.get(source.solution) or ""))):
+            answers = [boxed]
+        yield Candidate(problem, where, [str(answer) for answer in answers])
+
+
+def _has(row: Any, name: str) -> bool:
+    return isinstance(row, Mapping) and (name in row or name.split(".")[0] in row)
+
+
+def _rows(reading: Reading) -> Iterator[tuple[int, Any]]:
+    if reading.path:
+        yield from read_rows(reading.path)
+        return
+    source = reading.source
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ProblemError(
+            f"{source.name}: reading the hub needs pip install 'rstar_lab[hub]'; or give {source.name}=FILE"
+        ) from None
+    try:
+        rows = load_dataset(source.hub, source.config, split=source.split, streaming=True)
+        yield from enumerate(rows, 1)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ProblemError(
+            f"{source.hub}: could not be read from the hub ({reason}); or give {source.name}=FILE"
+        ) from None
