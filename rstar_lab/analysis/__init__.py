@@ -4,14 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rstar_lab.analysis.inspector import Inspector, inspect
+    from rstar_lab.analysis.inspector_link import LinkedFigure, explore, link
+    from rstar_lab.analysis.inspector_watch import watch
     from rstar_lab.analysis.runs import Runs, open_runs
 
 _HOMES = {
+    "Inspector": "inspector",
+    "LinkedFigure": "inspector_link",
     "Runs": "runs",
+    "explore": "inspector_link",
+    "inspect": "inspector",
+    "link": "inspector_link",
     "open_runs": "runs",
+    "watch": "inspector_watch",
 }
 
-__all__ = ["Runs", "open_runs"]
+__all__ = ["Inspector", "LinkedFigure", "Runs", "explore", "inspect", "link", "open_runs", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,10 @@ _SHOWN = 3
 class LinkedFigure(NotebookWidget):
     """A plotly figure whose points open an inspector. A page loads plotly once, whatever the number of figures.
 
-    What is behind a point is told by the trace: `customdata[i]`, where it is a dict, holds filters of the inspector;
-    `meta`, where it is a dict, may hold {"filter": filters of the whole trace, "x": column of x, "y": column of y}.
-    A trace without either is read as x = step, its name a run where one is called so.
+    What is behind a point is told by the trace: `customdata[i]` is an SQL condition on trajectories (as in the figures
+    of `rstar_lab.analysis`) or a dict of the inspector's filters; `meta`, where it is a dict, may hold {"filter":
+    filters of the whole trace, "x": column of x, "y": column of y}. A trace without any of these is read as x = step,
+    its name a run where one is called so; one that shows no values on hover (a band) stands for nothing.
     """
 
     _esm = bundle("dom", "figure")
@@ -113,8 +114,14 @@ def point_filter(inspector: Inspector, trace: Any, point: int) -> dict[str, Any]
     custom = trace.customdata[point] if trace.customdata is not None and point < len(trace.customdata) else None
     if isinstance(custom, Mapping):
         return filters | dict(custom)
+    if custom is not None and not isinstance(custom, str) and len(custom) and isinstance(custom[0], str):
+        custom = custom[0]
+    if isinstance(custom, str):
+        return filters | {"sql": custom}
     axes = {axis: meta[axis] for axis in ("x", "y") if isinstance(meta.get(axis), str)}
     if not axes and not filters:
+        if trace.hoverinfo == "skip":
+            return {}
         axes = {"x": "step"}
         if trace.name in inspector.source.runs:
             filters["run_id"] = trace.name
@@ -146,6 +153,8 @@ def _words(filters: Mapping[str, Any]) -> str:
             words.append(f"steps {value[0]} to {value[1]}")
         elif key == "ranges":
             words += [f"{column} {low:g} to {high:g}" for column, (low, high) in value.items()]
+        elif key == "sql":
+            words.append(value)
         elif isinstance(value, list):
             words.append(f"{len(value)} {names.get(key, key)}s")
         else:

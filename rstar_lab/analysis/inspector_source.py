@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 
 # Newest first, the rollouts of a group together; traj_id makes the order total, so that pages never overlap.
-DEFAULT_ORDER = "step DESC, run_id, group_id, sample, traj_id"
+DEFAULT_ORDER = (("step", True), ("run_id", False), ("group_id", False), ("sample", False), ("traj_id", False))
 SEARCH_LIMIT = 500
 _SNIPPET = 48
 _EXACT = ("run_id", "stage", "step", "group_id", "problem_id", "traj_id", "policy_version", "stop_reason", "engine")
@@ -109,7 +109,7 @@ def _condition(key: str, value: Any, noted: Iterable[str]) -> str:
         case "any":
             return "(" + " OR ".join(f"({where_clause(one, noted)})" for one in value) + ")"
         case "sql":
-            if re.search(r";|--|/\*", str(value)):
+            if re.search(r";|--|/\*", re.sub(r"'[^']*'", "", str(value))):
                 raise UserError("a condition is one expression over the columns, without `;` or comments")
             return f"({value})"
         case _ if key in _EXACT:
@@ -163,24 +163,26 @@ class Source:
 
         sort: (column, descending), or empty for the newest first.
         """
-        total, flip = self.count(where), False
-        order = [item.split() for item in DEFAULT_ORDER.split(", ")]
-        if sort:
-            if sort[0] not in self.columns:
-                raise UserError(f"cannot sort by {sort[0]!r}: no such column")
-            key = f"len({sort[0]})" if self.columns[sort[0]].endswith("[]") else str(sort[0])
-            order = [[key, "DESC" if sort[1] else "ASC"], ["traj_id"]]
+        total = self.count(where)
         limit = max(0, min(limit, total - offset))
-        if offset > total // 2:  # the far half is the near half of the opposite order
-            flip, offset = True, total - offset - limit
-        keys = []
-        for name, *direction in order:
-            down = (direction == ["DESC"]) != flip
-            keys.append(f"{name} {'DESC' if down else 'ASC'} NULLS {'FIRST' if flip else 'LAST'}")
+        flip = offset > total // 2  # the far half is the near half of the opposite order
+        if flip:
+            offset = total - offset - limit
         rows = self._rows(
-            f"SELECT * FROM trajectories WHERE {where} ORDER BY {', '.join(keys)} LIMIT {limit} OFFSET {offset}"
+            f"SELECT * FROM trajectories WHERE {where} ORDER BY {self._order(sort, flip)} LIMIT {limit} OFFSET {offset}"
         )
         return rows[::-1] if flip else rows
+
+    def _order(self, sort: Sequence[Any], flip: bool = False) -> str:
+        """ORDER BY of a list: nulls last, ties by traj_id; flip: all of it the other way round."""
+        keys = [*DEFAULT_ORDER]
+        if sort:
+            column, down = str(sort[0]), bool(sort[1])
+            if column not in self.columns:
+                raise UserError(f"cannot sort by {column!r}: no such column")
+            keys = [(f"len({column})" if self.columns[column].endswith("[]") else column, down), ("traj_id", False)]
+        nulls = "FIRST" if flip else "LAST"
+        return ", ".join(f"{key} {'DESC' if down != flip else 'ASC'} NULLS {nulls}" for key, down in keys)
 
     def choices(self) -> dict[str, Any]:
         """What the filter bar offers: runs, stages, first and last step, outcomes."""
@@ -214,10 +216,8 @@ class Source:
             f"SELECT 1 FROM trajectories WHERE traj_id = {literal(traj_id)} AND {where} LIMIT 1", raw=True
         ):
             return None
-        direction = "DESC NULLS LAST" if sort and sort[1] else "ASC NULLS LAST"
-        order = f"{sort[0]} {direction}, traj_id" if sort else DEFAULT_ORDER
         found = self._rows(
-            f"SELECT i FROM (SELECT traj_id, row_number() OVER (ORDER BY {order}) - 1 AS i FROM trajectories "
+            f"SELECT i FROM (SELECT traj_id, row_number() OVER (ORDER BY {self._order(sort)}) - 1 AS i FROM trajectories "
             f"WHERE {where}) WHERE traj_id = {literal(traj_id)}",
             raw=True,
         )
@@ -226,12 +226,13 @@ class Source:
     def search(self, text: str, where: str) -> dict[str, str]:
         """Trajectories of the filtered list whose messages contain `text` (case counts as typed in lower case: not at
         all; otherwise exactly), newest first, at most SEARCH_LIMIT, each with the words around the first hit."""
-        # As the text stands inside the JSON of the messages; a writer may have escaped what is not ASCII.
-        plain, escaped = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
+        # As the text stands inside the JSON of the messages, and inside the JSON of a call inside that.
+        once = [json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
+        needles = dict.fromkeys([*once, *(json.dumps(one, ensure_ascii=False)[1:-1] for one in once)])
         column = "messages" if text != text.lower() else "lower(messages)"
-        begin = f"greatest(1, strpos({column}, {literal(plain)}) - {_SNIPPET})"
-        around = f"substr(messages, {begin}, {2 * _SNIPPET + len(plain)})"
-        hit = " OR ".join(f"contains({column}, {literal(needle)})" for needle in {plain, escaped})
+        places = ", ".join(f"nullif(strpos({column}, {literal(needle)}), 0)" for needle in needles)
+        around = f"substr(messages, greatest(1, coalesce({places}) - {_SNIPPET}), {2 * _SNIPPET + len(text)})"
+        hit = " OR ".join(f"contains({column}, {literal(needle)})" for needle in needles)
         scope = (
             "TRUE"
             if where == "TRUE"

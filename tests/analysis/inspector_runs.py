@@ -95,17 +95,28 @@ def write_run(folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, probl
                     advantage = (
                         float((rewards[sample] - rewards[list(kept)].mean()) / (spread + 1e-6)) if is_kept else None
                     )
-                    trajectories.append({
-                        "traj_id": traj_id, "policy_version": step - 1, "group_id": f"{step}:p{problem}", "problem_id": f"sum_{problem:02d}",
-                        "sample": sample, "reward": float(one["solved"]), "kept": is_kept, "p_err": errors / len(one["outcomes"]), "p_format": 0.0,
+                    fixed: dict[str, Any] = {
+                        "p_format": 0.0,
+                        "truncated": False,
+                        "stop_reason": "answer",
+                        "generate_s": 1.0,
+                        "tool_s": 0.1,
+                        "queue_s": 0.0,
+                        "engine": "0",
+                    }
+                    trajectories.append(fixed | {
+                        "traj_id": traj_id, "policy_version": step - 1, "group_id": f"{step}:p{problem}",
+                        "problem_id": f"sum_{problem:02d}",
+                        "sample": sample, "reward": float(one["solved"]), "kept": is_kept, "p_err": errors / len(one["outcomes"]),
                         "advantage": advantage, "turns": len(one["outcomes"]) + 1, "calls": len(one["outcomes"]), "errors": errors,
-                        "outcomes": one["outcomes"], "response_tokens": count, "model_tokens": sum(one["mask"]), "truncated": False,
-                        "stop_reason": "answer", "answer": one["answer"], "truth": one["truth"], "reflection_tokens": errors,
+                        "outcomes": one["outcomes"], "response_tokens": count, "model_tokens": sum(one["mask"]),
+                        "answer": one["answer"], "truth": one["truth"], "reflection_tokens": errors,
                         "entropy": float(entropy.mean()) if is_kept else None, "engine_log_prob": float(engine.mean()),
-                        "trainer_log_prob": float(trainer.mean()) if is_kept else None, "generate_s": 1.0, "tool_s": 0.1, "queue_s": 0.0, "engine": "0",
+                        "trainer_log_prob": float(trainer.mean()) if is_kept else None,
                     })  # fmt: skip
                     transcripts.append({
-                        "traj_id": traj_id, "question": one["question"], "truth": one["truth"], "messages": json.dumps(one["messages"], ensure_ascii=False),
+                        "traj_id": traj_id, "question": one["question"], "truth": one["truth"],
+                        "messages": json.dumps(one["messages"], ensure_ascii=False),
                         "prompt_ids": [0, 1], "response_ids": ids, "loss_mask": one["mask"], "engine_log_probs": engine,
                         "trainer_log_probs": trainer if is_kept else None, "entropy": entropy if is_kept else None,
                     })  # fmt: skip

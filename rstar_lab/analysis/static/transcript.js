@@ -42,7 +42,7 @@ export class Transcript {
     this.parts = opened.segments.map((segment, index) => this.segment(segment, index));
     fill(this.turns, opened.missing ? h("p", { class: "rl-missing" }, opened.missing) : null, this.parts.map((part) => part.element));
     this.turns.scrollTop = 0;
-    for (const part of this.parts) if (part.kind === "code") for (const [kind, begin, end] of pythonSpans(part.node.data)) this.paintSyntax.add(`py-${kind}`, part.node, begin, end, 1);
+    for (const part of this.parts) if (part.kind === "code") for (const [kind, begin, end] of pythonSpans(part.node.data)) this.paintSyntax.add(`py-${kind}`, part.node, begin, end);
     this.paint(channel);
   }
 
@@ -93,11 +93,11 @@ export class Transcript {
       for (let i = 0; i < starts.length && starts[i] < end; i += 1) {
         const next = values.level(channel, first + i);
         if (next === level) continue;
-        if (level) this.paintTokens.add(level, node, begin, starts[i]);
+        if (level) this.paintTokens.add(level, node, begin, starts[i], 1);
         begin = starts[i];
         level = next;
       }
-      if (level && starts.length) this.paintTokens.add(level, node, begin, end);
+      if (level && starts.length) this.paintTokens.add(level, node, begin, end, 1);
     }
     this.drawRibbon(off);
     this.drawLegend(off);

@@ -1,0 +1,427 @@
+"""The inspector without a browser: paging, filters, transcripts cut into segments, notes, exports, static form."""
+
+import json
+import math
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from inspector_runs import HOSTILE, write_run
+
+from rstar_lab.analysis.inspector import Inspector, inspect
+from rstar_lab.analysis.inspector_link import link, point_filter, show_points
+from rstar_lab.analysis.inspector_notes import read_notes, write_note
+from rstar_lab.analysis.inspector_palette import SYNTAX, contrast, page_css, steps
+from rstar_lab.analysis.inspector_source import Source, where_clause
+from rstar_lab.analysis.inspector_transcript import BIDI, segments, token_values, visible
+from rstar_lab.analysis.inspector_watch import watch
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    write_run(path, "grpo", seed=1)
+    write_run(path, "roc")
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Source:
+    return Source(open_runs(folder))
+
+
+@pytest.fixture
+def inspector(folder: Path) -> Inspector:
+    return inspect(folder)
+
+
+def ask(inspector: Inspector, op: str, **question: object) -> object:
+    """What the browser would get for a question."""
+    answers: list[tuple[dict, list]] = []
+    inspector.send = lambda message, buffers=None: answers.append((message, buffers))  # type: ignore[method-assign]
+    inspector._on_message(inspector, {"id": "1", "op": op, **question}, [])
+    return answers[0]
+
+
+# Rows
+
+
+def test_pages_add_up_to_the_whole_list_in_any_order(source: Source):
+    for sort in ([], ["entropy", True], ["entropy", False], ["outcomes", True], ["answer", False]):
+        total = source.count("TRUE")
+        rows = [row for offset in range(0, total, 50) for row in source.page("TRUE", sort, offset, 50)]
+        assert len(rows) == total == len({row["traj_id"] for row in rows}), sort
+        if sort == ["entropy", True]:
+            known = [row["entropy"] for row in rows if row["entropy"] is not None]
+            assert known == sorted(known, reverse=True)
+            assert all(row["entropy"] is None for row in rows[len(known) :])
+        place = source.place(rows[137]["traj_id"], "TRUE", sort)
+        assert place == 137, sort
+
+
+@pytest.mark.parametrize(
+    ("filters", "condition"),
+    [
+        ({"correct": True}, lambda f: f.reward > 0),
+        ({"correct": False, "kept": True}, lambda f: (f.reward == 0) & f.kept),
+        ({"errors": True, "steps": [2, 4]}, lambda f: (f.errors > 0) & f.step.between(2, 4)),
+        ({"outcome": "timeout"}, lambda f: f.outcomes.map(lambda o: "timeout" in list(o))),
+        ({"run_id": ["roc"], "step": 3}, lambda f: (f.run_id == "roc") & (f.step == 3)),
+        ({"problem": "_01"}, lambda f: f.problem_id == "sum_01"),
+        ({"sql": "errors > 1 and reward > 0"}, lambda f: (f.errors > 1) & (f.reward > 0)),
+        ({"any": [{"step": 1, "run_id": "roc"}, {"step": 2, "correct": True}]}, lambda f: ((f.step == 1) & (f.run_id == "roc")) | ((f.step == 2) & (f.reward > 0))),
+        ({"ranges": {"response_tokens": [200, 400]}}, lambda f: (f.response_tokens >= 200) & (f.response_tokens < 400)),
+    ],
+)  # fmt: skip
+def test_filters_mean_what_pandas_says(source: Source, filters: dict, condition):
+    everything = source.store.sql("SELECT * FROM trajectories")
+    expected = int(condition(everything).sum())
+    assert 0 < expected < len(everything)
+    assert source.count(where_clause(filters)) == expected
+
+
+def test_a_wrong_filter_is_named(source: Source):
+    with pytest.raises(UserError, match="unknown filter 'stpe'"):
+        where_clause({"stpe": 1})
+    with pytest.raises(UserError, match="one expression"):
+        where_clause({"sql": "TRUE; DROP TABLE x"})
+    with pytest.raises(UserError, match="reword"):
+        source.count(where_clause({"sql": "reword > 0"}))
+    with pytest.raises(UserError, match="no trajectory"):
+        source.row("nowhere")
+    with pytest.raises(UserError, match="no column 'group_id'"):
+        Inspector(pd.DataFrame({"step": [1]}))
+
+
+def test_a_quote_in_a_value_stays_a_value(source: Source):
+    assert source.count(where_clause({"run_id": "x' OR TRUE OR 'y"})) == 0
+    assert source.count(where_clause({"problem": "%' OR 1=1 --"})) == 0
+
+
+def test_siblings_are_the_group(source: Source):
+    row = source.page("TRUE", [], 5, 1)[0]
+    siblings = source.siblings(row)
+    assert [one["sample"] for one in siblings] == list(range(8))
+    assert {(one["run_id"], one["step"], one["problem_id"]) for one in siblings} == {
+        (row["run_id"], row["step"], row["problem_id"])
+    }
+
+
+def test_search_finds_text_of_messages_inside_the_list(source: Source):
+    hits = source.search("call failed", where_clause({"run_id": "roc", "steps": [2, 3]}))
+    expected = source.store.sql(
+        "SELECT traj_id FROM trajectories WHERE run_id = 'roc' AND step IN (2, 3) AND errors > 0"
+    )
+    assert set(hits) == set(expected.traj_id) != set()
+    assert all("call failed" in snippet for snippet in hits.values())
+    assert source.search('print("sum:"', "step = 1"), "text is found as the model wrote it, quotes and all"
+    assert source.search("no such words", "TRUE") == {}
+
+
+def test_rows_in_frames_need_no_store():
+    frame = pd.DataFrame(
+        {
+            "traj_id": ["a", "b"],
+            "run_id": "r",
+            "step": 1,
+            "group_id": "g",
+            "problem_id": "p",
+            "sample": [0, 1],
+            "reward": [1.0, math.nan],
+        }
+    )
+    inspector = Inspector(frame)
+    answer, _ = ask(inspector, "page", offset=0, limit=10, filters={"correct": True}, scope={}, sort=[])
+    assert answer["result"]["total"] == 1
+    answer, _ = ask(inspector, "open", traj_id="b")
+    assert "without transcripts" in answer["result"]["missing"]
+    answer, _ = ask(inspector, "note", traj_id="b", note="x", tags=[])
+    assert "no run folder" in answer["error"]
+
+
+# Transcripts
+
+
+def test_segments_carry_every_token_they_show(folder: Path):
+    runs = open_runs(folder)
+    for traj_id in runs.sql("SELECT traj_id FROM trajectories WHERE step = 6").traj_id:
+        record = runs.record(traj_id)
+        texts, ends = record["token_texts"], None
+        parts = segments(record)
+        assert [part.kind for part in parts[:2]] == ["system", "user"]
+        assert parts[-1].kind == "answer" and "\\boxed" in parts[-1].text
+        for part in parts[2:]:
+            assert part.starts and part.starts[0] == 0 and list(part.starts) == sorted(part.starts)
+            ends = [*part.starts[1:], len(part.text)]
+            for token, (begin, end) in enumerate(zip(part.starts, ends, strict=True), part.first):
+                shown = part.text[begin:end]
+                assert shown in texts[token] or (
+                    part.kind == "code" and shown in json.loads('"' + _whole_escapes(texts, token) + '"')
+                ), (part.kind, shown, texts[token])
+        assert "".join(part.text for part in segments(record, raw=True)[2:]) == "".join(texts)
+
+
+def _whole_escapes(texts: list[str], token: int) -> str:
+    """The token with its neighbours, as JSON that can be read: a token may end inside an escape."""
+    return (
+        re.sub(r"^n?|\\?$", "", "".join(texts[token - 1 : token + 2]))
+        .replace('\\"', '"')
+        .replace('"', '\\"')
+        .replace("\n", "\\n")
+    )
+
+
+def test_code_tokens_point_at_the_code():
+    code = 'x = "a\\n"\n\tprint("π", x)  # \U0001d54f done\n'
+    for ascii in (True, False):
+        call = json.dumps({"name": "t", "arguments": {"input": "1 2", "code": code}}, ensure_ascii=ascii)
+        text = f"think</reason><tool_call>{call}</tool_call><|im_end|>"
+        for seed in range(20):
+            cuts = sorted({0, *random.Random(seed).sample(range(1, len(text)), 25)})
+            texts = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+            parts = {
+                part.kind: part
+                for part in segments({"messages": [], "token_texts": texts, "loss_mask": [True] * len(texts)})
+            }
+            assert parts["code"].text == code and parts["input"].text == "1 2" and parts["reason"].text == "think"
+            starts = parts["code"].starts
+            assert starts[0] == 0 and list(starts) == sorted(starts) and starts[-1] <= len(code)
+            payload = parts["code"].payload()
+            units = payload["text"].encode("utf-16-le")
+            assert all(2 * start <= len(units) for start in payload["starts"])
+
+
+def test_strange_turns_lose_nothing():
+    cases = {
+        "no tags at all": ["text"],
+        "<tool_call>{bad json}</tool_call>": ["call"],
+        'a<tool_call>{"name": "t", "arguments": {"code": "print(\'</tool_call>\')"}}</tool_call>b': [
+            "text",
+            "code",
+            "text",
+        ],
+        "<tool_call>unterminated": ["call"],
+        "<reason>x</reason><answer>\\boxed{1}</answer><answer>2": ["reason", "answer", "answer"],
+    }
+    for text, kinds in cases.items():
+        record = {"messages": [{"role": "assistant", "content": text}]}
+        assert [part.kind for part in segments(record)] == kinds, text
+    outcomes = segments(
+        {
+            "messages": [
+                {"role": "assistant", "content": "<tool_call>{</tool_call>"},
+                {"role": "tool", "content": "?", "outcome": "malformed_call"},
+            ]
+        }
+    )
+    assert [part.outcome for part in outcomes] == ["malformed_call", "malformed_call"]
+
+
+def test_hidden_characters_are_shown_one_for_one():
+    text = "a\u202eb\x00c\x1b[31m\ud800d\ne\tf\x85" + BIDI
+    shown = visible(text)
+    assert len(shown) == len(text)
+    assert not set(shown) & {*BIDI, "\x00", "\x1b", "\ud800", "\x85"}
+    assert "\n" in shown and "\t" in shown
+    shown.encode()
+
+
+def test_token_values_are_nan_where_the_run_has_none(folder: Path):
+    runs = open_runs(folder)
+    dropped = runs.record(runs.sql("SELECT traj_id FROM trajectories WHERE NOT kept LIMIT 1").traj_id[0])
+    entropy, engine, trainer, mask, ids = token_values(dropped)
+    assert np.isnan(entropy).all() and np.isnan(trainer).all() and not np.isnan(engine).any()
+    assert mask.sum() == sum(dropped["loss_mask"]) and (ids == dropped["response_ids"]).all()
+
+
+# Notes
+
+
+def test_notes_lie_beside_the_run_and_outlive_the_inspector(folder: Path):
+    inspector = inspect(folder)
+    traj_id = "roc/2/p1/3"
+    answer, _ = ask(inspector, "note", traj_id=traj_id, note=" look: reward hack? ", tags=["hack", "", " odd "])
+    assert answer["result"]["tags"] == ["hack", "odd"]
+    again = inspect(folder)
+    assert again.source.count(where_clause({"noted": True}, again._all_notes())) == 1
+    page, _ = ask(again, "page", offset=0, limit=5, filters={"noted": True}, scope={}, sort=[])
+    assert page["result"]["rows"][0]["note"]["note"] == "look: reward hack?"
+    assert read_notes(folder / "roc")[traj_id]["tags"] == ["hack", "odd"]
+    write_note(folder / "roc", "other", "kept", [])
+    write_note(folder / "roc", traj_id, "", [])
+    assert list(read_notes(folder / "roc")) == ["other"]
+    write_note(folder / "roc", "other", "", [])
+
+
+def test_a_broken_notes_file_is_named(tmp_path: Path):
+    (tmp_path / "notes.jsonl").write_text('{"traj_id": "a", "note": "x"}\n{oops\n')
+    with pytest.raises(UserError, match=r"notes.jsonl, line 2"):
+        write_note(tmp_path, "b", "y", [])
+    assert (tmp_path / "notes.jsonl").read_text().endswith("{oops\n"), "a file that cannot be read is not overwritten"
+
+
+# Exports
+
+
+class Tags(HTMLParser):
+    """Which elements and attributes a page has, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_exports_keep_hostile_text_as_text(inspector: Inspector):
+    hostile = "roc/6/p0/1"
+    for page in (inspector.html(hostile), inspector.static_html()):
+        found = Tags(page)
+        assert not found.names & {"script", "img", "iframe", "object", "a", "link", "svg"}
+        assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "href", "srcdoc")]
+    page = inspector.html(hostile)
+    assert visible(HOSTILE) in Tags(page).text
+    assert not set(page) & set(BIDI)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy and "default-src 'none'" in policy[1] and "unsafe" not in policy[1] and "script-src" not in policy[1]
+
+
+def test_an_export_shows_values_of_every_token(inspector: Inspector):
+    kept = inspector.source.page("kept", [], 0, 1)[0]["traj_id"]
+    record = inspector.source.record(kept)
+    page = inspector.html(kept)
+    listed = {int(token) for token in re.findall(r'title="token (\d+) ', page)}
+    shown = {
+        part.first + i for part in segments(record) for i, start in enumerate(part.starts)
+        if start < (part.starts[i + 1] if i + 1 < len(part.starts) else len(part.text))  # half an escape has no width
+    }  # fmt: skip
+    assert listed == shown and len(listed) > 100
+    assert {"rl-by-entropy", "rl-by-mismatch"} <= set(re.findall(r"rl-by-\w+", page))
+
+
+def test_markdown_cannot_be_broken_out_of():
+    row = {
+        "traj_id": "a`b",
+        "run_id": "r",
+        "problem_id": "p\n# x",
+        "step": 1,
+        "sample": 0,
+        "reward": 1.0,
+        "answer": "```",
+        "truth": "1",
+    }
+    record = {"messages": [{"role": "assistant", "content": "hi\n````\n# not a heading\n"}]}
+    from rstar_lab.analysis.inspector_export import export_markdown
+
+    text = export_markdown(row, record)
+    assert "\n`````text\n" in text
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0], "# not a heading"]
+
+
+def test_the_static_form_reads_without_a_kernel(inspector: Inspector):
+    inspector.selected = "roc/5/p2/4"
+    found = Tags(inspector.static_html())
+    assert "384 trajectories" in found.text and "step 5 · sample 4" in found.text and "total = sum(" in found.text
+
+
+def test_colour_steps_keep_text_readable():
+    sheet = page_css()
+    ink = re.search(r"--rl-ink: light-dark\((#\w{6}), (#\w{6})\)", sheet)
+    assert ink and len(steps()) == 7 + 7 + 4 * 5 + 2
+    for name, (_, *grounds) in steps().items():
+        rule = re.search(rf"highlight\(rl-{name}\) \{{ (.*?) \}}", sheet)
+        texts = [ink.groups()] if rule and " color:" in rule[1] else [ink.groups(), *SYNTAX.values()]
+        poor = [
+            (pair, ground)
+            for pair in texts
+            for text, ground in zip(pair, grounds, strict=True)
+            if contrast(text, ground) < 4.5
+        ]
+        assert rule and not poor, name
+
+
+# Figures
+
+
+def test_points_of_a_figure_open_their_rollouts(inspector: Inspector):
+    figure = go.Figure()
+    figure.add_scatter(x=[1, 2, 3], y=[0.1, 0.2, 0.3], name="roc")
+    figure.add_bar(
+        x=["ok", "timeout"],
+        y=[5, 2],
+        customdata=[{"outcome": "ok"}, {"outcome": "timeout"}],
+        meta={"filter": {"run_id": "grpo"}},
+    )
+    figure.add_scatter(x=[4, 5], y=[1, 2], meta={"filter": {"kept": True}, "x": "step"})
+    link(figure, inspector)
+    assert [point_filter(inspector, trace, 1) for trace in figure.data] == [
+        {"run_id": "roc", "step": 2}, {"run_id": "grpo", "outcome": "timeout"}, {"kept": True, "step": 5},
+    ]  # fmt: skip
+    show_points(inspector, figure, [(0, 1)])
+    assert inspector.scope["label"] == "run roc, step 2" and len(inspector.rows()) == 32
+    show_points(inspector, figure, [(0, 0), (0, 1), (2, 0)])
+    assert inspector.source.count(inspector.where) == 64 + int(inspector.source.count("kept AND step = 4"))
+    show_points(inspector, figure, [])
+    assert inspector.scope == {} and len(inspector.rows()) == 384
+
+
+def test_a_figure_widget_is_linked_as_it_is(inspector: Inspector):
+    figure = go.FigureWidget(go.Figure().add_scatter(x=[1, 2, 3], y=[1, 2, 3], name="grpo"))
+    assert link(figure, inspector) is figure
+    points = type("Points", (), {"point_inds": [2]})()
+    for callback in figure.data[0]._click_callbacks:
+        callback(figure.data[0], points, None)
+    assert inspector.scope["filter"] == {"run_id": "grpo", "step": 3}
+
+
+def test_a_figure_with_an_unknown_filter_is_refused(inspector: Inspector):
+    figure = go.Figure().add_bar(x=[1], y=[1], customdata=[{"colour": 1}])
+    with pytest.raises(UserError, match="unknown filter 'colour'"):
+        link(figure, inspector)
+
+
+# Following a run
+
+
+async def test_a_watched_run_is_followed_until_it_ends(tmp_path: Path):
+    import asyncio
+
+    from rstar_lab.runs import RunWriter
+
+    source = open_runs(write_run(tmp_path / "made", "r", steps=2))
+    rows = {
+        level: source.sql(f"SELECT * EXCLUDE (run_id, stage, step) FROM {level} WHERE step = 2").to_dict("records")
+        for level in ("trajectories", "transcripts")
+    }
+    for row in rows["trajectories"]:
+        row["outcomes"] = list(row["outcomes"])
+    with RunWriter.open(tmp_path / "live", "r", kind="train", recipe={}, seed=0) as writer:
+        follower = watch(tmp_path / "live" / "r", every_s=0.05)
+        follower.start()
+        assert follower.inspector is None
+        writer.write_step(
+            "rl", 1, trajectories=rows["trajectories"], calls=[], transcripts=rows["transcripts"], metrics={}
+        )
+        while follower.inspector is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert follower.inspector.source.count("TRUE") == 32
+        again = watch(tmp_path / "live" / "r")
+        assert again.inspector is not None, "a new kernel shows what is there"
+        writer.finish("finished")
+    await asyncio.wait_for(follower.task, 30)
+    assert "finished, step 1" in follower.figure.figure.layout.title.text
