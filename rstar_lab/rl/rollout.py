@@ -108,11 +108,19 @@ class Dispatcher:
         self.engines, self.policy, self.states = engines, policy, states
         self.waiting: dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
+        self.pumping = False
 
     def seat(self, index: int, problem_id: str) -> "DispatchedSeat":
         return DispatchedSeat(self, index, problem_id)
 
     def pump(self) -> None:
+        """Ask the policy soon, once for all that happens in this turn of the event loop."""
+        if not self.pumping:
+            self.pumping = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self.pumping = False
         for request, number in self.policy.dispatch(self.states):
             task = asyncio.get_running_loop().create_task(self._send(request, number))
             self.tasks.add(task)
