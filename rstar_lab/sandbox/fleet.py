@@ -101,6 +101,8 @@ class Fleet:
         self.missing: dict[str, str] = {}
         self.keepers: set[KeeperLink] = set()
         self._workers = workers
+        self._idle: dict[str, list[KeeperLink]] = {tier: [] for tier in TIERS}
+        self._broken = False
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen | None = None
         self._controls: dict[str, socket.socket] = {}
@@ -112,7 +114,7 @@ class Fleet:
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._broken and self._process.poll() is None
 
     async def start(self) -> None:
         """Return when the bare zygote is ready; the others warm up meanwhile. Raises RuntimeError."""
@@ -137,6 +139,7 @@ class Fleet:
         ]
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/box/work",
             "LANG": "C.UTF-8",
             "PYTHONHASHSEED": "0",
             "OPENBLAS_NUM_THREADS": "1",
@@ -169,6 +172,7 @@ class Fleet:
         ready = self._ready[tier]
         if not word:
             asyncio.get_running_loop().remove_reader(control)
+            self._broken = True
             if not ready.done():
                 ready.set_result(False)
         elif not ready.done():
@@ -176,7 +180,26 @@ class Fleet:
                 self.missing = json.loads(word[1:])
             ready.set_result(word[:1] == b"+")
 
-    async def keeper(self, tier: str) -> KeeperLink:
+    async def borrow(self, tier: str) -> KeeperLink:
+        """An idle keeper, or a new one."""
+        idle = self._idle[tier]
+        while idle:
+            link = idle.pop()
+            if link.alive:
+                return link
+        return await self.new_keeper(tier)
+
+    def give_back(self, link: KeeperLink) -> None:
+        self._idle[link.tier].append(link)
+
+    def lose(self, link: KeeperLink) -> None:
+        """Forget a keeper that ended, and have the box end what it may have left running."""
+        link.close()
+        self.keepers.discard(link)
+        with contextlib.suppress(OSError):
+            self._controls["bare"].send(b"s")
+
+    async def new_keeper(self, tier: str) -> KeeperLink:
         """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""
         for name in reversed(TIERS[: TIERS.index(tier) + 1]):
             if await asyncio.shield(self._ready[name]):
@@ -198,11 +221,6 @@ class Fleet:
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self.keepers.add(link)
         return link
-
-    def sweep(self) -> None:
-        """A keeper was lost: have the box end what it may have left running."""
-        with contextlib.suppress(OSError):
-            self._controls["bare"].send(b"s")
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()

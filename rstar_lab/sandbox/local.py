@@ -2,20 +2,31 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 
+from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.box import frames
 from rstar_lab.sandbox.call import Call, CallResult
-from rstar_lab.sandbox.fleet import Fleet, KeeperDied, KeeperLink
+from rstar_lab.sandbox.check import layers
+from rstar_lab.sandbox.fleet import Fleet, KeeperDied
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
+from rstar_lab.sandbox.sessions import Session, Sessions
+from rstar_lab.sandbox.slots import Slots, Turn
 
-ATTEMPTS = 3
-# A keeper answers within the limit and its slack; past this it is taken for dead.
+ATTEMPTS = 4
+RETRY_PAUSE_S = 0.05
+# A keeper answers within the limit and its slack; silent for so much longer, it is taken for dead.
 SILENCE_S = 2.5
+log = logging.getLogger(__name__)
+
+
+class LayersMissing(UserError):
+    """This machine cannot give the whole boundary, and the sandbox was asked to be strict."""
 
 
 def tier_of(code: str) -> str:
@@ -33,41 +44,48 @@ class LocalSandbox:
         async with LocalSandbox() as sandbox:
             result = await sandbox.run("print(6 * 7)")
 
-    workers: calls that run at once (default: the cores this process may use). Any number may be in flight: the others
-    wait. One event loop at a time. The boundary is described in docs/sandbox-boundary.md.
+    workers: calls that run at full priority at once (default: the cores this process may use). Any number may be in
+    flight; the others wait. strict: refuse to start where a layer of the boundary is missing, instead of warning.
+    To be used from one event loop. What the boundary holds and what not: docs/sandbox-boundary.md.
     """
 
-    def __init__(self, limits: Limits = Limits(), workers: int | None = None) -> None:
+    def __init__(self, limits: Limits = Limits(), workers: int | None = None, *, strict: bool = False) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers: {workers!r} must be at least 1")
         self.limits = limits
         self.workers = workers or len(os.sched_getaffinity(0))
+        self.strict = strict
         self.outcomes: Counter[Outcome] = Counter()
         self.retries = 0
-        self.running = 0
+        self.in_flight = 0
+        self._slots = Slots(self.workers)
+        self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
         self._fleet: Fleet | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._idle: dict[str, list[KeeperLink]] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._in_flight = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
-
-    @property
-    def in_flight(self) -> int:
-        """Calls submitted and not yet answered."""
-        return self._in_flight
+        self._housekeeper: asyncio.Task[None] | None = None
 
     @property
     def queue_depth(self) -> int:
         """Calls that wait for a slot."""
-        return sum(not future.done() for future in self._waiting)
+        return self._slots.depth
 
     @property
     def zygotes(self) -> int:
         """Zygotes that are warm."""
         return self._fleet.zygotes if self._fleet else 0
+
+    @property
+    def sessions(self) -> int:
+        """Sessions whose state is kept."""
+        return len(self._sessions)
+
+    @property
+    def missing_layers(self) -> dict[str, str]:
+        """Layers of the boundary that this machine did not give, and why. Known once started."""
+        return dict(self._fleet.missing) if self._fleet else {}
 
     async def __aenter__(self) -> "LocalSandbox":
         await self.start()
@@ -77,7 +95,10 @@ class LocalSandbox:
         await self.aclose()
 
     async def start(self) -> None:
-        """Start the zygotes; `run` does so where it was not done. Raises RuntimeError where they cannot start."""
+        """Start the zygotes; `run` does so where it was not done.
+
+        Raises RuntimeError where they cannot start, LayersMissing where the sandbox is strict and a layer is missing.
+        """
         await self._live_fleet()
 
     async def drain(self) -> None:
@@ -85,15 +106,16 @@ class LocalSandbox:
         await self._quiet.wait()
 
     async def aclose(self) -> None:
-        """End every process; calls still in flight raise RuntimeError. Closing twice is fine."""
+        """End every process; calls that wait raise RuntimeError. Closing twice is fine."""
         self._closed = True
+        self._slots.close(RuntimeError("the sandbox was closed"))
+        if self._housekeeper:
+            self._housekeeper.cancel()
+            self._housekeeper = None
+        self._sessions.close()
         fleet, self._fleet = self._fleet, None
         if fleet:
             await fleet.close()
-        self._idle.clear()
-        for future in self._waiting:
-            if not future.done():
-                future.set_exception(RuntimeError("the sandbox was closed"))
 
     async def run(
         self,
@@ -115,15 +137,20 @@ class LocalSandbox:
         """Run calls side by side; results come in the order of the calls."""
         return list(await asyncio.gather(*(self._run(call) for call in calls)))
 
+    async def close_session(self, name: str) -> None:
+        """End a session's interpreter. A name that is not in use is fine."""
+        self._sessions.drop(name, None)
+        self._sessions.take_loss(name)
+
     async def _run(self, call: Call) -> CallResult:
         request = self._request(call)
-        self._in_flight += 1
+        self.in_flight += 1
         self._quiet.clear()
         try:
-            result = await self._attempt(call, request)
+            result = await (self._run_once(call, request) if call.session is None else self._run_cell(call, request))
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
+            self.in_flight -= 1
+            if not self.in_flight:
                 self._quiet.set()
         self.outcomes[result.outcome] += 1
         return result
@@ -148,83 +175,133 @@ class LocalSandbox:
             session=call.session is not None,
         )
 
-    async def _attempt(self, call: Call, request: frames.Request) -> CallResult:
+    async def _run_once(self, call: Call, request: frames.Request) -> CallResult:
         queued = time.monotonic()
         try:
-            await self._take_slot()
+            async with self._turn() as turn:
+                started = time.monotonic()
+                tier = tier_of(call.code)
+                for attempt in range(ATTEMPTS):
+                    if attempt:
+                        self.retries += 1
+                        await asyncio.sleep(RETRY_PAUSE_S * attempt)
+                    with contextlib.suppress(KeeperDied):
+                        return _answer(await self._on_keeper(tier, request, turn), started - queued)
+                return _ours(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
         except TimeoutError:
-            return CallResult(Outcome.QUEUE_TIMEOUT, "", "", None, 0.0, time.monotonic() - queued)
-        started = time.monotonic()
-        try:
-            for attempt in range(ATTEMPTS):
-                if attempt:
-                    self.retries += 1
-                with contextlib.suppress(KeeperDied):
-                    result = await self._on_keeper(tier_of(call.code), request)
-                    return CallResult(
-                        Outcome(result.outcome),
-                        result.stdout.decode("utf-8", "backslashreplace"),
-                        result.stderr.decode("utf-8", "backslashreplace"),
-                        None if result.value is None else result.value.decode("utf-8", "backslashreplace"),
-                        result.duration_s,
-                        started - queued,
-                    )
-            return CallResult(Outcome.SANDBOX_ERROR, "", "", None, time.monotonic() - started, started - queued)
-        finally:
-            self._free_slot()
+            return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
-    async def _on_keeper(self, tier: str, request: frames.Request) -> frames.Result:
+    async def _on_keeper(self, tier: str, request: frames.Request, turn: Turn) -> frames.Result:
         fleet = await self._live_fleet()
-        idle = self._idle.setdefault(tier, [])
-        link = None
-        while idle and link is None:
-            candidate = idle.pop()
-            link = candidate if candidate.alive else None
-        if link is None:
-            link = await fleet.keeper(tier)
+        link = await fleet.borrow(tier)
         try:
+            link.on_long = lambda: self._slots.found_long(turn)
+            turn.step_aside = link.yield_slot
             result = await link.call(request, request.timeout_s + request.wall_slack_s + SILENCE_S)
         except BaseException:
-            fleet.keepers.discard(link)
-            fleet.sweep()
+            fleet.lose(link)
             raise
-        idle.append(link)
+        fleet.give_back(link)
         return result
 
+    async def _run_cell(self, call: Call, request: frames.Request) -> CallResult:
+        assert call.session is not None
+        queued = time.monotonic()
+        session = self._sessions.open(call.session)
+        try:
+            async with session.lock, self._turn() as turn:
+                started = time.monotonic()
+                note = ""
+                if session.link is not None and not session.alive:
+                    self._sessions.lose(session.name, "it was lost")
+                if not session.alive:
+                    reason = self._sessions.take_loss(session.name)
+                    note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
+                    session.link = None
+                try:
+                    result = await self._on_session(session, call.code, request, turn)
+                except KeeperDied:
+                    session.link = None
+                    self._sessions.lose(session.name, "it was lost")
+                    return _ours(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued, note)
+                if not result.alive and session.link is not None:
+                    session.link.close()
+                    session.link = None
+                    self._sessions.lose(session.name, f"its interpreter ended ({result.outcome})")
+                    note += "[the session's interpreter has ended; the next call starts a new one]\n"
+                return _answer(result, started - queued, note)
+        except TimeoutError:
+            return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+        finally:
+            self._sessions.done(session)
+
+    async def _on_session(self, session: Session, code: str, request: frames.Request, turn: Turn) -> frames.Result:
+        fleet = await self._live_fleet()
+        if session.link is None:
+            # Later cells may import what the first does not.
+            tier = "scipy" if tier_of(code) == "scipy" else "sympy"
+            session.link = await fleet.new_keeper(tier)
+        link = session.link
+        try:
+            link.on_long = lambda: self._slots.found_long(turn)
+            turn.step_aside = link.yield_slot
+            return await link.call(request, request.timeout_s + request.wall_slack_s + SILENCE_S)
+        except BaseException:
+            fleet.lose(link)
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[Turn]:
+        turn = await self._slots.take(self.limits.queue_timeout_s)
+        try:
+            yield turn
+        finally:
+            self._slots.free(turn)
+
     async def _live_fleet(self) -> Fleet:
-        if self._closed:
-            raise RuntimeError("the sandbox is closed")
         if self._fleet and self._fleet.alive:
             return self._fleet
         async with self._starting:
+            if self._closed:
+                raise RuntimeError("the sandbox is closed")
             if self._fleet and not self._fleet.alive:
-                self._idle.clear()
-                await self._fleet.close()
-                self._fleet = None
+                log.warning("the sandbox's zygotes ended; starting new ones")
+                fleet, self._fleet = self._fleet, None
+                await fleet.close()
             if self._fleet is None:
                 fleet = Fleet(self.workers)
                 await fleet.start()
+                await self._examine(fleet)
                 self._fleet = fleet
+            if self._housekeeper is None:
+                self._housekeeper = asyncio.create_task(self._keep_house())
             return self._fleet
 
-    async def _take_slot(self) -> None:
-        if self.running < self.workers:
-            self.running += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            async with asyncio.timeout(self.limits.queue_timeout_s):
-                await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._free_slot()
-            raise
+    async def _examine(self, fleet: Fleet) -> None:
+        missing = [layer for layer in layers(fleet.missing) if not layer.present]
+        if missing and self.strict:
+            await fleet.close()
+            names = "; ".join(f"{layer.name} ({layer.detail})" for layer in missing)
+            raise LayersMissing(f"the sandbox is strict and this machine does not give: {names}")
+        for layer in missing:
+            log.warning("sandbox without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
 
-    def _free_slot(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self.running -= 1
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(min(30.0, self.limits.session_idle_s / 4))
+            self._sessions.drop_idle()
+
+
+def _answer(result: frames.Result, queue_s: float, note: str = "") -> CallResult:
+    return CallResult(
+        Outcome(result.outcome),
+        result.stdout.decode("utf-8", "backslashreplace"),
+        note + result.stderr.decode("utf-8", "backslashreplace"),
+        None if result.value is None else result.value.decode("utf-8", "backslashreplace"),
+        result.duration_s,
+        queue_s,
+    )
+
+
+def _ours(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
+    return CallResult(outcome, "", note, None, duration_s, queue_s)

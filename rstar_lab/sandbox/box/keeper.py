@@ -4,6 +4,8 @@ It is a fork of a zygote, so its own forks start with the zygote's imports. It l
 cannot reach it, and what it reports of time, memory and endings comes from the kernel.
 """
 
+# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
+
 import contextlib
 import marshal
 import mmap
@@ -11,6 +13,7 @@ import os
 import select
 import signal
 import socket
+from typing import NoReturn
 
 from rstar_lab.sandbox.box import kernel, processes, program
 from rstar_lab.sandbox.box.cgroup import NORMAL, Group
@@ -147,12 +150,12 @@ class Keeper:
         self.number = number
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        self.session: Program | None = None
+        self.running: Program | None = None
 
     def serve(self) -> None:
         while True:
-            if self.session is not None:
-                self._idle(self.session)
+            if self.running is not None:
+                self._idle()
             kind, body = self._receive()
             if kind == CALL:
                 request = unpack_request(body)
@@ -168,20 +171,27 @@ class Keeper:
         while len(data) < size:
             part = self.sock.recv(min(size - len(data), 1 << 20))
             if not part:
-                os._exit(0)
+                self._leave()
             data += part
         return bytes(data)
+
+    def _leave(self) -> NoReturn:
+        """Nobody waits for an answer any more."""
+        if self.running is not None:
+            self.running.end()
+        os._exit(0)
 
     def run(self, request: Request) -> Result:
         """One call in a process of its own."""
         self._limit(request)
         self.report.clear()
-        running = Program(self, request)
+        self.running = running = Program(self, request)
         watch = Watch(request, running.pid, self.group, running.streams.fds[1:])
         verdict, _ = self._wait(watch, running)
         duration_s = watch.wall_s()
         cpu_s = watch.cpu_s()
         started = running.started
+        self.running = None
         status = running.end()
         outcome, value = self._ending(request, verdict, started, status)
         result = self._result(request, outcome, value, False, running, duration_s, cpu_s)
@@ -192,9 +202,9 @@ class Keeper:
         """One cell of a session; the first starts its interpreter."""
         self._limit(request)
         self.report.clear()
-        if self.session is None:
-            self.session = Program(self, request)
-        running = self.session
+        if self.running is None:
+            self.running = Program(self, request)
+        running = self.running
         running.submit(request)
         watch = Watch(request, running.pid, self.group, running.streams.fds[1:])
         verdict, done = self._wait(watch, running)
@@ -210,8 +220,8 @@ class Keeper:
             value = value if outcome == "ok" else None
         else:
             started = running.started
+            self.running = None
             status = running.end()
-            self.session = None
             outcome, value = self._ending(request, verdict, started, status)
         return self._result(request, outcome, value, done, running, duration_s, cpu_s)
 
@@ -251,7 +261,7 @@ class Keeper:
         assert running.channel is not None
         return bool(select.select([running.channel], [], [], within_s)[0]) and running.channel.recv(1) == b"."
 
-    def _idle(self, session: Program) -> None:
+    def _idle(self) -> None:
         """Wait for the session's next cell; end it where it works on meanwhile."""
         if self.group:
             self.group.begin()
@@ -259,7 +269,7 @@ class Keeper:
         poller.register(self.sock, select.POLLIN)
         while not poller.poll(IDLE_TICK_S * 1000):
             if self.group and (self.group.cpu_s() or 0.0) > IDLE_CPU_S:
-                os._exit(0)
+                self._leave()
 
     def _ending(self, request: Request, verdict: str | None, started: bool, status: int) -> tuple[str, bytes | None]:
         ending, value = self.report.read(request.value_bytes + 64)
@@ -296,6 +306,8 @@ def keep(sock: socket.socket, isolation: Isolation, group: Group | None, number:
     os.setsid()
     if group:
         group.join()
+        with contextlib.suppress(OSError):
+            kernel.unshare(kernel.CLONE_NEWCGROUP)
     # Above its programs, so that a fork bomb cannot keep it from the kill.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)

@@ -1,5 +1,7 @@
 """What /proc tells of a running program: processor time, memory, descendants."""
 
+# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
+
 import contextlib
 import os
 import signal
@@ -56,7 +58,7 @@ def waiting_s(pid: int) -> float:
     """Seconds that this process's most unlucky thread was ready to run and had no processor."""
     most = 0
     with contextlib.suppress(OSError, IndexError, ValueError):
-        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+        for task in os.listdir(f"/proc/{pid}/task"):
             most = max(most, int(_read(f"/proc/{pid}/task/{task}/schedstat").split()[1]))
     return most / 1e9
 

@@ -4,8 +4,11 @@ Everything here runs beside the user's code and counts as untrusted. What it may
 raised; the keeper decides everything else by what the kernel tells it.
 """
 
+# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
+
 import ast
 import builtins
+import contextlib
 import gc
 import linecache
 import marshal
@@ -13,7 +16,9 @@ import mmap
 import os
 import random
 import struct
+import signal
 import sys
+import traceback
 import types
 
 FILENAME = "main.py"
@@ -53,9 +58,9 @@ def reseed(seed: int | None) -> None:
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0, 1 and 2 that keep any byte and lose nothing that was printed before a kill."""
+    """Text streams over descriptors 0, 1 and 2 that keep any byte, and whose lines outlive a kill."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", 65536, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", 1, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
@@ -84,8 +89,6 @@ def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.Code
 
 def print_exception(error: BaseException) -> None:
     """As the interpreter prints it, without our own frames."""
-    import traceback
-
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -93,12 +96,13 @@ def print_exception(error: BaseException) -> None:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except BaseException:
         text = f"{type(error).__name__}\n"
-    stream = sys.stderr if sys.stderr is not None else sys.__stderr__
     try:
-        stream.write(text)
-        stream.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
     except BaseException:
-        os.write(2, text.encode("utf-8", "backslashreplace"))
+        # The program may have closed or replaced it.
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
 def run_cell(code: bytes, namespace: dict, most: int, filename: str = FILENAME) -> tuple[int, bytes | None]:

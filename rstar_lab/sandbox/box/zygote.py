@@ -4,6 +4,8 @@ One process is started by exec (the embedding program, with its threads and its 
 namespaces, becomes the bare zygote, forks the numpy zygote, which forks the sympy one, and so on, each importing more.
 """
 
+# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
+
 import contextlib
 import importlib
 import json
@@ -39,6 +41,7 @@ class Zygote:
         self.group = group
         self.keepers: dict[int, str] = {}
         self.others: set[int] = set()
+        self.stale: set[str] = set()
 
     def serve(self) -> None:
         isolation.settle()
@@ -46,11 +49,9 @@ class Zygote:
             data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
             if not data:
                 os._exit(0)
-            self._reap()
+            self._sweep()
             if fds:
                 self._fork(socket.socket(fileno=fds[0]), int.from_bytes(data, "little"))
-            else:
-                self._sweep()
 
     def _fork(self, sock: socket.socket, number: int) -> None:
         name = f"{self.tier}-{number}"
@@ -65,22 +66,20 @@ class Zygote:
             for fd in set(group.folders.values()):
                 os.close(fd)
 
-    def _reap(self) -> None:
-        """Forget keepers that ended, and remove their groups."""
+    def _sweep(self) -> None:
+        """Forget keepers that ended, end what killed ones left to us, remove their groups."""
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                name = self.keepers.pop(pid, None)
-                if name and self.group:
-                    self.group.remove(name)
-
-    def _sweep(self) -> None:
-        """End what a killed keeper left to us: as process 1 of the box we inherit its orphans."""
-        if os.getpid() != 1:
-            return
-        for pid in processes.children(1):
-            if pid not in self.keepers and pid not in self.others:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                if pid in self.keepers:
+                    self.stale.add(self.keepers.pop(pid))
+        if os.getpid() == 1:
+            # Process 1 of the box inherits its orphans.
+            for pid in processes.children(1):
+                if pid not in self.keepers and pid not in self.others:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        if self.group:
+            self.stale = {name for name in self.stale if not self.group.remove(name)}
 
 
 def warm(modules: list[str]) -> bool:
@@ -125,14 +124,13 @@ def first(controls: list[socket.socket], missing: isolation.Missing, root: bool,
 
 def main(parent: int, workers: int, fds: list[int]) -> None:
     """Watch over the zygotes from outside their PID namespace: they end when we do, and we when the parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A session of its own: the terminal's Ctrl-C is for the embedding program.
     os.setsid()
     parent_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
         return
     controls = [socket.socket(fileno=fd) for fd in fds]
     stopping, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     missing: isolation.Missing = {}
     cgroup.sweep(PREFIX)
     name = f"{PREFIX}-{os.getpid()}"
@@ -146,6 +144,7 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
     pid = os.fork()
     if pid == 0:
         kernel.run_and_exit(first, controls, missing, root, group)
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     for control in controls:
         control.close()
     poller = select.poll()

@@ -1,0 +1,84 @@
+"""Names of live interpreters, and what became of them."""
+
+import asyncio
+import time
+from collections import OrderedDict
+
+from rstar_lab.sandbox.fleet import KeeperLink
+
+REMEMBERED = 10_000
+
+
+class Session:
+    """One name. link: its keeper, None before the first cell and after its interpreter ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = asyncio.Lock()
+        self.users = 0
+        self.link: KeeperLink | None = None
+        self.used = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        return self.link is not None and self.link.alive
+
+
+class Sessions:
+    """All sessions of a sandbox; the longest idle ones are dropped first."""
+
+    def __init__(self, idle_s: float, most: int) -> None:
+        self.idle_s = idle_s
+        self.most = most
+        self._live: OrderedDict[str, Session] = OrderedDict()
+        self._lost: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def open(self, name: str) -> Session:
+        """The session of this name, now the most recently used; the caller calls `done` after use."""
+        session = self._live.get(name)
+        if session is None:
+            session = self._live[name] = Session(name)
+            for other in list(self._live.values()):
+                if len(self._live) <= self.most:
+                    break
+                if not other.users and other is not session:
+                    self.drop(other.name, "too many sessions")
+        session.users += 1
+        self._live.move_to_end(name)
+        return session
+
+    def done(self, session: Session) -> None:
+        session.users -= 1
+        session.used = time.monotonic()
+
+    def drop(self, name: str, reason: str | None) -> None:
+        """End a session; with a reason, its name remembers that its state is gone."""
+        session = self._live.pop(name, None)
+        if session is None:
+            return
+        if session.link is not None:
+            session.link.close()
+            if reason:
+                self.lose(name, reason)
+
+    def lose(self, name: str, reason: str) -> None:
+        self._lost[name] = reason
+        if len(self._lost) > REMEMBERED:
+            self._lost.popitem(last=False)
+
+    def take_loss(self, name: str) -> str | None:
+        """Why an earlier state of this name is gone; told once."""
+        return self._lost.pop(name, None)
+
+    def drop_idle(self) -> None:
+        oldest = time.monotonic() - self.idle_s
+        for session in list(self._live.values()):
+            if not session.users and session.used < oldest:
+                self.drop(session.name, f"idle for {self.idle_s:g} s")
+
+    def close(self) -> None:
+        for name in list(self._live):
+            self.drop(name, None)

@@ -1,0 +1,93 @@
+"""Who may run now: a queue for a fixed number of slots, in which long calls make room for short ones."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+# Only where long calls are rare does making room for others help: at most this share of the last calls.
+RARE = 0.1
+RECENT = 64
+ENOUGH = 16
+ASIDE_PER_WORKER = 4
+
+
+class Turn:
+    """A call's hold on a slot."""
+
+    def __init__(self) -> None:
+        self.long = False
+        self.aside = False
+        self.step_aside: Callable[[], None] = lambda: None
+
+
+class Slots:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.running = 0
+        self._waiting: deque[asyncio.Future[Turn]] = deque()
+        self._long: dict[Turn, None] = {}
+        self._aside = 0
+        self._recent: deque[bool] = deque(maxlen=RECENT)
+
+    @property
+    def depth(self) -> int:
+        """Calls that wait."""
+        return sum(not future.done() for future in self._waiting)
+
+    async def take(self, timeout_s: float) -> Turn:
+        """Raises TimeoutError."""
+        if self.running < self.workers:
+            self.running += 1
+            return Turn()
+        waiting: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self._make_room()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiting
+        except BaseException:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self.free(waiting.result())
+            raise
+
+    def free(self, turn: Turn) -> None:
+        if turn.long:
+            self._long.pop(turn, None)
+        else:
+            self._recent.append(False)
+        if turn.aside:
+            self._aside -= 1
+        else:
+            self._hand_on()
+
+    def found_long(self, turn: Turn) -> None:
+        """This call has run longer than most do."""
+        if not turn.long:
+            turn.long = True
+            self._recent.append(True)
+            self._long[turn] = None
+            self._make_room()
+
+    def close(self, error: Exception) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    def _make_room(self) -> None:
+        """Move long calls aside, where calls wait and long ones are rare."""
+        rare = len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
+        while rare and self._long and self.depth and self._aside < ASIDE_PER_WORKER * self.workers:
+            turn = next(iter(self._long))
+            del self._long[turn]
+            turn.aside = True
+            self._aside += 1
+            turn.step_aside()
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(Turn())
+                return
+        self.running -= 1
