@@ -1,7 +1,5 @@
 """Control groups, version 1 or 2: bounds on the memory, processes and processor share of all of a call's processes."""
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import contextlib
 import os
 import re

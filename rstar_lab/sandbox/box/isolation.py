@@ -1,7 +1,5 @@
 """The layers between a program and the host: some opened once by the zygotes, the rest in every forked program."""
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import contextlib
 import gc
 import os

@@ -4,8 +4,6 @@ It is a fork of a zygote, so its own forks start with the zygote's imports. It l
 cannot reach it, and what it reports of time, memory and endings comes from the kernel.
 """
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import contextlib
 import marshal
 import mmap

@@ -1,7 +1,5 @@
 """Landlock: what may be read and written, even where a mount namespace fails us."""
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import ctypes
 import os
 import struct

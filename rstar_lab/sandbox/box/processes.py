@@ -1,7 +1,5 @@
 """What /proc tells of a running program: processor time, memory, descendants."""
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import contextlib
 import os
 import signal

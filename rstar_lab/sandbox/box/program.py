@@ -4,8 +4,6 @@ Everything here runs beside the user's code and counts as untrusted. What it may
 raised; the keeper decides everything else by what the kernel tells it.
 """
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import ast
 import builtins
 import contextlib
@@ -16,7 +14,6 @@ import mmap
 import os
 import random
 import struct
-import signal
 import sys
 import traceback
 import types
@@ -62,7 +59,8 @@ def open_streams() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", 1, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
 
 
 def new_main() -> types.ModuleType:
@@ -77,7 +75,7 @@ def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.Code
     """The statements, and the last expression where the code ends in one."""
     source = code.decode("utf-8", "surrogatepass")
     linecache.cache[filename] = (lambda: source,)
-    tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: ast.Module = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)
@@ -153,11 +151,9 @@ def finish() -> None:
 
 
 def flush() -> None:
-    for stream in {id(s): s for s in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__)}.values():
-        try:
-            stream.flush()
-        except BaseException:
-            pass
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
+        with contextlib.suppress(BaseException):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def run_session(channel: int, cell: int, report: Report) -> None:

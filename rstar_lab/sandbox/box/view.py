@@ -1,7 +1,5 @@
 """The file system a program sees: the interpreter and its libraries, read-only, and nothing else of the host."""
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import contextlib
 import os
 import sys

@@ -4,8 +4,6 @@ One process is started by exec (the embedding program, with its threads and its 
 namespaces, becomes the bare zygote, forks the numpy zygote, which forks the sympy one, and so on, each importing more.
 """
 
-# ruff: noqa: PTH, SIM115  (zygotes stay small: no pathlib)
-
 import contextlib
 import importlib
 import json
