@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from rstar_lab.analysis.views import Views
 from rstar_lab.runs import RunStoreError
@@ -142,7 +143,7 @@ class Runs:
     def record(self, traj_id: str) -> dict[str, Any]:
         """A transcript as it is stored (columns of TRANSCRIPTS), and token_texts where the run kept its vocabulary."""
         row = self._transcript_row(traj_id, "*")
-        return row | {"token_texts": self._texts(row["run_id"], row["response_ids"])}
+        return row | {"token_texts": self.texts(row["run_id"], row["response_ids"])}
 
     def turns(self, traj_id: str) -> pd.DataFrame:
         """One row a turn of the model: its text, calls, outcomes, and seconds its calls queued and ran."""
@@ -170,7 +171,7 @@ class Runs:
             raise RunStoreError(f"trajectory {traj_id} has no token arrays: the recipe's `token_arrays` left them out")
         ids = np.asarray(row["response_ids"])
         mask = np.ones(len(ids), bool) if row["loss_mask"] is None else np.asarray(row["loss_mask"], bool)
-        texts = self._texts(row["run_id"], ids)
+        texts = self.texts(row["run_id"], ids)
         frame = pd.DataFrame({"traj_id": traj_id, "position": np.arange(len(ids)), "token_id": ids})
         frame["text"] = pd.Series(texts or [None] * len(ids), dtype=object)
         frame["model"] = mask
@@ -189,7 +190,8 @@ class Runs:
         frame["after"] = self._after(traj_id, len(ids))
         return frame
 
-    def _texts(self, run_id: str, ids: Sequence[int] | np.ndarray | None) -> list[str | None] | None:
+    def texts(self, run_id: str, ids: Sequence[int] | np.ndarray | None) -> list[str | None] | None:
+        """Token ids as text by the run's vocabulary; None where it kept none."""
         vocabulary = self._vocabulary(run_id)
         if vocabulary is None or ids is None:
             return None
@@ -232,6 +234,10 @@ class Runs:
         `?` in the query takes the parameters in order. Raises RunStoreError with DuckDB's own words where it is wrong.
         """
         return self._views.sql(query, parameters)
+
+    def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
+        """`sql` as an Arrow table: lists of numbers come much faster."""
+        return self._views.arrow(query, parameters)
 
     def search(self, text: str, where: Where = None, *, limit: int = 100) -> pd.DataFrame:
         """Trajectories whose messages contain `text` (any case): traj_id, run_id, stage, step, excerpt.

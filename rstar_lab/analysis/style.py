@@ -1,7 +1,7 @@
 """One look for every figure: readable in print, by the colour-blind, on light and on dark pages."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,13 @@ class Figure(go.Figure):
                 raise RunStoreError(f"cannot save as {other!r}: choose .png, .svg, .pdf, .html, .json or .csv")
         return path
 
-    def where(self, trace: int, points: list[int]) -> str:
-        """SQL condition on trajectories for these points of a trace; `false` where the trace has none (a band)."""
+    def where(self, trace: int, points: Sequence[Any]) -> str:
+        """SQL condition on trajectories for these points of a trace; `false` where the trace has none (a band).
+
+        A point is its index, or (row, column) in a heat map.
+        """
         found = self.data[trace].customdata
-        conditions = [] if found is None else [_first(found[point]) for point in points]
+        conditions = [] if found is None else [_condition(found, point) for point in points]
         return " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions)) or "false"
 
     def on_select(self, show: Callable[[str], Any] | Any) -> go.FigureWidget:
@@ -111,8 +114,10 @@ class Figure(go.Figure):
         return widget
 
 
-def _first(value: Any) -> str:
-    return value if isinstance(value, str) else value[0]
+def _condition(found: Any, point: Any) -> str:
+    for index in point if isinstance(point, Sequence) else [point]:
+        found = found[index]
+    return str(found)
 
 
 def looks(names: list[Any]) -> dict[Any, tuple[str, str, str]]:

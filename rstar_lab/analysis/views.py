@@ -17,7 +17,7 @@ from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
 
 _TABLES = {"runs", "steps", "rollup", *LEVELS}
-_WORD = re.compile(r"\w+")
+_SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
 
 
@@ -64,9 +64,9 @@ class Views:
         """A cursor that sees the tables the query names, up to date."""
         with self._lock:
             try:
-                names = {name.lower() for name in self._connection.get_table_names(query)}
+                names = {name.lower() for name in self._connection.get_table_names(query.replace("?", "NULL"))}
             except duckdb.Error:  # it cannot say before it has bound the columns, or the query is wrong
-                names = {name.lower() for name in _WORD.findall(query)}
+                names = {name.lower() for name in _SOURCE.findall(query)}
             for name in names & _TABLES:
                 state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))
                 if self._views.get(name) != state:

@@ -1,0 +1,256 @@
+"""Tokens: where the policy hesitates, and the words it does it with.
+
+Among a sample's model tokens those of the top 20% entropy are looked at, as in the paper's analysis: forking tokens,
+where the model explores by itself, and reflection tokens, which follow a tool's response (split here by whether the
+last response was an error). Tokens inside a tool call are told apart: code is usually low in entropy.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from rstar_lab.analysis.runs import Runs, Where, condition_of, rows_of
+from rstar_lab.analysis.style import COLOURS, Figure
+from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
+
+TOP = 0.2
+_CALL_OPENS, _CALL_CLOSES = "<tool_call>", "</tool_call>"
+_MARKS = ".,;:!?()[]{}\"'`*_"
+KINDS = ("before any tool response", "after success", "after error")
+
+
+def token_table(
+    runs: Runs,
+    where: Where = None,
+    *,
+    limit: int = 200,
+    top: float = TOP,
+    words: Sequence[str] = (*FORKING_WORDS, *REFLECTION_WORDS),
+) -> pd.DataFrame:
+    """One row a model token of up to `limit` trajectories (a fixed sample of those with entropies).
+
+    Columns: run_id, step, traj_id, reward, position, text, word (the whole word it is part of), entropy, log_prob
+    (trainer's), mismatch (engine minus trainer), advantage, kind (before any tool response, after success, after
+    error), code (inside a tool call), listed (part of one of `words`), high (among the `top` share by entropy, over
+    the sample). Raises RunStoreError where no such trajectory keeps token arrays or the run has no vocabulary.
+    """
+    condition, parameters = condition_of(where)
+    chosen = runs.sql(
+        f"""SELECT traj_id, run_id, step, reward, advantage FROM trajectories
+            WHERE {condition} AND entropy IS NOT NULL ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}""",
+        parameters,
+    )
+    arrays = _arrays(runs, chosen)
+    found = [_tokens(runs, row, arrays[row.traj_id], words) for row in rows_of(chosen) if row.traj_id in arrays]
+    if not found:
+        raise RunStoreError(
+            "no trajectory here keeps token arrays with entropies; set `token_arrays: kept` in the recipe"
+        )
+    frame = pd.concat(found, ignore_index=True)
+    frame["high"] = frame.entropy >= frame.entropy.quantile(1 - top)
+    return frame
+
+
+def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Token arrays and tool responses' places by traj_id."""
+    if chosen.empty:
+        return {}
+    ids = list(chosen.traj_id)
+    marks = ", ".join("?" * len(ids))
+    steps = ", ".join(str(step) for step in sorted(set(chosen.step)))
+    table = runs.arrow(
+        f"""SELECT traj_id, response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy FROM transcripts
+            WHERE step IN ({steps}) AND traj_id IN ({marks}) AND entropy IS NOT NULL AND response_ids IS NOT NULL""",
+        ids,
+    )
+    rows: dict[str, dict[str, Any]] = {row["traj_id"]: row | {"responses": []} for row in table.to_pylist()}
+    try:
+        calls = runs.sql(
+            f"""SELECT traj_id, position, outcome FROM calls
+                WHERE step IN ({steps}) AND traj_id IN ({marks}) AND position IS NOT NULL ORDER BY position""",
+            ids,
+        )
+    except RunStoreError:
+        return rows
+    for call in rows_of(calls):
+        if call.traj_id in rows:
+            rows[call.traj_id]["responses"].append((int(call.position), call.outcome == "ok"))
+    return rows
+
+
+def _tokens(runs: Runs, row: Any, arrays: dict[str, Any], words: Sequence[str]) -> pd.DataFrame:
+    ids = np.asarray(arrays["response_ids"])
+    texts = runs.texts(row.run_id, ids)
+    if texts is None:
+        raise RunStoreError(f"run {row.run_id} kept no vocabulary (tokens.json): its tokens have no text")
+    mask = np.ones(len(ids), bool) if arrays["loss_mask"] is None else np.asarray(arrays["loss_mask"], bool)
+    kind = np.full(len(ids), KINDS[0], object)
+    for position, succeeded in arrays["responses"]:
+        kind[position:] = KINDS[1] if succeeded else KINDS[2]
+    said = [text or "" if own else " " for text, own in zip(texts, mask, strict=True)]
+    text, ends = "".join(said), np.cumsum([len(part) for part in said])
+    starts = ends - [len(part) for part in said]
+    trainer = _floats(arrays["trainer_log_probs"], len(ids))
+    frame = pd.DataFrame(
+        {
+            "run_id": row.run_id,
+            "step": row.step,
+            "traj_id": row.traj_id,
+            "reward": row.reward,
+            "position": np.arange(len(ids)),
+            "text": pd.Series(texts, dtype=object),
+            "word": pd.Series(_words(text, starts, ends), dtype=object),
+            "entropy": _floats(arrays["entropy"], len(ids)),
+            "log_prob": trainer,
+            "mismatch": _floats(arrays["engine_log_probs"], len(ids)) - trainer,
+            "advantage": row.advantage,
+            "kind": kind,
+            "code": _inside(_calls(text), starts, ends),
+            "listed": _inside([match.span() for match in word_pattern(tuple(words)).finditer(text)], starts, ends),
+        }
+    )
+    return frame[mask & frame.entropy.notna()]
+
+
+def _floats(values: Any, size: int) -> np.ndarray:
+    return np.full(size, np.nan) if values is None else np.asarray(values, dtype=float)
+
+
+def _words(text: str, starts: np.ndarray, ends: np.ndarray) -> list[str]:
+    """For each token the word its first visible character is in, in small letters and without marks; "" for tags."""
+    spans = [match.span() for match in re.finditer(r"[^\s<>]+", text)]
+    begins = [first for first, _ in spans]
+    found = []
+    for start, end in zip(starts, ends, strict=True):
+        at = start + len(text[start:end]) - len(text[start:end].lstrip())
+        place = bisect_right(begins, at) - 1
+        inside = at < end and place >= 0 and at < spans[place][1]
+        found.append(text[slice(*spans[place])].strip(_MARKS).lower() if inside else "")
+    return found
+
+
+def _calls(text: str) -> list[tuple[int, int]]:
+    spans, at = [], 0
+    while (start := text.find(_CALL_OPENS, at)) >= 0:
+        end = text.find(_CALL_CLOSES, start)
+        at = len(text) if end < 0 else end + len(_CALL_CLOSES)
+        spans.append((start, at))
+    return spans
+
+
+def _inside(spans: list[tuple[int, int]], starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Which tokens overlap one of the spans."""
+    hit = np.zeros(len(starts), bool)
+    for first, last in spans:
+        hit |= (starts < last) & (ends > first)
+    return hit
+
+
+def word_list(table: pd.DataFrame, *, min_count: int = 5, code: bool = False) -> pd.DataFrame:
+    """The data-driven list: words by the entropy at which they begin, highest first.
+
+    Columns: word, entropy (mean at the word's first token), count, high_share, after_error and after_success (share of
+    its uses there), listed (in the word list the table was made with).
+    """
+    words = table[(table.word != "") & (code | ~table.code)]
+    first = words[(words.word != words.word.shift()) | (words.traj_id != words.traj_id.shift())]
+    grouped = first.assign(error=first.kind == KINDS[2], success=first.kind == KINDS[1]).groupby("word")
+    frame = grouped.agg(
+        entropy=("entropy", "mean"), count=("entropy", "size"), high_share=("high", "mean"), after_error=("error", "mean"),
+        after_success=("success", "mean"), listed=("listed", "max"),
+    )  # fmt: skip
+    frame = frame[frame["count"] >= min_count].sort_values(["entropy", "count"], ascending=False)
+    return frame.reset_index()
+
+
+def kinds(table: pd.DataFrame) -> pd.DataFrame:
+    """One row a kind of token: kind, code, tokens, share of the sample, entropy (mean), high_share, listed_share.
+
+    share of tokens that are high is `high_share`; `high_part` is the kind's part of all high-entropy tokens.
+    """
+    grouped = table.groupby(["kind", "code"], as_index=False).agg(
+        tokens=("entropy", "size"), entropy=("entropy", "mean"), high=("high", "sum"), listed_share=("listed", "mean")
+    )
+    grouped["share"] = grouped.tokens / len(table)
+    grouped["high_share"] = grouped.high / grouped.tokens
+    grouped["high_part"] = grouped.high / max(int(table.high.sum()), 1)
+    return grouped.drop(columns="high")
+
+
+def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.DataFrame:
+    """Uses of your own words in the model's text, by run and step: run_id, step, n (trajectories), uses, per_trajectory.
+
+    Reads transcripts: name a run or a range of steps.
+    """
+    condition, parameters = condition_of(where)
+    rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}", parameters)
+    pattern = word_pattern(tuple(words))
+    rows["uses"] = [
+        sum(1 for said in own_texts(messages) for _ in pattern.finditer(said)) for messages in rows.pop("messages")
+    ]
+    frame = rows.groupby(["run_id", "step"], as_index=False).agg(n=("uses", "size"), uses=("uses", "sum"))
+    frame["per_trajectory"] = frame.uses / frame.n
+    return frame
+
+
+def own_texts(messages: str) -> list[str]:
+    """What the model itself wrote, of a transcript's JSON."""
+    return [message["content"] for message in json.loads(messages) if message["role"] == "assistant"]
+
+
+def plot_kinds(table: pd.DataFrame) -> Figure:
+    """Entropy of tokens before any tool response, after success and after error; prose and code apart."""
+    frame = kinds(table)
+    figure = go.Figure()
+    for code, name, colour, shape in ((False, "prose", COLOURS[0], ""), (True, "inside a tool call", COLOURS[1], "/")):
+        part = frame[frame.code == code].set_index("kind").reindex(list(KINDS))
+        figure.add_bar(
+            x=list(KINDS), y=part.entropy, name=name, text=part.tokens, textposition="none",
+            marker={"color": colour, "pattern": {"shape": shape}},
+            hovertemplate="%{x}<br>" + name + ": %{y:.3f} nats, %{text} tokens<extra></extra>",
+        )  # fmt: skip
+    figure.update_layout(barmode="group", height=400)
+    figure.update_yaxes(title="entropy (nats a token)", rangemode="tozero")
+    return Figure(figure, frame)
+
+
+def plot_words(table: pd.DataFrame, *, count: int = 25, min_count: int = 5) -> Figure:
+    """The words that begin at the highest entropy; those of the word list are marked."""
+    frame = word_list(table, min_count=min_count).head(count).iloc[::-1]
+    figure = go.Figure()
+    for listed, name, colour, shape in (
+        (False, "found by entropy", COLOURS[0], ""),
+        (True, "in the word list", COLOURS[4], "/"),
+    ):
+        part = frame[frame.listed == listed]
+        figure.add_bar(
+            x=part.entropy, y=part.word, orientation="h", name=name, text=part["count"], textposition="none",
+            marker={"color": colour, "pattern": {"shape": shape}},
+            hovertemplate="%{y}: %{x:.3f} nats, %{text} uses<extra></extra>",
+        )  # fmt: skip
+    figure.update_yaxes(categoryorder="array", categoryarray=list(frame.word))
+    figure.update_xaxes(title="entropy at the word's first token (nats)")
+    figure.update_layout(height=160 + 20 * len(frame))
+    return Figure(figure, frame)
+
+
+def plot_entropy(table: pd.DataFrame) -> Figure:
+    """Share of tokens at least as uncertain as x, and where the top share begins."""
+    frame = pd.DataFrame({"share": np.geomspace(0.001, 1, 120)})
+    frame["entropy"] = table.entropy.quantile(1 - frame.share).to_numpy()
+    threshold = table.entropy[table.high].min()
+    figure = go.Figure(go.Scatter(x=frame.entropy, y=frame.share, mode="lines", line={"color": COLOURS[0], "width": 2}))
+    figure.add_vline(x=threshold, line={"dash": "dot", "width": 1})
+    figure.update_xaxes(title="entropy (nats)")
+    figure.update_yaxes(title="share of tokens at least as uncertain", tickformat=".1%", type="log")
+    figure.update_layout(
+        height=400, showlegend=False, title=f"top {table.high.mean():.0%} begins at {threshold:.2f} nats"
+    )
+    return Figure(figure, frame)

@@ -1,0 +1,137 @@
+"""Where a step's time went, and which trajectories held it up."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.style import Figure, looks
+from rstar_lab.runs import RunStoreError
+
+# Seconds that are sums over rollouts running at once: no part of a step's own time.
+_SUMS = ("tool_s", "queue_s")
+_TITLES = {
+    "generate_s": "rollout",
+    "verify_s": "verify",
+    "log_probs_s": "log-probs",
+    "update_s": "update",
+    "weights_s": "weights to the engine",
+    "store_s": "store",
+    "checkpoint_s": "checkpoint",
+    "wait_s": "wait",
+}
+
+
+@dataclass(frozen=True)
+class StepXray:
+    """phases: phase, seconds (of the wall clock), share of the step. `rest` is what no phase accounts for.
+    rollout: what the rollout's seconds were spent on: kind (generation, tool run, tool queue), rollout_s (summed over
+    rollouts), share.
+    stragglers: the trajectories that took longest: traj_id, seconds, times_median, generate_s, tool_s, queue_s, tokens, calls.
+    engines: engine, rollouts, busy_s (rollout-seconds of generation), share.
+    idle: what the run measured of idle engines or GPUs (its own names and values); empty where it measured nothing.
+    tail_share: share of the longest rollout during which at most a tenth of the rollouts was still running, had all
+    begun at once: what waiting for stragglers costs a step that cannot refill.
+    """
+
+    run_id: str
+    step: int
+    step_s: float | None
+    phases: pd.DataFrame
+    rollout: pd.DataFrame
+    stragglers: pd.DataFrame
+    engines: pd.DataFrame
+    idle: dict[str, float]
+    tail_share: float
+
+
+def xray(runs: Runs, run_id: str, step: int, *, stragglers: int = 10) -> StepXray:
+    """Look through one step. Raises RunStoreError where the run has no such step or measured no times."""
+    steps = runs.steps({"run_id": run_id, "step": int(step)})
+    if steps.empty:
+        raise RunStoreError(f"run {run_id} has no step {step}")
+    measured = steps.iloc[0]
+    rows = runs.trajectories({"run_id": run_id, "step": int(step)})
+    total, phases = _phases(measured)
+    if phases.empty and rows.generate_s.isna().all():
+        raise RunStoreError(f"run {run_id} measured no times at step {step}")
+    # tool_s has the queue in it.
+    spent = {
+        "generation": rows.generate_s.sum(),
+        "tool run": (rows.tool_s - rows.queue_s.fillna(0)).clip(lower=0).sum(),
+        "tool queue": rows.queue_s.sum(),
+    }
+    rollout = pd.DataFrame({"kind": list(spent), "rollout_s": list(spent.values())})
+    rollout["share"] = rollout.rollout_s / max(rollout.rollout_s.sum(), 1e-12)
+    rows["seconds"] = rows[["generate_s", "tool_s"]].sum(axis=1, min_count=1)
+    rows["times_median"] = rows.seconds / rows.seconds.median()
+    slow = rows.sort_values("seconds", ascending=False).head(stragglers)
+    columns = [
+        "traj_id",
+        "seconds",
+        "times_median",
+        "generate_s",
+        "tool_s",
+        "queue_s",
+        "response_tokens",
+        "calls",
+        "engine",
+    ]
+    engines = rows.groupby("engine", as_index=False).agg(rollouts=("traj_id", "size"), busy_s=("generate_s", "sum"))
+    engines["share"] = engines.busy_s / max(engines.busy_s.sum(), 1e-12)
+    idle = {
+        str(name): float(value)
+        for name, value in measured.items()
+        if "idle" in str(name) and isinstance(value, int | float | np.number)
+    }
+    longest = rows.seconds.max()
+    tail = float(1 - rows.seconds.quantile(0.9) / longest) if longest and np.isfinite(longest) else float("nan")
+    return StepXray(run_id, step, total, phases, rollout, slow[columns].reset_index(drop=True), engines, idle, tail)
+
+
+def _phases(measured: pd.Series) -> tuple[float | None, pd.DataFrame]:
+    seconds = {
+        str(name): float(value)
+        for name, value in measured.items()
+        if str(name).endswith("_s") and _is_number(value) and name not in _SUMS
+    }
+    total = seconds.pop("step_s", None)
+    rows = [(_TITLES.get(name, name.removesuffix("_s").replace("_", " ")), value) for name, value in seconds.items()]
+    if total is not None and (rest := total - sum(seconds.values())) > 0.005 * total:
+        rows.append(("rest", rest))
+    frame = pd.DataFrame(rows, columns=["phase", "seconds"])
+    frame["share"] = frame.seconds / (total or max(frame.seconds.sum(), 1e-12))
+    return total, frame
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
+
+
+def plot_time(runs: Runs, run_id: str) -> Figure:
+    """Where the time of every step of a run went: stacked seconds of its phases."""
+    steps = runs.steps({"run_id": run_id})
+    parts = [_phases(row)[1].assign(step=row["step"]) for _, row in steps.iterrows()]
+    frame = (
+        pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["phase", "seconds", "share", "step"])
+    )
+    if frame.empty:
+        raise RunStoreError(f"run {run_id} measured no times")
+    figure = go.Figure()
+    for number, (phase, (colour, _, _)) in enumerate(looks(list(dict.fromkeys(frame.phase))).items()):
+        part = frame[frame.phase == phase]
+        figure.add_bar(
+            x=part.step,
+            y=part.seconds,
+            name=str(phase),
+            marker={"color": colour, "pattern": {"shape": ("", "/", "x", ".")[number // 4 % 4]}},
+            customdata=[f"run_id = '{run_id}' AND step = {step}" for step in part.step],
+            hovertemplate="step %{x}<br>" + str(phase) + ": %{y:.2f} s<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", height=400)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="seconds")
+    return Figure(figure, frame)
