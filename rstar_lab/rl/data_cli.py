@@ -105,3 +105,69 @@ def prepare(
         print(json.dumps({"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}))
     else:
         print(f"{card.kept:,} problems in {out}; the card is {out.stem}.card.md beside it")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="toolace, apigen_mt, glaive_v2, magicoder, tulu3_if or nemotron_chat.")],
+    file: Annotated[Path, typer.Argument(help="The set as downloaded: .jsonl, .json or .parquet.")],
+    out: Annotated[Path, typer.Option(help="Where the conversations go: .jsonl, or .parquet as verl's SFT reads it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Turn a public conversation set into SFT data: one message schema with tools, each conversation linted.
+
+    What cannot be read is counted by reason and shown with a row to look at.
+    """
+    from rstar_lab.errors import UserError
+    from rstar_lab.rl.data.conversations import write_conversations
+    from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert_file
+
+    if source not in CONVERTERS:
+        raise UserError(f"data convert: no converter {source!r}; choose from {', '.join(CONVERTERS)}")
+    report = ConversionReport(source)
+    write_conversations(out, convert_file(source, file, report))
+    if as_json:
+        line = {"source": source, "rows": report.rows, "converted": report.converted, "refused": report.refused}
+        print(json.dumps({**line, "examples": report.examples, "file": str(out)}))
+    else:
+        print(f"{report.converted:,} of {report.rows:,} conversations in {out}")
+        for reason, count in report.refused.most_common():
+            print(f"{count:>9,} refused: {reason} (for one, {report.examples[reason]})")
+    raise typer.Exit(0 if report.converted else 1)
+
+
+@app.command()
+def lint(
+    file: Annotated[Path, typer.Argument(help="Conversations as `data convert` writes them.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Model folder: check token by token that loss falls on the assistant only.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check conversations before a model imitates them: roles, tool calls, format, template, loss mask. Exit code 1
+    for faults."""
+    from rstar_lab.rl.data.conversations import read_conversations
+    from rstar_lab.rl.data.lint import lint as check
+
+    loaded = None
+    if tokenizer is not None:
+        from transformers import AutoTokenizer
+
+        from rstar_lab.errors import UserError
+
+        if not tokenizer.is_dir():
+            raise UserError(f"{tokenizer}: no such folder")
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    count = faulty = 0
+    for conversation in read_conversations(file):
+        count += 1
+        findings = check(conversation, loaded)
+        faulty += bool(findings)
+        for finding in findings:
+            line = {"conversation_id": conversation.conversation_id, "message": finding.message, "rule": finding.rule}
+            text = (
+                json.dumps({**line, "text": finding.text}) if as_json else f"{conversation.conversation_id}: {finding}"
+            )
+            print(text)
+    print(json.dumps({"conversations": count, "faulty": faulty}) if as_json else f"{faulty:,} of {count:,} faulty")
+    raise typer.Exit(1 if faulty else 0)

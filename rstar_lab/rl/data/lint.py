@@ -1,0 +1,184 @@
+"""What is wrong with a conversation: checks before a model imitates it.
+
+1. Roles: system at most first, then user; an assistant answers each; tool answers follow calls, one a call, in a row.
+2. Calls parse, name a tool that is there, and have its required arguments.
+3. An assistant's turn is a closed reason, then calls or one answer.
+4. No control tokens in the text: they would be encoded as such.
+5. Template round trip: the rendered text, read back, is the conversation again.
+6. With a tokenizer: the loss falls on the assistant's tokens and no others, checked token by token.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rstar_lab.rl import chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rstar_lab.rl.data.conversations import Conversation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: where (the message's place; None: the whole), which rule, what."""
+
+    message: int | None
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        place = "conversation" if self.message is None else f"message {self.message}"
+        return f"{place}: {self.rule}: {self.text}"
+
+
+def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[Finding]:
+    """All faults of a conversation; none means that it can be trained on."""
+    findings = [*_roles(conversation), *_calls(conversation), *_turns(conversation), *_control(conversation)]
+    if not findings:
+        findings += _round_trip(conversation)
+        if tokenizer is not None:
+            findings += _loss_mask(conversation, tokenizer)
+    return findings
+
+
+def _roles(conversation: "Conversation") -> list[Finding]:
+    findings = []
+    waiting, expected = 0, "user"
+    for place, message in enumerate(conversation.messages):
+        role = message.role
+        if role == "system" and place == 0:
+            continue
+        if role == "tool":
+            if not waiting:
+                findings.append(Finding(place, "roles", "a tool answer without a call"))
+            waiting = max(0, waiting - 1)
+            expected = "assistant"
+            continue
+        if waiting:
+            findings.append(Finding(place, "roles", f"{waiting} calls before it have no answer"))
+        if role != expected:
+            findings.append(Finding(place, "roles", f"{role} where {expected} should speak"))
+        waiting = len(chat.parse_tool_calls(message.content)) if role == "assistant" else 0
+        expected = "user" if role == "assistant" else "assistant"
+    if conversation.messages[-1].role != "assistant":
+        findings.append(Finding(None, "roles", "the last message is not the assistant's"))
+    if waiting:
+        findings.append(Finding(None, "roles", f"{waiting} calls at the end have no answer"))
+    return findings
+
+
+def _calls(conversation: "Conversation") -> list[Finding]:
+    findings = []
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in conversation.tools}
+    for place, message in enumerate(conversation.messages):
+        for call in chat.parse_tool_calls(message.content) if message.role == "assistant" else []:
+            if call.error or call.arguments is None:
+                findings.append(Finding(place, "tool call", str(call.error)))
+            elif call.name not in schemas:
+                findings.append(Finding(place, "tool call", f"there is no tool {call.name!r}"))
+            else:
+                required = schemas[call.name].get("required") or []
+                if missing := [name for name in required if name not in call.arguments]:
+                    findings.append(Finding(place, "tool call", f"{call.name} lacks {', '.join(map(str, missing))}"))
+    return findings
+
+
+def _turns(conversation: "Conversation") -> list[Finding]:
+    findings = []
+    for place, message in enumerate(conversation.messages):
+        if message.role != "assistant":
+            if not message.content.strip() and message.role != "tool":
+                findings.append(Finding(place, "empty", f"the {message.role} says nothing"))
+            continue
+        reason, closed, rest = message.content.removeprefix("<reason>").partition("</reason>")
+        answers = chat.count_answers(rest)
+        if not closed or "<answer>" in reason or "<tool_call>" in reason:
+            findings.append(Finding(place, "turn", "no closed <reason> at the beginning"))
+        elif "<tool_call>" in rest:
+            if "<answer>" in _outside_calls(rest):
+                findings.append(Finding(place, "turn", "both a call and an answer"))
+        elif answers != 1:
+            findings.append(Finding(place, "turn", f"{answers} answers and no call"))
+        elif not re.sub(r"</?answer>", "", rest).strip():
+            findings.append(Finding(place, "empty", "the answer is empty"))
+    return findings
+
+
+def _outside_calls(text: str) -> str:
+    for call in chat.parse_tool_calls(text):
+        text = text.replace(call.raw, "")
+    return text
+
+
+def _control(conversation: "Conversation") -> list[Finding]:
+    return [
+        Finding(place, "control token", token)
+        for place, message in enumerate(conversation.messages)
+        for token in chat.SPECIAL_TOKENS
+        if token in message.content
+    ]
+
+
+def read_back(text: str) -> list[tuple[str, str]]:
+    """A rendered conversation as (role, content) again, without the system turn's tools. Assistants' contents begin
+    with `<reason>`."""
+    turns = []
+    for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL):
+        answers = re.fullmatch(r"<tool_response>\n(.*)\n</tool_response>", content, re.DOTALL)
+        if role == "user" and answers:
+            turns += [("tool", answer) for answer in answers[1].split("\n</tool_response>\n<tool_response>\n")]
+        else:
+            turns.append((role, content))
+    return turns
+
+
+def _round_trip(conversation: "Conversation") -> list[Finding]:
+    text = "".join(piece for piece, _ in conversation.segments())
+    found = [turn for turn in read_back(text) if turn[0] != "system"]
+    written = [
+        (
+            message.role,
+            message.content if message.role != "assistant" else "<reason>" + message.content.removeprefix("<reason>"),
+        )
+        for message in conversation.messages
+        if message.role != "system"
+    ]
+    for place, (ours, theirs) in enumerate(zip(written, found, strict=False)):
+        if ours != theirs:
+            return [Finding(place, "round trip", f"{ours[0]} comes back as {theirs[0]}: {theirs[1][:60]!r}")]
+    return (
+        []
+        if len(written) == len(found)
+        else [Finding(None, "round trip", f"{len(written)} messages come back as {len(found)}")]
+    )
+
+
+def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
+    from rstar_lab.rl.sft import encode
+
+    (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
+    return check_mask(example.ids, example.mask, tokenizer)
+
+
+def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
+    """Walk through the tokens of one rendered conversation: True belongs to what follows an assistant's `<reason>`, its
+    end-of-turn token included, and to nothing else."""
+    start, end = (tokenizer.convert_tokens_to_ids(token) for token in chat.SPECIAL_TOKENS[:2])
+    head: list[int] | None = None  # the tokens since <|im_start|>, until the turn is known to be the assistant's
+    own = False
+    for place, (token, trained) in enumerate(zip(ids, mask, strict=True)):
+        if trained != own:
+            what = "trained on, but not the assistant's" if trained else "the assistant's, but not trained on"
+            return [Finding(None, "loss mask", f"token {place} ({tokenizer.decode([token])!r}) is {what}")]
+        if token == start:
+            head, own = [token], False
+        elif token == end:
+            head, own = None, False
+        elif head is not None:
+            head.append(token)
+            if tokenizer.decode(head) == chat.GENERATION_PREFIX:
+                head, own = None, True
+    return []
