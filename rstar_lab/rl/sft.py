@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
@@ -29,42 +28,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data_parallel import Helpers, Ranks
 from rstar_lab.rl.model import load_model, save_model
+from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.runs.files import whole_file, write_json
 
 _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE = 2**26
-
-
-class SftConfig(BaseModel):
-    """How to fine-tune; the defaults are the paper's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    epochs: float = Field(default=3, gt=0)
-    batch_size: int = Field(default=128, ge=1, description="conversations a step")
-    lr: float = Field(default=5e-6, gt=0, description="of AdamW")
-    optimizer: Literal["adamw", "muon"] = Field(
-        default="adamw", description="muon: Muon on the matrices, AdamW on the rest"
-    )
-    muon_lr: float = Field(default=1e-2, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    warmup: float = Field(default=0.04, ge=0, lt=1, description="share of the steps")
-    schedule: Literal["cosine", "linear_tail"] = Field(
-        default="cosine", description="linear_tail: constant, then down to 0 over the second half"
-    )
-    grad_clip: float = Field(default=1.0, gt=0)
-    max_tokens: int = Field(default=8192, ge=2, description="longer conversations are left out and counted")
-    packing: bool = Field(
-        True, description="several conversations in a row, each seeing itself alone; else rows of like length, padded"
-    )
-    micro_batch_tokens: int = Field(default=8192, ge=2, description="tokens in one forward pass")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto", description="of the products; weights are fp32. auto: bf16 where the hardware has it"
-    )
-    gradient_checkpointing: bool = False
-    processes: int = Field(default=1, ge=1, description="on a CPU: processes of one thread each that share a batch")
-    checkpoint_every: int = Field(default=200, ge=1, description="steps")
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +125,12 @@ def _train(
     ranks.share_weights(model)
     optimizers = _optimizers(model, config)
     history = _resume(out_dir, key, model, optimizers)
-    steps = max(1, math.ceil(config.epochs * len(examples) / config.batch_size))
+    steps = math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size))
     bf16 = config.precision == "bf16" or (config.precision == "auto" and _has_bf16(model.device))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
+    if model.device.type == "cpu" and bf16:
+        model.set_attn_implementation("eager")  # its products run in bf16, SDPA's kernel for CPUs is slower there
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     for step, batch in _batches(examples, config, range(len(history) + 1, steps + 1)):
@@ -205,7 +175,7 @@ def _train(
 
 
 def _loss(model: PreTrainedModel, rows: list[Example], packing: bool) -> Tensor:
-    """Sum of the negative log-likelihoods of the model's own tokens; the LM head sees only the positions before them."""
+    """Sum of the negative log-likelihoods of the model's own tokens; the LM head sees only what comes before them."""
     width = sum(len(row.ids) for row in rows) if packing else max(len(row.ids) for row in rows)
     shape = (1, width) if packing else (len(rows), width)
     ids_BT = torch.zeros(shape, dtype=torch.long)
