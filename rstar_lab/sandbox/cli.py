@@ -101,6 +101,27 @@ def worker(
     )
 
 
+@app.command()
+def check(
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 where a layer is missing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a layer.")] = False,
+) -> None:
+    """Say which layers of isolation this machine gives, and what a missing one leaves open."""
+    from dataclasses import asdict
+
+    from rstar_lab.sandbox.check import check as find_layers
+
+    layers = find_layers()
+    for layer in layers:
+        if as_json:
+            typer.echo(json.dumps(asdict(layer)))
+        else:
+            told = "yes" if layer.present else f"NO   {layer.detail}\n{'':21}leaves open: {layer.leaves_open}"
+            typer.echo(f"{layer.name:20} {told}")
+    if strict and not all(layer.present for layer in layers):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """The commands by themselves, for processes that need nothing else of the package."""
     try:

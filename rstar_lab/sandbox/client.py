@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import httpx
@@ -16,7 +16,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import OURS, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, work_to_dict
+from rstar_lab.sandbox.wire import SessionEnd, Work, dumps, failure, result_from_dict, session_of, work_to_dict
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
@@ -35,13 +35,11 @@ class Waiting:
 
     @property
     def size(self) -> int:
-        return (
-            len(self.work.code) + len(self.work.stdin) if isinstance(self.work, Call) else len(self.work.response_text)
-        )
+        return sum(len(value) for value in asdict(self.work).values() if isinstance(value, str))
 
     @property
     def in_session(self) -> bool:
-        return isinstance(self.work, Call) and self.work.session is not None
+        return session_of(self.work) is not None
 
 
 class SandboxClient:
@@ -105,6 +103,10 @@ class SandboxClient:
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
         """Many calls at once; results in order."""
         return list(await asyncio.gather(*map(self.submit, calls)))
+
+    async def close_session(self, name: str) -> None:
+        """End a session's interpreter. A name that is not in use is fine."""
+        await self.submit(SessionEnd(name))
 
     async def verify(self, response_text: str, answer: str) -> bool:
         """rstar_lab.verify.verify, on the service's machines.

@@ -4,6 +4,7 @@ Two fields are added to a result: `outcome` (the taxonomy of rstar_lab.outcomes)
 expression, which is not printed).
 """
 
+import base64
 import uuid
 from enum import StrEnum
 from typing import Literal
@@ -95,6 +96,26 @@ class Status(BaseModel):
     num_workers: int = Field(description="calls that run at full priority at once, over all nodes")
 
 
+def base64_pieces(name: str) -> list[str]:
+    """What is certain of a name's base64 text, for each of its three places relative to the groups of three bytes."""
+    pieces = []
+    for shift, skip in ((0, 0), (1, 2), (2, 3)):
+        text = base64.b64encode(b"\0" * shift + name.encode()).decode()
+        pieces.append(text[skip : (8 * (shift + len(name))) // 6])
+    return pieces
+
+
+HIDDEN = {name: base64_pieces(name) for name in ("scipy", "sympy", "numpy")}
+
+
+def with_imports_shown(code: str) -> str:
+    """The release's client sends programs in base64; a comment after the last line tells which warm zygote they need."""
+    for name, pieces in HIDDEN.items():
+        if name not in code and any(piece in code for piece in pieces):
+            return f"{code}\n# {name}"
+    return code
+
+
 def to_work(submission: Submission, time_limit_s: float) -> Call | Verification:
     """What the backend is asked to do.
 
@@ -104,7 +125,7 @@ def to_work(submission: Submission, time_limit_s: float) -> Call | Verification:
         return Verification.of(submission.solution, submission.expected_output, (submission.options or {}).get("as"))
     if submission.type == "cpp":
         return cpp_call(submission.solution, submission.input or "", run_timeout_s=time_limit_s)
-    return Call(submission.solution, submission.input or "")
+    return Call(with_imports_shown(submission.solution), submission.input or "")
 
 
 def to_result(submission: Submission, result: CallResult) -> SubmissionResult:

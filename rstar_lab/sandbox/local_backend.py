@@ -8,7 +8,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import Work
+from rstar_lab.sandbox.wire import SessionEnd, Work
 from rstar_lab.verify import verify, warm_up
 
 
@@ -32,6 +32,9 @@ class LocalBackend:
     async def run(self, work: Work) -> CallResult:
         if isinstance(work, Verification):
             return await self.verify(work)
+        if isinstance(work, SessionEnd):
+            await self.sandbox.close_session(work.session)
+            return CallResult(Outcome.OK, "", "", None, 0.0)
         return await self.sandbox.run(
             work.code,
             work.stdin,
@@ -63,6 +66,10 @@ class LocalBackend:
     @property
     def zygotes(self) -> int:
         return self.sandbox.zygotes
+
+    @property
+    def sessions(self) -> int:
+        return self.sandbox.sessions
 
     @property
     def room(self) -> int:

@@ -3,23 +3,22 @@
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, redis: str | None = None) -> Iterator[dict[str, Any]]:
-    """A `rstar-lab sandbox serve` or `worker` process.
+def serving(*arguments: str, redis: str | None = None, prefix: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """A `rstar-lab sandbox serve` or `worker` process; prefix: a command that runs it, such as `ip netns exec NAME`.
 
     Gives what it says when it is ready, its pid, and `wait(seconds)`, which returns its exit status.
     """
-    command = [sys.executable, "-c", "from rstar_lab.sandbox.cli import main; main()", *arguments, "--json"]
+    command = [*prefix, sys.executable, "-c", "from rstar_lab.sandbox.cli import main; main()", *arguments, "--json"]
     environment = {**os.environ, "RSTAR_LAB_SANDBOX_REDIS": redis} if redis else os.environ
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -37,26 +36,44 @@ def serving(*arguments: str, redis: str | None = None) -> Iterator[dict[str, Any
             process.wait()
 
 
+class OwnRedis:
+    """A redis-server of our own, with a password, in a folder of its own, which can be killed and started again."""
+
+    def __init__(self, folder: str, *, append_only: bool = True, bind: str = "127.0.0.1") -> None:
+        self.folder, self.append_only, self.bind = folder, append_only, bind
+        self.port, self.password = free_port(), os.urandom(16).hex()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@{self.bind.split()[-1]}:{self.port}/0"
+
+    def start(self) -> None:
+        keep = "yes" if self.append_only else "no"
+        settings = f'port {self.port}\nbind {self.bind}\ndir {self.folder}\nrequirepass {self.password}\nappendonly {keep}\nsave ""\n'
+        self.process = subprocess.Popen(["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert self.process.stdin is not None
+        self.process.stdin.write(settings.encode())
+        self.process.stdin.close()
+        wait_for_port(self.port)
+
+    def kill(self) -> None:
+        """SIGKILL: no time to save anything."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+
 @contextlib.contextmanager
-def own_redis() -> Iterator[str | None]:
-    """The address of a fresh redis-server on loopback with a password; None where none is installed."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        yield None
-        return
+def own_redis(*, append_only: bool = True, bind: str = "127.0.0.1") -> Iterator[OwnRedis]:
+    """Raises FileNotFoundError where redis-server is not installed."""
     with tempfile.TemporaryDirectory() as folder:
-        port, password = free_port(), os.urandom(16).hex()
-        config = f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass {password}\nappendonly yes\n"
-        process = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        assert process.stdin is not None
-        process.stdin.write(config.encode())
-        process.stdin.close()
+        redis = OwnRedis(folder, append_only=append_only, bind=bind)
+        redis.start()
         try:
-            wait_for_port(port)
-            yield f"redis://:{password}@127.0.0.1:{port}/0"
+            yield redis
         finally:
-            process.kill()
-            process.wait()
+            redis.kill()
 
 
 def free_port() -> int:

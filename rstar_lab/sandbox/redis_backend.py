@@ -7,17 +7,17 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from redis.exceptions import RedisError
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import transport
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
-from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, work_to_dict
+from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, session_of, work_to_dict
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Pending:
 class RedisBackend:
     """Runs work on the workers that share a Redis (start them by `rstar-lab sandbox worker`)."""
 
-    zygotes = 0  # they are the workers'
+    # They are the workers'.
+    zygotes = sessions = 0
 
     def __init__(self, url: str, *, wait_s: float) -> None:
         """wait_s: the longest a call may queue before a worker takes it."""
@@ -74,9 +75,7 @@ class RedisBackend:
         return self
 
     async def aclose(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end(self.tasks)
         self.tasks = []
         for pending in list(self.pending.values()):
             self.answer(pending, failure(Outcome.SANDBOX_ERROR, "the service has stopped"))
@@ -101,19 +100,22 @@ class RedisBackend:
 
     async def run(self, work: Work) -> CallResult:
         """One result for one piece of work, whatever happens to workers and Redis."""
-        stream, session = transport.CALLS, isinstance(work, Call) and work.session is not None
-        if isinstance(work, Call) and work.session is not None:
-            try:
-                holder, lost = await self.holder_of(work.session)
-            except (RedisError, OSError) as error:
-                return failure(Outcome.SANDBOX_ERROR, f"Redis: {error}")
-            if holder is None:
-                return failure(Outcome.QUEUE_TIMEOUT, f"no worker within {self.wait_s:g} s", queue_s=self.wait_s)
-            if lost:
-                return failure(
-                    Outcome.SANDBOX_ERROR, f"session {work.session!r} is lost with its worker; a new one begins"
-                )
-            stream = transport.calls_of(holder)
+        session = session_of(work)
+        if session is None:
+            return await self.submit(work, transport.CALLS)
+        try:
+            holder, lost = await self.holder_of(session)
+        except (RedisError, OSError) as error:
+            return failure(Outcome.SANDBOX_ERROR, f"Redis: {error}")
+        if holder is None:
+            return failure(Outcome.QUEUE_TIMEOUT, f"no worker within {self.wait_s:g} s", queue_s=self.wait_s)
+        result = await self.submit(work, transport.calls_of(holder), session=True)
+        if lost:
+            note = "[session restarted, earlier state is gone: its worker died]\n"
+            result = replace(result, stderr=note + result.stderr)
+        return result
+
+    async def submit(self, work: Work, stream: str, *, session: bool = False) -> CallResult:
         self.count += 1
         pending = Pending(
             f"{self.client}:{self.count}",
@@ -156,9 +158,7 @@ class RedisBackend:
         self.pending.pop(pending.call_id, None)
         if not pending.future.done():
             queue_s = max(0.0, time.monotonic() - pending.submitted - result.duration_s)
-            pending.future.set_result(
-                CallResult(result.outcome, result.stdout, result.stderr, result.value, result.duration_s, queue_s)
-            )
+            pending.future.set_result(replace(result, queue_s=queue_s))
 
     async def send_batch(self) -> None:
         await self.something_to_send.wait()
@@ -254,10 +254,14 @@ class Reader:
         reply: Any = await backend.redis.xread({backend.results: self.last}, count=BATCH, block=transport.BLOCK_MS)
         for entry, fields in reply[0][1] if reply else []:
             self.last = entry
-            pending = backend.pending.get(fields[b"id"].decode())
+            pending = backend.pending.get(fields.get(b"id", b"").decode(errors="replace"))
             if pending:
                 pending.entry = None  # the worker has deleted it
-                backend.answer(pending, result_from_dict(json.loads(fields[b"body"])))
+                try:
+                    result = result_from_dict(json.loads(fields[b"body"]))
+                except (KeyError, TypeError, ValueError) as error:
+                    result = failure(Outcome.SANDBOX_ERROR, f"a worker of another version answered: {error}")
+                backend.answer(pending, result)
         if reply:
             await backend.redis.xtrim(backend.results, minid=self.last.decode(), approximate=False)
 
@@ -281,3 +285,16 @@ async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
                 log.warning("cannot %s: %s; trying again", what, error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, 1.0)
+        except Exception:
+            # A defect of ours; the next step may well do better, and calls must not wait for ever.
+            log.exception("cannot %s", what)
+            await asyncio.sleep(1.0)
+
+
+async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel until they have ended: a cancellation that meets a time-out inside the Redis client is lost."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.5)

@@ -136,7 +136,7 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
     limits = Limits(
         timeout_s=options.time_limit_s, memory_mb=options.memory_mb, queue_timeout_s=options.queue_timeout_s
     )
-    return await LocalBackend(LocalSandbox(limits, options.workers)).start()
+    return await LocalBackend(LocalSandbox(limits, options.workers, strict=options.strict)).start()
 
 
 def run_worker(options: WorkerOptions, announce: Announce) -> None:

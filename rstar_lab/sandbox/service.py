@@ -25,6 +25,10 @@ class Backend(Protocol):
     def zygotes(self) -> int:
         """Live zygotes, where the backend has them itself."""
 
+    @property
+    def sessions(self) -> int:
+        """Sessions whose state is kept, likewise."""
+
     async def run(self, work: Work) -> CallResult: ...
 
     async def aclose(self) -> None: ...
@@ -56,6 +60,7 @@ class Service:
                 "in_flight": ("calls accepted and not answered", lambda: self.calls),
                 "workers": ("calls that run at full priority at once", lambda: backend.capacity),
                 "zygotes": ("live zygotes of this process", lambda: backend.zygotes),
+                "sessions": ("sessions of this process whose state is kept", lambda: backend.sessions),
             }
         )
 

@@ -4,7 +4,7 @@ JSON is written with ASCII escapes only, so that lone surrogates (bytes that wer
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
@@ -13,7 +13,15 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.verification import Verification
 
-Work = Call | Verification
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """The interpreter of a session is no longer needed."""
+
+    session: str
+
+
+Work = Call | Verification | SessionEnd
 
 
 class CallModel(BaseModel):
@@ -35,6 +43,16 @@ class CallModel(BaseModel):
         return Call(self.code, self.stdin, self.seed, self.timeout_s, self.memory_mb, self.session)
 
 
+class SessionEndModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["end"]
+    session: str
+
+    def work(self) -> SessionEnd:
+        return SessionEnd(self.session)
+
+
 class VerificationModel(BaseModel):
     """A Verification from outside, checked."""
 
@@ -54,9 +72,20 @@ def kind_of(work: Any) -> str:
 
 
 WorkModel = Annotated[
-    Annotated[CallModel, Tag("code")] | Annotated[VerificationModel, Tag("math")], Discriminator(kind_of)
+    Annotated[CallModel, Tag("code")]
+    | Annotated[VerificationModel, Tag("math")]
+    | Annotated[SessionEndModel, Tag("end")],
+    Discriminator(kind_of),
 ]
-WORK: TypeAdapter[CallModel | VerificationModel] = TypeAdapter(WorkModel)
+WORK: TypeAdapter[CallModel | VerificationModel | SessionEndModel] = TypeAdapter(WorkModel)
+
+
+KINDS = {Call: "code", Verification: "math", SessionEnd: "end"}
+
+
+def session_of(work: Work) -> str | None:
+    """The session that this work belongs to: it must go where that lives, and must not run twice."""
+    return None if isinstance(work, Verification) else work.session
 
 
 def dumps(value: Any) -> bytes:
@@ -64,8 +93,7 @@ def dumps(value: Any) -> bytes:
 
 
 def work_to_dict(work: Work) -> dict[str, Any]:
-    kind = "math" if isinstance(work, Verification) else "code"
-    return {"kind": kind, **{name: value for name, value in asdict(work).items() if value is not None}}
+    return {"kind": KINDS[type(work)], **{name: value for name, value in asdict(work).items() if value is not None}}
 
 
 def work_from_json(body: bytes) -> Work:

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult
-from rstar_lab.sandbox.redis_backend import forever
+from rstar_lab.sandbox.redis_backend import end, forever
 from rstar_lab.sandbox.wire import Work, dumps, failure, result_to_dict, work_from_json
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,7 @@ class Worker:
         await self.stopping.wait()
         reading.cancel()
         await self.drain()
-        for task in [reading, *others]:
-            task.cancel()
-        await asyncio.gather(reading, *others, return_exceptions=True)
+        await end([reading, *others])
         with contextlib.suppress(RedisError, OSError):
             await self.leave()
         await self.redis.aclose()
