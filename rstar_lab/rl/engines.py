@@ -1,6 +1,7 @@
 """The engines of a run, as its recipe says: how many, on what, with which options; started together, ended together."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from rstar_lab.rl.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout import Dispatcher, Lockstep, RolloutTask, Seat
 from rstar_lab.rl.scheduler import EngineState, LeastInFlight
@@ -23,19 +25,25 @@ CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_C
 class EngineGroup:
     """Engines with the same weights."""
 
-    def __init__(self, engines: Sequence[VllmEngine], work_dir: Path, max_batch: int):
-        self.engines, self.work_dir, self.max_batch = engines, work_dir, max_batch
+    def __init__(self, engines: Sequence[VllmEngine], work_dir: Path, max_batch: int, holds: Path | None = None):
+        """holds: the model folder whose weights the engines started with."""
+        self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
 
     async def load(self, model: PreTrainedModel, version: int) -> None:
         """Push the weights of `model` to every engine; `version` names them."""
         path = self.work_dir / "weights.safetensors"
         tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
         if model.config.tie_word_embeddings:
-            # One tensor under two names is refused by safetensors; the head is written out, since an engine that ties it
-            # by itself at start may not do so at a reload.
-            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()  # two names, two tensors
         save_file(tensors, path)
+        self.holds = None
         await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
+
+    async def load_folder(self, folder: Path) -> None:
+        """Have every engine serve the model in `folder`."""
+        if self.holds != folder:
+            await self.load(load_model(folder, torch.float32), 0)
+            self.holds = folder
 
     def seats(self, tasks: Sequence[RolloutTask], mode: str) -> Callable[[int, RolloutTask], Seat]:
         """A function that gives each rollout its seat, for `roll_out`."""
@@ -56,6 +64,10 @@ def engine_count(section: EngineSection) -> int:
     if section.count:
         return section.count
     return torch.cuda.device_count() or min(4, len(os.sched_getaffinity(0)))
+
+
+def is_tied(model_dir: Path) -> bool:
+    return bool(json.loads((model_dir / "config.json").read_text()).get("tie_word_embeddings"))
 
 
 def spawn_engines(
@@ -83,6 +95,10 @@ def spawn_engines(
             "max_num_batched_tokens": max(max_tokens, 8192),
             "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
         }
+        if is_tied(model_dir):
+            # vLLM on a CPU keeps the old head when tied weights are loaded anew: the head gets weights of its own, which
+            # only `EngineGroup.load` brings.
+            options |= {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
     work_dir.mkdir(parents=True, exist_ok=True)
     engines = []
     for number in range(engine_count(section)):
@@ -104,7 +120,8 @@ async def open_engines(
     engines = spawn_engines(section, model_dir, work_dir, max_tokens, seed)
     try:
         await asyncio.gather(*(engine.start() for engine in engines))
-        yield EngineGroup(engines, work_dir, section.max_batch)
+        holds = None if torch.cuda.is_available() is False and is_tied(model_dir) else model_dir
+        yield EngineGroup(engines, work_dir, section.max_batch, holds)
     finally:
         for engine in engines:
             await engine.aclose()

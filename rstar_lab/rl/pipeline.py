@@ -272,7 +272,7 @@ async def evaluate_model(
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines = await lab.engines(model_dir)
-        await engines.load(load_model(model_dir, torch.float32), 0)
+        await engines.load_folder(model_dir)
         tools = await lab.tools()
         with reporter.work(piece, len(problems)) as work:
             result = await evaluate(

@@ -1,0 +1,80 @@
+"""The chunked, padded forward pass equals the plain one."""
+
+import pytest
+import torch
+
+from rstar_lab.rl import policy
+from rstar_lab.rl.model import build_tiny
+from rstar_lab.rl.policy import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.tokenizer import train_tokenizer
+from rstar_lab.rl.trajectory import StopReason, Trajectory
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_tiny(train_tokenizer(["text"], 300), seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+
+
+def trajectory(i: int, prompt: int, response: int) -> Trajectory:
+    generator = torch.Generator().manual_seed(i)
+    draw = lambda n: torch.randint(0, 259, (n,), generator=generator).tolist()  # noqa: E731
+    mask = [k % 5 != 3 for k in range(response)]
+    return Trajectory(
+        traj_id=f"t{i}", problem_id="p", group_id="g", sample=i, question="q", truth="1", prompt_ids=draw(prompt),
+        response_ids=draw(response), loss_mask=mask, log_probs=[0.0] * response, turns=(), calls=(),
+        stop_reason=StopReason.ANSWERED, text="", answer=None, reward=float(i % 2), p_err=0.5, p_format=1.0, engine="",
+        policy_version=0,
+    )  # fmt: skip
+
+
+BATCH = [trajectory(i, 3 + 2 * i, 4 + (7 * i) % 11) for i in range(6)]
+
+
+def plain(model, t: Trajectory, temperature: float):
+    ids = torch.tensor([t.prompt_ids + t.response_ids])
+    log_probs = (model(ids).logits[0].float() / temperature).log_softmax(-1)
+    before = log_probs[len(t.prompt_ids) - 1 : -1]
+    own = before.gather(1, torch.tensor(t.response_ids)[:, None])[:, 0]
+    entropy = -(before.exp() * before).sum(-1)
+    mask = torch.tensor(t.loss_mask)
+    return own * mask, entropy * mask
+
+
+@pytest.mark.parametrize("chunk", [2**30, 300 * 7])  # one chunk; seven tokens a chunk
+def test_equals_one_sequence_at_a_time(model, monkeypatch, chunk):
+    monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
+    seen = []
+    for micro in micro_batches(BATCH, 60, torch.device("cpu")):
+        assert micro.ids_BT.numel() <= 60 or len(micro.index) == 1
+        log_probs, entropy = log_probs_and_entropy(model, micro, 0.7)
+        for row, i in enumerate(micro.index):
+            t = BATCH[i]
+            span = slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids))
+            expected, expected_entropy = plain(model, t, 0.7)
+            torch.testing.assert_close(log_probs[row, span], expected, atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(entropy[row, span], expected_entropy, atol=2e-5, rtol=1e-4)
+            assert log_probs[row, : span.start].abs().sum() == 0 and log_probs[row, span.stop :].abs().sum() == 0
+        seen += micro.index
+    assert sorted(seen) == list(range(len(BATCH)))
+
+
+def test_gradients_do_not_depend_on_how_the_batch_is_cut(model, monkeypatch):
+    def gradient(tokens: int, chunk: int) -> torch.Tensor:
+        monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
+        model.zero_grad()
+        for micro in micro_batches(BATCH, tokens, torch.device("cpu")):
+            log_probs_and_entropy(model, micro)[0].sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    whole = gradient(10_000, 2**30)
+    torch.testing.assert_close(gradient(40, 2**30), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradient(40, 300 * 5), whole, atol=1e-4, rtol=1e-4)
+    assert whole.abs().sum() > 0
+
+
+def test_a_batch_without_own_tokens_gives_zeros(model):
+    t = trajectory(0, 3, 1)
+    silent = [t.__class__(**{name: getattr(t, name) for name in t.__slots__} | {"loss_mask": [False]})]
+    (micro,) = micro_batches(silent, 100, torch.device("cpu"))
+    log_probs, _ = log_probs_and_entropy(model, micro)
+    assert log_probs.abs().sum() == 0
