@@ -192,7 +192,7 @@ def make_base(recipe: Recipe, traces: Sequence[Trace], folder: Path) -> tuple[Pr
         if not folder.exists():
             folder.symlink_to(Path(recipe.model).resolve())
         return load_model(recipe.model), load_tokenizer(recipe.model)
-    texts = ["".join(text for text, _ in trace.segments()) for trace in traces[:4000]]
+    texts = [text for trace in traces[:4000] for text, _ in trace.segments()]  # no merge across what is encoded apart
     tokenizer = train_tokenizer(texts, recipe.vocabulary)
     model = build_tiny(tokenizer, seed=recipe.seed)
     save_model(folder, model, tokenizer)
