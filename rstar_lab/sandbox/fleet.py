@@ -29,6 +29,10 @@ class KeeperDied(Exception):
     """A keeper or its zygote ended without an answer."""
 
 
+class KeeperSilent(Exception):
+    """A keeper did not answer in time; it is ended."""
+
+
 class KeeperLink(asyncio.Protocol):
     """The socket to one keeper."""
 
@@ -62,12 +66,12 @@ class KeeperLink(asyncio.Protocol):
             elif kind == frames.RESULT and self._answer and not self._answer.done():
                 self._answer.set_result(frames.unpack_result(body))
 
-    async def call(self, request: frames.Request, deadline_s: float) -> frames.Result:
-        """Raises KeeperDied where the keeper ended, or is silent for deadline_s."""
+    async def call(self, message: bytes, deadline_s: float) -> frames.Result:
+        """Send a packed request. Raises KeeperDied, and KeeperSilent after deadline_s without an answer."""
         if not self.alive or self._transport is None:
             raise KeeperDied
         self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(frames.pack_request(request))
+        self._transport.write(message)
         timer = asyncio.get_running_loop().call_later(deadline_s, self._give_up)
         try:
             return await self._answer
@@ -79,9 +83,9 @@ class KeeperLink(asyncio.Protocol):
             self.on_long = lambda: None
 
     def _give_up(self) -> None:
-        self.close()
         if self._answer and not self._answer.done():
-            self._answer.set_exception(KeeperDied())
+            self._answer.set_exception(KeeperSilent())
+        self.close()
 
     def yield_slot(self) -> None:
         """Tell the keeper that others need its processor more."""

@@ -13,7 +13,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.box import frames
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.check import layers
-from rstar_lab.sandbox.fleet import Fleet, KeeperDied
+from rstar_lab.sandbox.fleet import Fleet, KeeperDied, KeeperSilent
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.sessions import Session, Sessions
 from rstar_lab.sandbox.slots import Slots, Turn
@@ -144,10 +144,13 @@ class LocalSandbox:
 
     async def _run(self, call: Call) -> CallResult:
         request = self._request(call)
+        message = self._message(call, request)
+        patience_s = request.timeout_s + request.wall_slack_s + SILENCE_S
         self.in_flight += 1
         self._quiet.clear()
         try:
-            result = await (self._run_once(call, request) if call.session is None else self._run_cell(call, request))
+            run = self._run_once if call.session is None else self._run_cell
+            result = await run(call, message, patience_s)
         finally:
             self.in_flight -= 1
             if not self.in_flight:
@@ -157,13 +160,11 @@ class LocalSandbox:
 
     def _request(self, call: Call) -> frames.Request:
         limits = self.limits
-        stdin = call.stdin.encode("utf-8", "surrogatepass")
-        if len(stdin) > MAX_STDIN_BYTES:
-            raise ValueError(f"stdin: {len(stdin)} bytes are more than {MAX_STDIN_BYTES}")
+        if call.seed is not None and abs(call.seed) >= frames.MAX_SEED:
+            raise ValueError(f"seed: {call.seed} does not fit 64 bits")
         return frames.Request(
-            code=call.code.encode("utf-8", "surrogatepass"),
-            stdin=stdin,
             seed=call.seed,
+            session=call.session is not None,
             timeout_s=limits.timeout_s if call.timeout_s is None else check_timeout(call.timeout_s),
             wall_slack_s=limits.wall_slack_s,
             memory_mb=limits.memory_mb if call.memory_mb is None else check_memory(call.memory_mb),
@@ -172,10 +173,16 @@ class LocalSandbox:
             file_mb=limits.file_mb,
             output_bytes=limits.output_bytes,
             value_bytes=limits.value_bytes,
-            session=call.session is not None,
         )
 
-    async def _run_once(self, call: Call, request: frames.Request) -> CallResult:
+    def _message(self, call: Call, request: frames.Request) -> bytes:
+        code, stdin = (text.encode("utf-8", "surrogatepass") for text in (call.code, call.stdin))
+        for name, data in (("code", code), ("stdin", stdin)):
+            if len(data) > MAX_STDIN_BYTES:
+                raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
+        return frames.pack_request(request, code, stdin)
+
+    async def _run_once(self, call: Call, message: bytes, patience_s: float) -> CallResult:
         queued = time.monotonic()
         try:
             async with self._turn() as turn:
@@ -185,26 +192,30 @@ class LocalSandbox:
                     if attempt:
                         self.retries += 1
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
-                    with contextlib.suppress(KeeperDied):
-                        return _answer(await self._on_keeper(tier, request, turn), started - queued)
+                    try:
+                        return _answer(await self._on_keeper(tier, message, patience_s, turn), started - queued)
+                    except KeeperDied:
+                        continue
+                    except KeeperSilent:
+                        break
                 return _ours(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
         except TimeoutError:
             return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
-    async def _on_keeper(self, tier: str, request: frames.Request, turn: Turn) -> frames.Result:
+    async def _on_keeper(self, tier: str, message: bytes, patience_s: float, turn: Turn) -> frames.Result:
         fleet = await self._live_fleet()
         link = await fleet.borrow(tier)
         try:
             link.on_long = lambda: self._slots.found_long(turn)
             turn.step_aside = link.yield_slot
-            result = await link.call(request, request.timeout_s + request.wall_slack_s + SILENCE_S)
+            result = await link.call(message, patience_s)
         except BaseException:
             fleet.lose(link)
             raise
         fleet.give_back(link)
         return result
 
-    async def _run_cell(self, call: Call, request: frames.Request) -> CallResult:
+    async def _run_cell(self, call: Call, message: bytes, patience_s: float) -> CallResult:
         assert call.session is not None
         queued = time.monotonic()
         session = self._sessions.open(call.session)
@@ -219,8 +230,8 @@ class LocalSandbox:
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                     session.link = None
                 try:
-                    result = await self._on_session(session, call.code, request, turn)
-                except KeeperDied:
+                    result = await self._on_session(session, tier_of(call.code), message, patience_s, turn)
+                except (KeeperDied, KeeperSilent):
                     session.link = None
                     self._sessions.lose(session.name, "it was lost")
                     return _ours(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued, note)
@@ -235,17 +246,18 @@ class LocalSandbox:
         finally:
             self._sessions.done(session)
 
-    async def _on_session(self, session: Session, code: str, request: frames.Request, turn: Turn) -> frames.Result:
+    async def _on_session(
+        self, session: Session, tier: str, message: bytes, patience_s: float, turn: Turn
+    ) -> frames.Result:
         fleet = await self._live_fleet()
         if session.link is None:
             # Later cells may import what the first does not.
-            tier = "scipy" if tier_of(code) == "scipy" else "sympy"
-            session.link = await fleet.new_keeper(tier)
+            session.link = await fleet.new_keeper("scipy" if tier == "scipy" else "sympy")
         link = session.link
         try:
             link.on_long = lambda: self._slots.found_long(turn)
             turn.step_aside = link.yield_slot
-            return await link.call(request, request.timeout_s + request.wall_slack_s + SILENCE_S)
+            return await link.call(message, patience_s)
         except BaseException:
             fleet.lose(link)
             raise
@@ -295,12 +307,17 @@ class LocalSandbox:
 def _answer(result: frames.Result, queue_s: float, note: str = "") -> CallResult:
     return CallResult(
         Outcome(result.outcome),
-        result.stdout.decode("utf-8", "backslashreplace"),
-        note + result.stderr.decode("utf-8", "backslashreplace"),
+        _text(result.stdout, result.stdout_cut),
+        note + _text(result.stderr, result.stderr_cut),
         None if result.value is None else result.value.decode("utf-8", "backslashreplace"),
         result.duration_s,
         queue_s,
     )
+
+
+def _text(data: bytes, cut: bool) -> str:
+    text = data.decode("utf-8", "backslashreplace")
+    return f"{text}\n[output cut after {len(data)} bytes]\n" if cut else text
 
 
 def _ours(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:

@@ -94,20 +94,20 @@ class Group:
             _write(folder, "cgroup.procs", "0")
 
     def limit(self, memory_mb: int, processes: int) -> None:
-        if "memory" in self.folders and memory_mb != self._memory_mb:
+        if memory_mb != self._memory_mb:
             name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
             _write(self.folders["memory"], name, str(memory_mb << 20))
             if self.version == 2 and not self._memory_mb:
                 with contextlib.suppress(OSError):
                     _write(self.folders["memory"], "memory.swap.max", "0")
             self._memory_mb = memory_mb
-        if "pids" in self.folders and processes != self._processes:
+        if processes != self._processes:
             _write(self.folders["pids"], "pids.max", str(processes))
             self._processes = processes
 
     def weigh(self, weight: int) -> None:
         """Share of the processor beside other groups, 1024 being normal."""
-        if "cpu" in self.folders and weight != self._weight:
+        if weight != self._weight:
             if self.version == 1:
                 _write(self.folders["cpu"], "cpu.shares", str(weight))
             else:
@@ -118,21 +118,17 @@ class Group:
         """A call begins: count from here."""
         self._cpu_base = self._cpu()
 
-    def cpu_s(self) -> float | None:
-        """CPU seconds since `begin`, None where nothing counts them."""
-        return self._cpu() - self._cpu_base if "cpuacct" in self.folders else None
+    def cpu_s(self) -> float:
+        """CPU seconds since `begin`."""
+        return self._cpu() - self._cpu_base
 
     def _cpu(self) -> float:
-        if "cpuacct" not in self.folders:
-            return 0.0
         if self.version == 1:
             return int(_read(self.folders["cpuacct"], "cpuacct.usage")) / 1e9
         return int(_read(self.folders["cpuacct"], "cpu.stat").split()[1]) / 1e6
 
     def out_of_memory(self) -> bool:
         """Has the kernel killed a process of this group for its memory since the last question?"""
-        if "memory" not in self.folders:
-            return False
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         match = re.search(r"^oom_kill (\d+)$", _read(self.folders["memory"], name), re.MULTILINE)
         kills = int(match[1]) if match else 0
@@ -198,7 +194,7 @@ def create(name: str) -> Group | None:
     except OSError:
         return None
     group = Group(version, folders)
-    if "memory" not in folders or "pids" not in folders:
+    if set(folders) != set(CONTROLLERS):
         destroy(group, name)
         return None
     return group

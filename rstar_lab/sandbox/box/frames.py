@@ -1,29 +1,31 @@
-"""What the sandbox and its keepers say to each other over a socket pair: a length, a kind, a body.
+"""What the sandbox and its keepers say to each other over a socket pair: a length, a kind, a body of fixed layout.
 
-Requests come from the trusted side and are marshalled. Results hold bytes that a program wrote, so they are taken apart
-by fixed lengths only.
+Nothing is unpickled on either side. A keeper must keep no copy of what programs read and wrote, for the next program is
+a fork of it: it receives into one buffer, wipes it, and passes output on from the file that the program wrote.
 """
 
-import marshal
+import os
+import socket
 import struct
 from typing import NamedTuple
 
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
 LONG, RESULT = b"l", b"r"
-_RESULT = struct.Struct("=B?ddIII")
+_REQUEST = struct.Struct("=?q?ddIIIIIIII")
+_RESULT = struct.Struct("=B????ddIII")
+_BUFFER = 1 << 16
 
 # Fixed by position: the outcomes a keeper can see.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
-HAS_VALUE = 1 << 31
+MAX_SEED = 2**63
 
 
 class Request(NamedTuple):
-    """One call as the keeper gets it; every limit is set."""
+    """One call's limits, every one of them set."""
 
-    code: bytes
-    stdin: bytes
     seed: int | None
+    session: bool
     timeout_s: float
     wall_slack_s: float
     memory_mb: int
@@ -32,7 +34,6 @@ class Request(NamedTuple):
     file_mb: int
     output_bytes: int
     value_bytes: int
-    session: bool
 
 
 class Result(NamedTuple):
@@ -40,6 +41,8 @@ class Result(NamedTuple):
 
     outcome: str
     alive: bool
+    stdout_cut: bool
+    stderr_cut: bool
     duration_s: float
     cpu_s: float
     stdout: bytes
@@ -47,40 +50,145 @@ class Result(NamedTuple):
     value: bytes | None
 
 
-def pack_request(request: Request) -> bytes:
-    body = marshal.dumps(tuple(request))
-    return HEAD.pack(len(body), CALL) + body
-
-
-def unpack_request(body: bytes) -> Request:
-    return Request(*marshal.loads(body))
-
-
-def pack_result(result: Result) -> bytes:
-    value = result.value or b""
-    head = _RESULT.pack(
-        OUTCOMES.index(result.outcome),
-        result.alive,
-        result.duration_s,
-        result.cpu_s,
-        len(result.stdout),
-        len(result.stderr),
-        len(value) | (HAS_VALUE if result.value is not None else 0),
-    )
-    size = len(head) + len(result.stdout) + len(result.stderr) + len(value)
-    return b"".join((HEAD.pack(size, RESULT), head, result.stdout, result.stderr, value))
+def pack_request(request: Request, code: bytes, stdin: bytes) -> bytes:
+    fields = _REQUEST.pack(request.seed is not None, request.seed or 0, *request[1:], len(code), len(stdin))
+    return b"".join((HEAD.pack(len(fields) + len(code) + len(stdin), CALL), fields, code, stdin))
 
 
 def unpack_result(body: bytes) -> Result:
-    outcome, alive, duration_s, cpu_s, stdout, stderr, value = _RESULT.unpack_from(body)
-    out = _RESULT.size
-    err, val = out + stdout, out + stdout + stderr
+    outcome, alive, has_value, *cut, duration_s, cpu_s, value, stdout, stderr = _RESULT.unpack_from(body)
+    start = _RESULT.size
+    middle, end = start + value, start + value + stdout
     return Result(
         OUTCOMES[outcome],
         alive,
+        *cut,
         duration_s,
         cpu_s,
-        bytes(body[out:err]),
-        bytes(body[err:val]),
-        bytes(body[val:]) if value & HAS_VALUE else None,
+        body[middle:end],
+        body[end : end + stderr],
+        body[start:middle] if has_value else None,
     )
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Line:
+    """A keeper's end of its socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray(_BUFFER)
+        self._used = 0
+        self._code = memoryview(b"")
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def receive(self, stdin: int | None = None) -> tuple[bytes, Request | None, memoryview]:
+        """The next message: its kind and, of a call, the limits and the code, while the input goes to the file `stdin`.
+
+        The code is valid until `wipe`. Raises Closed.
+        """
+        self._fill(HEAD.size)
+        size, kind = HEAD.unpack_from(self._buffer)
+        if kind != CALL or stdin is None:
+            self._shift(HEAD.size)
+            return kind, None, memoryview(b"")
+        start = HEAD.size + _REQUEST.size
+        self._fill(start)
+        seeded, seed, session, *rest, code_size, stdin_size = _REQUEST.unpack_from(self._buffer, HEAD.size)
+        if start + code_size > len(self._buffer):
+            self._buffer += bytes(start + code_size - len(self._buffer))
+        self._fill(start + code_size)
+        self._code = memoryview(self._buffer)[start : start + code_size]
+        self._save(stdin, start + code_size, stdin_size)
+        assert size == _REQUEST.size + code_size + stdin_size
+        return kind, Request(seed if seeded else None, session, *rest), self._code
+
+    def _fill(self, least: int) -> None:
+        while self._used < least:
+            got = self.sock.recv_into(memoryview(self._buffer)[self._used :])
+            if not got:
+                raise Closed
+            self._used += got
+
+    def _shift(self, size: int) -> None:
+        rest = self._buffer[size : self._used]
+        self._buffer[: len(rest)] = rest
+        self._used = len(rest)
+
+    def _save(self, stdin: int, start: int, size: int) -> None:
+        """Write the call's input to its file; nothing follows it before we answer but a yield."""
+        part = memoryview(self._buffer)[start : min(self._used, start + size)]
+        left = size - len(part)
+        if part:
+            os.write(stdin, part)
+        if left:
+            chunk = bytearray(1 << 20)
+            while left:
+                got = self.sock.recv_into(chunk, min(left, len(chunk)))
+                if not got:
+                    raise Closed
+                os.write(stdin, memoryview(chunk)[:got])
+                left -= got
+            chunk[:] = bytes(len(chunk))
+        if size:
+            os.lseek(stdin, 0, os.SEEK_SET)
+
+    def wipe(self) -> None:
+        """Forget the call just received; its code must have been copied."""
+        self._code.release()
+        if len(self._buffer) > _BUFFER:
+            self._buffer = bytearray(_BUFFER)
+        else:
+            self._buffer[: self._used] = bytes(self._used)
+        self._used = 0
+
+    def tell(self, kind: bytes) -> None:
+        self._send(HEAD.pack(0, kind))
+
+    def answer(
+        self,
+        outcome: str,
+        alive: bool,
+        duration_s: float,
+        cpu_s: float,
+        value: bytes | None,
+        outputs: tuple[int, int],
+        most: int,
+    ) -> None:
+        """Send a result with what the two output files hold, at most so many bytes of each. Raises Closed."""
+        sizes = [os.fstat(fd).st_size for fd in outputs]
+        kept = [min(size, most) for size in sizes]
+        body = value or b""
+        fields = _RESULT.pack(
+            OUTCOMES.index(outcome),
+            alive,
+            value is not None,
+            sizes[0] > most,
+            sizes[1] > most,
+            duration_s,
+            cpu_s,
+            len(body),
+            *kept,
+        )
+        total = _RESULT.size + len(body) + sum(kept)
+        self._send(b"".join((HEAD.pack(total, RESULT), fields, body)))
+        for fd, size in zip(outputs, kept, strict=True):
+            at = 0
+            while at < size:
+                sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
+                if not sent:
+                    # The program's processes are gone, so its file cannot shrink; a session's may, while we read it.
+                    self._send(bytes(size - at))
+                    break
+                at += sent
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.sock.sendall(data)
+        except OSError as error:
+            raise Closed from error

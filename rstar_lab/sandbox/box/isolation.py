@@ -90,7 +90,6 @@ def enter_zygote(missing: Missing) -> None:
         _attempt(missing, "mount_namespace", view.build)
     if "mount_namespace" in missing:
         missing.setdefault("private_proc", "needs the mount namespace")
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
 class Isolation:
@@ -190,7 +189,8 @@ class Isolation:
         bound(resource.RLIMIT_CORE, 0)
         bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
         bound(resource.RLIMIT_NOFILE, request.open_files)
-        bound(resource.RLIMIT_NPROC, request.processes)
+        # Without a group, hundreds of processes are slow to watch and to end.
+        bound(resource.RLIMIT_NPROC, request.processes if self.has("cgroup") else min(request.processes, 128))
         bound(resource.RLIMIT_MSGQUEUE, 0)
         if not request.session:
             bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)

@@ -5,17 +5,16 @@ cannot reach it, and what it reports of time, memory and endings comes from the 
 """
 
 import contextlib
-import marshal
 import mmap
 import os
 import select
 import signal
 import socket
-from typing import NoReturn
+import time
 
 from rstar_lab.sandbox.box import kernel, processes, program
 from rstar_lab.sandbox.box.cgroup import NORMAL, Group
-from rstar_lab.sandbox.box.frames import CALL, HEAD, LONG, YIELD, Request, Result, pack_result, unpack_request
+from rstar_lab.sandbox.box.frames import CALL, LONG, YIELD, Closed, Line, Request
 from rstar_lab.sandbox.box.isolation import Isolation, fork_into
 from rstar_lab.sandbox.box.watch import LONG_CPU_S, TICK_S, Watch
 
@@ -40,20 +39,9 @@ class Streams:
         self.stdin, self.stdout, self.stderr = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
         self.fds = [self.stdin, self.stdout, self.stderr]
 
-    def feed(self, stdin: bytes) -> None:
-        view = memoryview(stdin)
-        while view:
-            view = view[os.write(self.stdin, view) :]
-        os.lseek(self.stdin, 0, os.SEEK_SET)
-
-    def rewind(self) -> None:
-        """Empty them, for the next cell of a session."""
-        for fd in self.fds:
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-
-    def take(self, most: int) -> list[bytes]:
-        return [_head(fd, most) for fd in (self.stdout, self.stderr)]
+    @property
+    def outputs(self) -> tuple[int, int]:
+        return self.stdout, self.stderr
 
     def attach(self) -> None:
         """In the program: become its descriptors 0, 1 and 2."""
@@ -65,19 +53,12 @@ class Streams:
             os.close(fd)
 
 
-def _head(fd: int, most: int) -> bytes:
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, min(size, most), 0) if size else b""
-    return data + b"\n[output cut at %d bytes]\n" % most if size > most else data
-
-
 class Program:
     """A forked program with all it started."""
 
-    def __init__(self, keeper: "Keeper", request: Request) -> None:
-        self.streams = Streams()
-        self.streams.feed(b"" if request.session else request.stdin)
-        self.channel, self.cell = None, -1
+    def __init__(self, keeper: "Keeper", request: Request, code: memoryview, streams: Streams) -> None:
+        self.streams = streams
+        self.channel, theirs, self.cell = None, None, -1
         if request.session:
             self.channel, theirs = socket.socketpair()
             self.cell = os.memfd_create("cell")
@@ -87,37 +68,44 @@ class Program:
         self.pid = fork_into(self.init, keeper.own_pid_namespace)
         if self.pid == 0:
             try:
-                self.streams.attach()
-                if request.session:
-                    os.dup2(theirs.fileno(), 3)
-                    os.dup2(self.cell, 4)
-                kernel.close_from(5 if request.session else 3)
-                keeper.isolation.enter(request, keeper.number)
-                self._started[0] = 1
-                self._started.close()
-                if request.session:
-                    program.run_session(3, 4, keeper.report)
-                else:
-                    program.run_program(request.code, request.seed, request.value_bytes, keeper.report)
+                self._become(keeper, request, code, theirs)
             finally:
                 os._exit(70)
-        if request.session:
+        if theirs is not None:
             theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
-        self._isolation = keeper.isolation
+
+    def _become(self, keeper: "Keeper", request: Request, code: memoryview, channel: socket.socket | None) -> None:
+        self.streams.attach()
+        if channel is not None:
+            os.dup2(channel.fileno(), 3)
+            os.dup2(self.cell, 4)
+        kernel.close_from(5 if channel else 3)
+        keeper.isolation.enter(request, keeper.number)
+        self._started[0] = 1
+        self._started.close()
+        if channel is not None:
+            program.run_session(3, 4, request.value_bytes, keeper.report)
+        else:
+            program.run_program(bytes(code), request.seed, request.value_bytes, keeper.report)
 
     @property
     def started(self) -> bool:
         return self._started[0] == 1
 
-    def submit(self, request: Request) -> None:
-        """Hand a session its next cell."""
+    def submit(self, request: Request, code: memoryview, stdin: int) -> None:
+        """Hand a session its next cell, and the input that came with it."""
         assert self.channel is not None
-        self.streams.rewind()
-        self.streams.feed(request.stdin)
-        cell = marshal.dumps((request.code, request.seed, request.value_bytes))
+        for fd in self.streams.fds:
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        size = os.fstat(stdin).st_size
+        while (at := os.fstat(self.streams.stdin).st_size) < size:
+            os.sendfile(self.streams.stdin, stdin, at, size - at)
+        os.lseek(self.streams.stdin, 0, os.SEEK_SET)
+        seed = "" if request.seed is None else str(request.seed)
         os.ftruncate(self.cell, 0)
-        os.pwrite(self.cell, cell, 0)
+        os.pwrite(self.cell, b"%s\n%s" % (seed.encode(), code), 0)
         with contextlib.suppress(OSError):
             self.channel.send(b".")
 
@@ -142,7 +130,7 @@ class Program:
 
 class Keeper:
     def __init__(self, sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
-        self.sock = sock
+        self.line = Line(sock)
         self.isolation = isolation
         self.group = group
         self.number = number
@@ -151,60 +139,43 @@ class Keeper:
         self.running: Program | None = None
 
     def serve(self) -> None:
-        while True:
+        """Until the other side is gone."""
+        try:
+            while True:
+                if self.running is not None:
+                    self._idle()
+                streams = Streams()
+                kind, request, code = self.line.receive(streams.stdin)
+                if request is not None:
+                    answer = self._cell if request.session else self._call
+                    answer(request, code, streams)
+                if self.running is None or self.running.streams is not streams:
+                    streams.close()
+        except Closed:
             if self.running is not None:
-                self._idle()
-            kind, body = self._receive()
-            if kind == CALL:
-                request = unpack_request(body)
-                answer = self.run_cell(request) if request.session else self.run(request)
-                self.sock.sendall(pack_result(answer))
+                self.running.end()
 
-    def _receive(self) -> tuple[bytes, bytes]:
-        size, kind = HEAD.unpack(self._read(HEAD.size))
-        return kind, self._read(size)
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = self.sock.recv(min(size - len(data), 1 << 20))
-            if not part:
-                self._leave()
-            data += part
-        return bytes(data)
-
-    def _leave(self) -> NoReturn:
-        """Nobody waits for an answer any more."""
-        if self.running is not None:
-            self.running.end()
-        os._exit(0)
-
-    def run(self, request: Request) -> Result:
+    def _call(self, request: Request, code: memoryview, streams: Streams) -> None:
         """One call in a process of its own."""
-        self._limit(request)
-        self.report.clear()
-        self.running = running = Program(self, request)
-        watch = Watch(request, running.pid, self.group, running.streams.fds[1:])
+        self._prepare(request)
+        self.running = running = Program(self, request, code, streams)
+        self.line.wipe()
+        watch = Watch(request, running.pid, self.group, streams.outputs)
         verdict, _ = self._wait(watch, running)
-        duration_s = watch.wall_s()
-        cpu_s = watch.cpu_s()
-        started = running.started
+        duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
         self.running = None
-        status = running.end()
-        outcome, value = self._ending(request, verdict, started, status)
-        result = self._result(request, outcome, value, False, running, duration_s, cpu_s)
-        running.streams.close()
-        return result
+        outcome, value = self._ending(request, verdict, running)
+        self._answer(request, outcome, value, False, streams, duration_s, cpu_s)
 
-    def run_cell(self, request: Request) -> Result:
+    def _cell(self, request: Request, code: memoryview, streams: Streams) -> None:
         """One cell of a session; the first starts its interpreter."""
-        self._limit(request)
-        self.report.clear()
+        self._prepare(request)
         if self.running is None:
-            self.running = Program(self, request)
+            self.running = Program(self, request, code, Streams())
         running = self.running
-        running.submit(request)
-        watch = Watch(request, running.pid, self.group, running.streams.fds[1:])
+        running.submit(request, code, streams.stdin)
+        self.line.wipe()
+        watch = Watch(request, running.pid, self.group, running.streams.outputs)
         verdict, done = self._wait(watch, running)
         if verdict == "timeout":
             # An interrupt keeps the session's state, if the cell lets it through.
@@ -215,15 +186,15 @@ class Keeper:
         if done:
             ending, value = self.report.read(request.value_bytes)
             outcome = verdict or ENDINGS.get(ending, "killed")
-            value = value if outcome == "ok" else None
         else:
-            started = running.started
             self.running = None
-            status = running.end()
-            outcome, value = self._ending(request, verdict, started, status)
-        return self._result(request, outcome, value, done, running, duration_s, cpu_s)
+            outcome, value = self._ending(request, verdict, running)
+        self._answer(request, outcome, value, done, running.streams, duration_s, cpu_s)
+        if not done:
+            running.streams.close()
 
-    def _limit(self, request: Request) -> None:
+    def _prepare(self, request: Request) -> None:
+        self.report.clear()
         if self.group:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
             self.group.weigh(NORMAL)
@@ -232,28 +203,30 @@ class Keeper:
         """Wait until the program or its cell ends, or has to be ended: (verdict, the cell is done)."""
         poller = select.poll()
         poller.register(running.pidfd, select.POLLIN)
-        poller.register(self.sock, select.POLLIN)
+        poller.register(self.line, select.POLLIN)
         if running.channel is not None:
             poller.register(running.channel, select.POLLIN)
         told = False
         tick_s = LONG_CPU_S
         while True:
             for fd, _ in poller.poll(tick_s * 1000):
-                if fd == self.sock.fileno():
-                    if self._receive()[0] == YIELD:
+                if fd == self.line.fileno():
+                    if self.line.receive()[0] == YIELD:
                         watch.make_room()
                 elif fd == running.pidfd:
                     return None, False
                 else:
                     assert running.channel is not None
                     return None, running.channel.recv(1) == b"."
+            looked = time.monotonic()
             verdict = watch.verdict()
             if verdict:
                 return verdict, False
-            if not told and watch.long():
+            if not told and watch.last_cpu_s > LONG_CPU_S:
                 told = True
-                self.sock.sendall(HEAD.pack(0, LONG))
-            tick_s = TICK_S
+                self.line.tell(LONG)
+            # Looking at hundreds of processes takes a while; it must not become the work.
+            tick_s = max(TICK_S, 4 * (time.monotonic() - looked))
 
     def _finished(self, running: Program, within_s: float) -> bool:
         assert running.channel is not None
@@ -264,38 +237,41 @@ class Keeper:
         if self.group:
             self.group.begin()
         poller = select.poll()
-        poller.register(self.sock, select.POLLIN)
+        poller.register(self.line, select.POLLIN)
         while not poller.poll(IDLE_TICK_S * 1000):
-            if self.group and (self.group.cpu_s() or 0.0) > IDLE_CPU_S:
-                self._leave()
+            if self.group and self.group.cpu_s() > IDLE_CPU_S:
+                raise Closed
 
-    def _ending(self, request: Request, verdict: str | None, started: bool, status: int) -> tuple[str, bytes | None]:
-        ending, value = self.report.read(request.value_bytes + 64)
-        if not started:
-            return verdict if verdict == "timeout" else "sandbox_error", None
+    def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, bytes | None]:
+        """End the program; its outcome by what the kernel says, and its own word last."""
+        started = running.started
+        status = running.end()
+        ending, value = self.report.read(request.value_bytes)
         if verdict:
             return verdict, None
+        if not started:
+            return "sandbox_error", None
         if self.group and self.group.out_of_memory():
             return "memory", None
         if status == 0 and ending != program.NOTHING:
-            return ENDINGS[ending], value if ending == program.DONE else None
+            return ENDINGS[ending], value
         return "ok" if status == 0 else "killed", None
 
-    def _result(
+    def _answer(
         self,
         request: Request,
         outcome: str,
         value: bytes | None,
         alive: bool,
-        running: Program,
+        streams: Streams,
         duration_s: float,
         cpu_s: float,
-    ) -> Result:
-        sizes = [os.fstat(fd).st_size for fd in running.streams.fds[1:]]
-        if outcome != "sandbox_error" and max(sizes) > request.output_bytes:
-            outcome, value = "output_limit", None
-        stdout, stderr = running.streams.take(request.output_bytes)
-        return Result(outcome, alive, duration_s, cpu_s, stdout, stderr, value)
+    ) -> None:
+        too_much = max(os.fstat(fd).st_size for fd in streams.outputs) > request.output_bytes
+        if too_much and outcome != "sandbox_error":
+            outcome = "output_limit"
+        value = value if outcome == "ok" else None
+        self.line.answer(outcome, alive, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
 
 
 def keep(sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:

@@ -32,24 +32,19 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def cpu_s(pids: list[int]) -> float:
-    """Processor seconds of these processes and of the children they have waited for."""
-    ticks = 0
+def usage(pids: list[int]) -> tuple[float, float]:
+    """Of these processes: processor seconds, with those of children they have waited for, and resident memory in MiB.
+
+    Pages of the zygote that they still share are left out.
+    """
+    ticks = pages = 0
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
             ticks += sum(int(field) for field in fields[11:15])
-    return ticks / _TICKS
-
-
-def memory_mb(pids: list[int]) -> float:
-    """Resident memory of these processes, pages of the zygote that they still share left out."""
-    pages = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
             fields = _read(f"/proc/{pid}/statm").split()
             pages += int(fields[1]) - int(fields[2])
-    return pages * _PAGE / 2**20
+    return ticks / _TICKS, pages * _PAGE / 2**20
 
 
 def waiting_s(pid: int) -> float:

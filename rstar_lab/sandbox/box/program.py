@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import gc
 import linecache
-import marshal
 import mmap
 import os
 import random
@@ -19,7 +18,8 @@ import traceback
 import types
 
 FILENAME = "main.py"
-REPORT_BYTES = 4 * 1024 * 1024
+REPORT_BYTES = 2 * 1024 * 1024
+MARK_BYTES = 64
 _HEAD = struct.Struct("=BBI")
 NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
 
@@ -31,7 +31,8 @@ class Report:
         self._map = mmap.mmap(-1, REPORT_BYTES)
 
     def clear(self) -> None:
-        self._map[: _HEAD.size] = _HEAD.pack(NOTHING, 0, 0)
+        """Give the pages back, so that nothing of the last program is left in them."""
+        self._map.madvise(mmap.MADV_REMOVE)
 
     def write(self, ending: int, value: bytes | None) -> None:
         body = value or b""
@@ -41,8 +42,8 @@ class Report:
     def read(self, most: int) -> tuple[int, bytes | None]:
         """Whatever bytes are there give a valid answer."""
         ending, has_value, size = _HEAD.unpack_from(self._map)
-        value = self._map[_HEAD.size : _HEAD.size + min(size, most, REPORT_BYTES - _HEAD.size)]
-        return (ending if ending <= NO_MEMORY else NOTHING), (value if has_value else None)
+        value = self._map[_HEAD.size : _HEAD.size + min(size, most + MARK_BYTES)] if has_value else None
+        return (ending if ending <= NO_MEMORY else NOTHING), value
 
 
 def reseed(seed: int | None) -> None:
@@ -75,10 +76,11 @@ def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.Code
     """The statements, and the last expression where the code ends in one."""
     source = code.decode("utf-8", "surrogatepass")
     linecache.cache[filename] = (lambda: source,)
-    tree: ast.Module = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
+    tree = ast.parse(source, filename)
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
+    if tree.body and isinstance(ending := tree.body[-1], ast.Expr):
+        tree.body.pop()
+        last = ast.Expression(ending.value)
     body = compile(tree, filename, "exec", dont_inherit=True)
     # A `from __future__` in the statements holds for the expression too.
     flags = body.co_flags & 0x1FE0000
@@ -156,7 +158,7 @@ def flush() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
-def run_session(channel: int, cell: int, report: Report) -> None:
+def run_session(channel: int, cell: int, most: int, report: Report) -> None:
     """Be a session's interpreter: run a cell for each byte on the channel; never return."""
     me = os.getpid()
     try:
@@ -170,10 +172,10 @@ def run_session(channel: int, cell: int, report: Report) -> None:
                 if os.read(channel, 1) != b".":
                     return
                 number += 1
-                code, seed, most = marshal.loads(os.pread(cell, os.fstat(cell).st_size, 0))
+                seed, _, code = os.pread(cell, os.fstat(cell).st_size, 0).partition(b"\n")
                 sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-                if seed is not None:
-                    reseed(seed)
+                if seed:
+                    reseed(int(seed))
                 ending, value = run_cell(code, namespace, most, f"cell {number}")
                 flush()
                 if os.getpid() != me:

@@ -23,14 +23,15 @@ class Watch:
     that still has not had its time when the slack is gone was starved by us.
     """
 
-    def __init__(self, request: Request, pid: int, group: Group | None, streams: list[int]) -> None:
+    def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
         self.request = request
         self.pid = pid
         self.group = group
-        self.streams = streams
+        self.outputs = outputs
         self.start = time.monotonic()
         self.yielded = False
-        self._base_s = 0.0 if group else processes.cpu_s([pid])
+        self.last_cpu_s = 0.0
+        self._base_s = processes.usage([pid])[0] if request.session and not group else 0.0
         self._base_waiting_s = processes.waiting_s(pid) if request.session else 0.0
         if group:
             group.begin()
@@ -39,11 +40,10 @@ class Watch:
         return time.monotonic() - self.start
 
     def cpu_s(self) -> float:
-        cpu = self.group.cpu_s() if self.group else None
-        return processes.cpu_s([self.pid, *processes.descendants(self.pid)]) - self._base_s if cpu is None else cpu
-
-    def long(self) -> bool:
-        return self.cpu_s() > LONG_CPU_S
+        """Processor seconds of all processes of the call; without a group those of the last look."""
+        if self.group:
+            self.last_cpu_s = self.group.cpu_s()
+        return self.last_cpu_s
 
     def make_room(self) -> None:
         """Shorter calls wait: this one no longer counts among the workers."""
@@ -52,12 +52,15 @@ class Watch:
     def verdict(self) -> str | None:
         """The outcome, where the call has to be ended now."""
         request = self.request
-        if self.group and self.group.out_of_memory():
+        if self.group is None:
+            cpu_s, memory_mb = processes.usage([self.pid, *processes.descendants(self.pid)])
+            self.last_cpu_s = cpu_s - self._base_s
+            if memory_mb > request.memory_mb:
+                return "memory"
+        elif self.group.out_of_memory():
             return "memory"
-        if any(os.fstat(fd).st_size > request.output_bytes for fd in self.streams):
+        if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
-        if not self.group and processes.memory_mb([self.pid, *processes.descendants(self.pid)]) > request.memory_mb:
-            return "memory"
         cpu, wall = self.cpu_s(), self.wall_s()
         if cpu >= request.timeout_s:
             return "timeout"

@@ -26,7 +26,7 @@ TIERS = {
     "scipy": [f"scipy.{part}" for part in SCIPY],
 }
 PREFIX = "rstar-sandbox"
-_DRY = Request(b"", b"", None, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024, False)
+_DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
 class Zygote:
@@ -104,8 +104,9 @@ def tiers(
         zygote.others.add(pid)
     for other in controls[1:]:
         other.close()
-    controls[0].sendall(f"{'+' if present else '-'}{word}\n".encode())
-    zygote.serve()
+    with contextlib.suppress(BrokenPipeError):
+        controls[0].sendall(f"{'+' if present else '-'}{word}\n".encode())
+        zygote.serve()
 
 
 def first(controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None) -> None:
