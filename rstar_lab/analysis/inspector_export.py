@@ -40,7 +40,7 @@ def number(value: Any, digits: int = 3) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.{digits}g}"
+        return f"{value:.{digits}g}".replace("-", "−")
     return visible(str(value))
 
 
@@ -138,8 +138,8 @@ def _segment(segment: Segment, values: np.ndarray | None, advantage: float | Non
     tool = f' <span class="rl-tool">{escape(visible(segment.tool))}</span>' if segment.tool else ""
     text = "".join(_pieces(segment, values, advantage))
     return (
-        f'<section class="rl-seg rl-{segment.kind}"><h3><span class="rl-turn">{f"Turn {segment.turn}" if segment.turn else ""}</span> '
-        f'{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr" tabindex="0" aria-label="{label}">{text}</pre></section>'
+        f'<section class="rl-seg rl-{segment.kind}" data-outcome="{outcome_class(segment.outcome)}"><h3><span class="rl-turn">{f"Turn {segment.turn}" if segment.turn else ""}</span> '
+        f'{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
     )
 
 

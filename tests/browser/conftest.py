@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ class LabPage:
         error = self.page.evaluate(
             """async seconds => {
               const app = window.jupyterapp;
-              const late = new Promise((_, reject) => setTimeout(() => reject(new Error(`cells ran longer than ${seconds} s`)), 1000 * seconds));
+              const late = new Promise((_, reject) => setTimeout(reject, 1000 * seconds, new Error(`still running after ${seconds} s`)));
               await Promise.race([app.commands.execute('notebook:run-all-cells'), late]);
               const cells = app.shell.currentWidget.content.model.sharedModel.cells.filter(cell => cell.cell_type === 'code');
               const failed = cells.flatMap(cell => cell.outputs).find(output => output.output_type === 'error');
@@ -119,16 +120,27 @@ class Lab:
 
     @contextlib.contextmanager
     def notebook(
-        self, source: str | Path, *, size: tuple[int, int] = (1440, 1000), init: str = ""
+        self,
+        source: str | Path,
+        *,
+        size: tuple[int, int] = (1440, 1000),
+        init: str = "",
+        parameters: dict[str, Any] | None = None,
     ) -> Iterator[LabPage]:
         """A copy of a notebook (of notebooks/, or any path) open in a fresh page and kernel.
 
+        parameters: put in a cell behind the one tagged `parameters`, as papermill does.
         init: JavaScript to run in the page before anything else. Leaving the block asserts that no error was seen.
         """
         source = Path(source)
         source = source if source.is_absolute() else ROOT / "notebooks" / source
         name = f"{time.monotonic_ns()}-{source.name}"
-        shutil.copy(source, self.folder / name)
+        book = nbformat.read(source, as_version=4)
+        if parameters:
+            at = next(i for i, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", []))
+            given = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+            book.cells.insert(at + 1, nbformat.v4.new_code_cell(given))
+        nbformat.write(book, self.folder / name)
         body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
         session = self.api("api/sessions", body)
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True)
@@ -139,7 +151,10 @@ class Lab:
             page.add_init_script(init)
         opened = LabPage(self, page, name)
         try:
-            page.goto(f"{self.url}/lab/tree/{name}?token={TOKEN}", wait_until="domcontentloaded")
+            page.goto(
+                f"{self.url}/lab/workspaces/{name.split('-')[0]}/tree/{name}?token={TOKEN}",
+                wait_until="domcontentloaded",
+            )
             opened.ready()
             yield opened
             assert not opened.errors, "the page reported errors:\n" + "\n".join(opened.errors)

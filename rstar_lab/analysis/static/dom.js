@@ -48,6 +48,9 @@ export function debounce(wait, action) {
   };
 }
 
+/** Handlers of a field that acts when the reader leaves it or presses Enter. */
+export const committed = (act) => ({ onchange: act, onkeydown: (event) => event.key === "Enter" && act(event) });
+
 /** Questions to the kernel. An answer that does not come within `patience` ms is an error the user can act on. */
 export function connect(model, patience = 30000) {
   const waiting = new Map();

@@ -1,4 +1,4 @@
-import { h, debounce } from "./dom.js";
+import { h, committed, debounce } from "./dom.js";
 
 /** The filter bar: toggles, choices, ranges and one condition in SQL, all kept in `filters`. */
 
@@ -14,7 +14,7 @@ export class Filters {
       const next = { ...get() };
       if (value === undefined || value === "" || value === null) delete next[name];
       else next[name] = value;
-      set(next);
+      if (JSON.stringify(next) !== JSON.stringify(get())) set(next);
     };
     this.buttons = toggles.map(([name, value, title]) => [name, value, h("button", {
       type: "button", class: "rl-toggle", "aria-pressed": "false", onclick: () => change(name, get()[name] === value ? undefined : value),
@@ -24,13 +24,13 @@ export class Filters {
     this.selects = { run_id: ["All runs", choices.run_id], stage: ["All stages", choices.stage], outcome: ["Any outcome", choices.outcomes] };
     for (const [name, [title, values]] of Object.entries(this.selects)) this.selects[name] = select(name, title, values);
     const later = debounce(300, (name, value) => change(name, value));
-    this.steps = ["first", "last"].map((end) => h("input", { type: "number", class: "rl-step", "aria-label": `${end} step`, placeholder: choices[end] ?? "", onchange: () => {
+    this.steps = ["first", "last"].map((end) => h("input", { type: "number", class: "rl-step", "aria-label": `${end} step`, placeholder: choices[end] ?? "", ...committed(() => {
       const [first, last] = this.steps.map((input) => input.value);
       change("steps", first || last ? [Number(first || choices.first || 0), Number(last || choices.last || 0)] : undefined);
-    } }));
+    }) }));
     this.texts = {
       problem: h("input", { type: "search", class: "rl-problem", "aria-label": "Problem contains", placeholder: "Problem", oninput: (event) => later("problem", event.target.value) }),
-      sql: h("input", { type: "text", class: "rl-sql", "aria-label": "Condition in SQL", placeholder: "SQL: errors > 1 and reward > 0", spellcheck: "false", onchange: (event) => change("sql", event.target.value.trim()) }),
+      sql: h("input", { type: "text", class: "rl-sql", "aria-label": "Condition in SQL", placeholder: "SQL: errors > 1 and reward > 0", spellcheck: "false", ...committed((event) => change("sql", event.target.value.trim())) }),
     };
     this.clear = h("button", { type: "button", class: "rl-quiet", onclick: () => set({}) }, "Clear filters");
     this.element = h("div", { class: "rl-filters", role: "group", "aria-label": "Filters" },

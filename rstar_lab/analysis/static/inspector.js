@@ -1,4 +1,4 @@
-import { h, fill, show, correct, verdict, connect, greet, hideStatic, debounce } from "./dom.js";
+import { h, fill, show, correct, verdict, connect, greet, hideStatic, committed, debounce } from "./dom.js";
 import { channelNames } from "./tokens.js";
 import { Transcript, answerLine } from "./transcript.js";
 import { List } from "./list.js";
@@ -113,8 +113,8 @@ class View {
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
     const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), this.rawButton, this.groupButton, this.compareButton);
     const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.link()), button("HTML", () => this.export("html"), { title: "Save as a page of its own" }), button("Markdown", () => this.export("markdown")));
-    this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", onchange: () => this.saveNote() });
-    this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", onchange: () => this.saveNote() });
+    this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
+    this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
     this.panes = h("div", { class: "rl-panes" }, this.transcript.element);
     this.groupBox = h("div", { class: "rl-groupbox", hidden: true });
     const row = h("div", { class: "rl-siblings" }, this.group, h("span", { class: "rl-push" }), this.findBox, this.found);
@@ -193,6 +193,7 @@ class View {
     fill(this.group, strip(this.opened.siblings, row.traj_id, (traj_id) => this.set({ selected: traj_id })));
     this.note.value = row.note?.note ?? "";
     this.tags.value = (row.note?.tags ?? []).join(", ");
+    this.told = JSON.stringify([row.traj_id, this.note.value, row.note?.tags ?? []]);
     if (!this.groupBox.hidden) this.drawGroup();
   }
 
@@ -281,6 +282,9 @@ class View {
   async saveNote() {
     const tags = this.tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
     const { traj_id } = this.row;
+    const told = JSON.stringify([traj_id, this.note.value.trim(), tags]);
+    if (told === this.told) return; // Enter, and then leaving the field
+    this.told = told;
     try {
       const [entry] = await this.line.ask("note", { traj_id, note: this.note.value, tags });
       this.row.note = entry;

@@ -201,7 +201,7 @@ export class List {
   }
 
   move(by) {
-    return this.select(this.at < 0 ? Math.floor(this.top) : this.at + by);
+    return this.select(this.at < 0 && Math.abs(by) < this.total ? Math.floor(this.top) : this.at + by);
   }
 
   key(event) {

@@ -6,9 +6,9 @@ export const channelNames = [
   ["entropy", "Entropy"],
   ["log_prob", "Log-prob"],
   ["mismatch", "Mismatch"],
-  ["mask", "Loss mask"],
+  ["mask", "Mask"],
   ["advantage", "Advantage"],
-  ["none", "None"],
+  ["none", "Off"],
 ];
 
 export const legends = {

@@ -6,7 +6,8 @@ const labels = {
   code: "Python", input: "Standard input", tool: "Tool response", call: "Tool call that does not parse", text: "Model", reason: "Reasoning",
   answer: "Answer", system: "System prompt", user: "Problem", model: "Model tokens", environment: "Tool and template tokens",
 };
-const drawnAtFirst = 20_000; // characters of a segment that are drawn before the reader asks for all
+// Characters of a segment that are drawn before the reader asks for all: a tool may print without end.
+const drawnAtFirst = (kind) => (kind === "tool" || kind === "environment" ? 20_000 : 400_000);
 const bins = 240;
 
 /** Draws one transcript: a text node a segment, colours as highlights, a ribbon over all tokens. */
@@ -36,6 +37,7 @@ export class Transcript {
   }
 
   show(opened, buffer, channel) {
+    const began = performance.now();
     this.clear();
     this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
     this.token = 0;
@@ -44,11 +46,13 @@ export class Transcript {
     this.turns.scrollTop = 0;
     for (const part of this.parts) if (part.kind === "code") for (const [kind, begin, end] of pythonSpans(part.node.data)) this.paintSyntax.add(`py-${kind}`, part.node, begin, end);
     this.paint(channel);
+    // Two frames later it is on the screen.
+    requestAnimationFrame(() => requestAnimationFrame(() => performance.measure("rl-draw", { start: began })));
   }
 
   segment(segment, index) {
     const { kind, text, turn, tool, outcome, starts, first } = segment;
-    const node = document.createTextNode(text.length > drawnAtFirst ? text.slice(0, drawnAtFirst) : text);
+    const node = document.createTextNode(text.slice(0, drawnAtFirst(kind)));
     const pre = h("pre", { class: "rl-text", dir: "ltr", "data-part": index }, node);
     const part = { kind, text, node, starts, first, pre };
     const head = [
@@ -59,7 +63,7 @@ export class Transcript {
       kind === "code" ? h("button", { class: "rl-quiet", type: "button", onclick: () => this.copy(text) }, "Copy code") : null,
     ];
     const more =
-      text.length > drawnAtFirst
+      text.length > drawnAtFirst(kind)
         ? h("button", { class: "rl-quiet", type: "button", onclick: (event) => { node.data = text; event.target.remove(); this.paint(this.channel); } },
             `Show all ${text.length.toLocaleString("en")} characters`)
         : null;
