@@ -10,7 +10,7 @@ Dr.GRPO (2503.20783: `normalise_std=False` with `seq-mean-token-sum-norm`), trun
 engine and trainer (fengyao.notion.site/off-policy-rl: `truncated_weights`), KL to a reference (`kl_loss`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -164,9 +164,9 @@ def aggregate(
     if aggregation == "group-token-mean":
         if not isinstance(normaliser, Tensor) or normaliser.shape != mask.shape[:1]:
             raise ValueError(
-                "group-token-mean needs normaliser=group_normaliser(mask, groups), taken over the whole batch"
+                "group-token-mean needs normaliser=group_normaliser(tokens, groups), taken over the whole batch"
             )
-        return (values.sum(-1) / normaliser).sum()
+        return (values.sum(-1) / normaliser.to(values.device)).sum()
     if aggregation not in get_args(Aggregation):
         raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}")
     tokens = mask.sum(-1)
@@ -177,15 +177,16 @@ def aggregate(
     return loss / (horizon or mask.shape[-1]) if aggregation == "seq-mean-token-sum-norm" else loss
 
 
-def group_normaliser(mask: Tensor, groups: Sequence) -> Tensor:
-    """For group-token-mean: (tokens of the sequence's group) x (groups that have a token), (batch,). Slice it with
-    the batch."""
-    tokens = mask.bool().sum(-1).tolist()
-    totals: dict[object, int] = {}
+def group_normaliser(tokens: Sequence[int], groups: Sequence[Hashable]) -> Tensor:
+    """For group-token-mean: (tokens of the sequence's group) x (groups that have a token), (batch,).
+
+    tokens: masked tokens of each sequence of the whole batch; a micro-batch takes its rows of the result.
+    """
+    totals: dict[Hashable, int] = {}
     for group, count in zip(groups, tokens, strict=True):
         totals[group] = totals.get(group, 0) + count
-    informative = max(1, sum(total > 0 for total in totals.values()))
-    return torch.tensor([float(max(1, totals[group]) * informative) for group in groups], device=mask.device)
+    counted = max(1, sum(total > 0 for total in totals.values()))
+    return torch.tensor([float(max(1, totals[group]) * counted) for group in groups])
 
 
 def truncated_weights(

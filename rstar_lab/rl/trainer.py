@@ -21,7 +21,7 @@ from rstar_lab.rl.agent_loop import Codec, LoopLimits
 from rstar_lab.rl.engine import derive_seed
 from rstar_lab.rl.engines import EngineGroup
 from rstar_lab.rl.model import save_model
-from rstar_lab.rl.objective import group_advantages, policy_loss
+from rstar_lab.rl.objective import group_advantages, group_normaliser, policy_loss
 from rstar_lab.rl.policy import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection
@@ -206,8 +206,11 @@ class Trainer:
         bounds = np.linspace(0, count, min(rl.mini_batches, count) + 1).astype(int)
         for number, (start, end) in enumerate(itertools.pairwise(bounds)):
             batch, advantages = kept.trajectories[start:end], kept.advantages[start:end]
-            tokens = sum(t.model_tokens for t in batch)
-            normaliser = tokens if rl.aggregation == "token-mean" else len(batch)
+            normaliser: float | torch.Tensor = len(batch)
+            if rl.aggregation == "token-mean":
+                normaliser = sum(t.model_tokens for t in batch)
+            elif rl.aggregation == "group-token-mean":
+                normaliser = group_normaliser([t.model_tokens for t in batch], [t.group_id for t in batch])
             for micro in micro_batches(batch, rl.micro_batch_tokens, self.device):
                 log_probs, entropy = log_probs_and_entropy(self.model, micro, rl.temperature)
                 prompts = [len(t.prompt_ids) for t in batch]
@@ -230,7 +233,8 @@ class Trainer:
                     clip_high=rl.clip_high,
                     variant=rl.variant,
                     aggregation=rl.aggregation,
-                    normaliser=normaliser,
+                    normaliser=normaliser[micro.index] if isinstance(normaliser, torch.Tensor) else normaliser,
+                    horizon=rl.max_response_tokens,
                 )
                 loss.backward()
                 update.add(stats, float(loss.detach()), int(micro.mask_BT.sum()))

@@ -119,7 +119,7 @@ def test_micro_batches_add_up(variant, aggregation):
     groups = [0, 0, 1, 1, 1, 2, 2, 2]
     whole = {
         "token-mean": float(mask.sum()),
-        "group-token-mean": group_normaliser(mask, groups),
+        "group-token-mean": group_normaliser(mask.sum(-1).tolist(), groups),
     }.get(aggregation, float((mask.sum(-1) > 0).sum()))
     options = {"aggregation": aggregation, "variant": variant, "horizon": 7}
 
@@ -142,7 +142,9 @@ def test_group_token_mean_is_the_papers():
     not count."""
     values, mask = torch.arange(12.0).reshape(4, 3), torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0]])
     groups = ["a", "a", "b", "c"]
-    found = aggregate(values, mask, aggregation="group-token-mean", normaliser=group_normaliser(mask, groups))
+    found = aggregate(
+        values, mask, aggregation="group-token-mean", normaliser=group_normaliser(mask.sum(-1).tolist(), groups)
+    )
     assert found == pytest.approx(((0 + 1 + 2 + 3) / 4 + (7 + 8) / 2) / 2)
     with pytest.raises(ValueError, match="group_normaliser"):
         aggregate(values, mask, aggregation="group-token-mean")
