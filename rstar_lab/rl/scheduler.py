@@ -170,16 +170,19 @@ class KvCapacity:
         self._rollouts: dict[int, int] = {}
         self._queue: deque[TurnRequest] = deque()
         self._next_turns: list[TurnRequest] = []
+        self._changed = False  # whether a rollout came or went since the queue was last looked at
 
     def ready(self, request: TurnRequest) -> None:
         if request.rollout in self._home:
             self._next_turns.append(request)
         else:
             self._queue.append(request)
+            self._changed = True
 
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
         if done:
             self._rollouts[self._home.pop(request.rollout)] -= 1
+            self._changed = True
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         sent: Dispatch = []
@@ -190,21 +193,27 @@ class KvCapacity:
             else:
                 self._rollouts[self._home.pop(request.rollout)] -= 1
                 self._queue.appendleft(request)
+                self._changed = True
         self._next_turns = []
-        if self._queue:
-            slots = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in _alive(engines)}
-            free = [
-                (self._rollouts.get(i, 0) - room, i) for i, room in slots.items() if self._rollouts.get(i, 0) < room
-            ]
-            free.sort()
-            while self._queue and free:
-                used, engine = heappop(free)
-                request = self._queue.popleft()
-                self._home[request.rollout] = engine
-                self._rollouts[engine] = self._rollouts.get(engine, 0) + 1
-                sent.append((request, engine))
-                if used + 1 < 0:
-                    heappush(free, (used + 1, engine))
+        if self._queue and self._changed:
+            self._changed = False
+            sent += self._admit(engines)
+        return sent
+
+    def _admit(self, engines: Sequence[EngineState]) -> Dispatch:
+        """First turns, each to the engine with the most room."""
+        sent: Dispatch = []
+        slots = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in _alive(engines)}
+        room = [(self._rollouts.get(i, 0) - count, i) for i, count in slots.items() if self._rollouts.get(i, 0) < count]
+        room.sort()
+        while self._queue and room:
+            taken, engine = heappop(room)
+            request = self._queue.popleft()
+            self._home[request.rollout] = engine
+            self._rollouts[engine] = self._rollouts.get(engine, 0) + 1
+            sent.append((request, engine))
+            if taken + 1 < 0:
+                heappush(room, (taken + 1, engine))
         return sent
 
 
@@ -234,7 +243,10 @@ class Adaptive:
         self._started: dict[str, int] = {}
         self._queue: list[tuple[int, float, str]] = []  # heap of problems with new rollouts; keys may be old
         self._ledgers: list[_Ledger] = []
-        self._work_left = np.zeros(0)
+        self._work_left: list[float] = []
+        self._open: set[int] = (
+            set()
+        )  # engines that may have room; the others are full until one of their rollouts moves on
 
     def ready(self, request: TurnRequest) -> None:
         if request.rollout in self._home:
@@ -250,6 +262,7 @@ class Adaptive:
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
         engine = self._home[request.rollout]
         self._leave(request.rollout, engine)
+        self._open.add(engine)
         total = request.generated + generated
         if not done:
             self._join(
@@ -263,14 +276,15 @@ class Adaptive:
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         if not self._ledgers:
             self._ledgers = [_Ledger() for _ in engines]
-            self._work_left = np.zeros(len(engines))
+            self._work_left = [0.0] * len(engines)
+            self._open = set(range(len(engines)))
         sent: Dispatch = []
         for request in self._next_turns:
             self._continue(request, engines, sent)
         self._next_turns = []
         while self._resumed and self._admit(self._resumed[0], engines, sent):
             self._resumed.popleft()
-        while self._queue and not self._resumed:
+        while self._queue and self._open and not self._resumed:
             rank = self._rank(self._queue[0][2])
             if rank != self._queue[0]:
                 heapreplace(self._queue, rank)
@@ -298,23 +312,24 @@ class Adaptive:
             self._resumed.append(request)
             return
         left = self.predictor.remaining(request.problem, request.generated)
-        work = np.where([engine.alive for engine in engines], self._work_left, np.inf)
-        engine = int(work.argmin())
-        if work[home] - work[engine] < self._margin or not self._fits(engine, engines[engine], request.tokens, left):
-            engine = home
+        work = self._work_left
+        least = min(work)
+        engine = home
+        if work[home] - least > self._margin:
+            other = work.index(least)
+            if engines[other].alive and self._fits(other, engines[other], request.tokens, left):
+                engine = other
         self._send(request, engine, left, sent)
 
     def _admit(self, request: TurnRequest, engines: Sequence[EngineState], sent: Dispatch) -> bool:
         """Send a rollout's first turn here to the engine with the least work that has room; false where none has."""
         left = self.predictor.remaining(request.problem, request.generated)
-        for engine in self._work_left.argsort().tolist():
-            ledger = self._ledgers[engine]
-            if not engines[engine].alive or ledger.full:
-                continue
-            if self._fits(engine, engines[engine], request.tokens, left):
+        while self._open:
+            engine = min(self._open, key=self._work_left.__getitem__)
+            if engines[engine].alive and self._fits(engine, engines[engine], request.tokens, left):
                 self._send(request, engine, left, sent)
                 return True
-            ledger.full = True  # until one of its rollouts moves on
+            self._open.remove(engine)
         return False
 
     def _send(self, request: TurnRequest, engine: int, left: float, sent: Dispatch) -> None:
@@ -356,16 +371,14 @@ class Adaptive:
         tokens, left = ledger.rollouts.pop(rollout)
         ledger.tokens -= tokens
         ledger.left -= left
-        ledger.full = False
         self._work_left[engine] -= self._work(tokens, left)
 
 
 class _Ledger:
     """The rollouts whose home an engine is: (context tokens, expected tokens to come) when last heard of, and their sums."""
 
-    __slots__ = ("full", "left", "rollouts", "tokens")
+    __slots__ = ("left", "rollouts", "tokens")
 
     def __init__(self) -> None:
         self.rollouts: dict[int, tuple[float, float]] = {}
         self.tokens = self.left = 0.0
-        self.full = False
