@@ -128,6 +128,21 @@ def evaluate(
 
 
 @app.command()
+def preflight(
+    recipe: RecipeName,
+    profile: Annotated[str, typer.Option(help="Hardware profile: a name of cluster/profiles, or a file.")] = "laptop",
+    strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be looked at from here.")] = False,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at all that can go wrong before a GPU is touched, and estimate memory and time."""
+    from rstar_lab.rl.preflight import run_preflight
+    from rstar_lab.rl.recipe import parse_overrides
+
+    raise typer.Exit(run_preflight(recipe, profile, parse_overrides(sets or []), strict=strict, as_json=as_json))
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="trainer, sandbox, rollout, scheduler, store or verl.")],
     against: Annotated[str | None, typer.Option(help="URL of a running peer, where the bench wants one.")] = None,

@@ -1,7 +1,10 @@
 """Send a recipe away to train, and find it again: from this notebook, another, or after a restart."""
 
 import json
+import os
 import secrets
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import local
+from rstar_lab.jobs.pack import pack
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.supervisor import SECRETS_FILE
 from rstar_lab.profiles import load_profile
 
 
@@ -114,7 +121,9 @@ class Job:
     @property
     def run_dir(self) -> Path | None:
         """The run's folder in the run store, or None until the run has begun."""
-        return find_run(Path(self.spec.runs_dir), self.id)
+        runs = Path(self.spec.runs_dir)
+        found = [runs / name for name in (self.spec.run, (self.spec.run or "").replace("-rl", "-sft")) if name]
+        return next((path for path in found if (path / "run.json").exists()), None)
 
     def _exit(self) -> dict[str, Any] | None:
         return self.folder.read("exit.json")
@@ -130,40 +139,59 @@ def submit(
     name: str | None = None,
     backend: str | None = None,
     address: str | None = None,
-    preflight: bool = True,
+    preflight: bool = False,
     say: Callable[[str], None] = print,
 ) -> Job:
     """Run `recipe` on the hardware of `profile`, detached.
 
     overrides: recipe keys ("rl.lr": 1e-5), as --set takes them. command: "run" (this package's trainer) or "verl";
     default what the profile says. backend: local, ray or slurm; default the profile's. address: of Ray's dashboard.
-    runs_dir: default the profile's, which every node must see. say: is told what is sent.
+    runs_dir: default the profile's, which every node must see. name: of the recipe in this run, and so of the run's folder.
+    say: is told what is sent.
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
     chosen = load_profile(profile)
-    overrides = dict(overrides or {})
+    overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
     runs = Path(runs_dir or chosen.storage.runs).absolute()
-    recipe_path = Path(recipe)
-    asked = str(recipe_path.absolute()) if recipe_path.exists() else str(recipe)
-    stem = name or recipe_path.stem
-    job_id = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    where = backend or chosen.backend
+    starter = _backend(where)
+    root = Path.cwd()
+    path = Path(recipe).absolute() if Path(recipe).is_file() else None
+    run_name = _recipe_name(recipe, path, overrides)
+    job_id = f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    folder = JobFolder.of(runs, job_id)
+    if preflight:
+        run_preflight(str(path or recipe), profile, overrides, command or chosen.trainer, say)
+    folder.path.mkdir(parents=True)
+    # The recipe as it is now: the file may change before the job starts, and no node may see where it lies.
+    asked = str(recipe)
+    if path:
+        asked = str(folder.path / path.name)
+        shutil.copy2(path, asked)
+    cwd = root
+    if where != "local":
+        cwd = folder.path / "code"
+        say(f"{job_id}: sends {pack(root, cwd)} to {where}")
+    handed_on = {variable: os.environ[variable] for variable in chosen.secrets if variable in os.environ}
+    if where != "local" and handed_on:
+        # By a file that only this user can read and that the job deletes: what Ray or Slurm are told, others can look up.
+        folder.write(SECRETS_FILE, handed_on, mode=0o600)
+        say(f"{job_id}: hands on {', '.join(handed_on)}, unseen")
     spec = JobSpec(
         id=job_id,
-        recipe=asked,
+        recipe=str(recipe),
         profile=profile,
-        backend=backend or chosen.backend,
+        backend=where,
         command=_command(command or _COMMANDS[chosen.trainer], asked, profile, overrides, runs),
-        cwd=str(Path.cwd()),
+        cwd=str(cwd),
         runs_dir=str(runs),
         overrides=overrides,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        name=name,
+        run=f"{run_name}-rl",
         environment=dict(chosen.env),
-        handle={"address": address} if address else {},
+        handle={"address": address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")} if where == "ray" else {},
     )
-    starter = _backend(spec.backend)
-    folder = JobFolder.of(runs, job_id)
     folder.save(spec)
     handle = starter.start(folder, spec)
     folder.save(replace(spec, handle={**spec.handle, **handle}))
@@ -171,6 +199,22 @@ def submit(
 
 
 _COMMANDS = {"local": "run", "verl": "verl"}
+
+
+def run_preflight(
+    recipe: str, profile: str, overrides: Mapping[str, Any], trainer: str, say: Callable[[str], None]
+) -> None:
+    """`rstar-lab preflight`, in a process of its own. Raises UserError with what failed."""
+    sets = _sets(overrides)
+    command = [sys.executable, "-m", "rstar_lab.cli", "preflight", recipe, "--profile", profile, *sets, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for row in rows:
+        if row.get("status") == "warn":
+            say(f"preflight: {row['check']}: {row['message']}")
+    if done.returncode:
+        failed = [f"{row['check']}: {row['message']}" for row in rows if row.get("status") == "fail"]
+        raise UserError("preflight failed: " + ("; ".join(failed) or done.stderr.strip()[-800:]))
 
 
 def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
@@ -184,24 +228,25 @@ def list_jobs(runs_dir: str | Path = "runs") -> list[Job]:
     return sorted((Job(JobFolder(path)) for path in folders), key=lambda job: (job.spec.created, job.id))
 
 
-def find_run(runs_dir: Path, job_id: str) -> Path | None:
-    """The run whose run.json names this job."""
-    for path in runs_dir.glob("*/run.json"):
-        try:
-            if json.loads(path.read_text()).get("job") == job_id:
-                return path.parent
-        except ValueError:
-            continue
-    return None
+def _recipe_name(recipe: str | Path, path: Path | None, overrides: Mapping[str, Any]) -> str:
+    """What the run's folder is named after: the recipe's `name`, else its file."""
+    if "name" in overrides:
+        return str(overrides["name"])
+    content = yaml.safe_load(path.read_text()) if path else None
+    return str((isinstance(content, dict) and content.get("name")) or Path(recipe).stem)
 
 
 def _command(command: str, recipe: str, profile: str, overrides: Mapping[str, Any], runs: Path) -> list[str]:
-    sets = [part for key, value in overrides.items() for part in ("--set", f"{key}={_literal(value)}")]
+    sets = _sets(overrides)
     if command == "verl":
         start = ["-m", "rstar_lab.rl.verl.train", recipe, "--profile", profile]
     else:
         start = ["-m", "rstar_lab.cli", command, recipe]
     return [sys.executable, *start, *sets, "--runs-dir", str(runs), "--json"]
+
+
+def _sets(overrides: Mapping[str, Any]) -> list[str]:
+    return [part for key, value in overrides.items() for part in ("--set", f"{key}={_literal(value)}")]
 
 
 def _literal(value: Any) -> str:
@@ -211,4 +256,12 @@ def _literal(value: Any) -> str:
 def _backend(name: str) -> ModuleType:
     if name == "local":
         return local
+    if name == "ray":
+        from rstar_lab.jobs import ray_jobs
+
+        return ray_jobs
+    if name == "slurm":
+        from rstar_lab.jobs import slurm
+
+        return slurm
     raise UserError(f"backend {name!r}: known are local, ray, slurm")

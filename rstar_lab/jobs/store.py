@@ -22,9 +22,14 @@ class JobSpec:
     runs_dir: str
     overrides: dict[str, Any]
     created: str
-    name: str | None = None
+    run: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the job, which every node has under the same path."""
+        return self.command[0]
 
 
 class JobFolder:

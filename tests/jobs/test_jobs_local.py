@@ -176,4 +176,4 @@ def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
     assert command[1:4] == ["-m", "rstar_lab.cli", "run"]
     assert command[5:9] == ["--set", "rl.lr=0.0001", "--set", "rl.roc=none"]
     assert job.id.startswith("trial-")
-    assert attach(job.id, runs_dir=tmp_path).spec.overrides == {"rl.lr": 1e-4, "rl.roc": "none"}
+    assert attach(job.id, runs_dir=tmp_path).spec.overrides == {"rl.lr": 1e-4, "rl.roc": "none", "name": "trial"}

@@ -20,9 +20,11 @@ def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     return {key: value for key, value in overrides.items() if not key.startswith(PREFIX)}, own
 
 
-def overrides(settings: Settings, profile: Profile, model: Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def overrides(
+    settings: Settings, profile: Profile, model: Path, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """verl's keys for one stage of a recipe on a machine. extra: verl keys that win."""
-    recipe, keys, hardware = settings.recipe, settings.keys, profile.hardware
+    keys, hardware = settings.keys, profile.hardware
     engine, parallel = profile.engine, profile.parallelism
     run_dir = settings.runs_dir / settings.run
     on_cpu = hardware.gpus == 0
@@ -108,7 +110,10 @@ def overrides(settings: Settings, profile: Profile, model: Path, extra: Mapping[
         "trainer.experiment_name": settings.run,
         "trainer.logger": ["console"],
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, 2 * hardware.nodes) if not on_cpu else 1,
-        "transfer_queue.backend.SimpleStorage.total_storage_size": 4 * keys.problems_per_step * keys.group_size * keys.oversample,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 4
+        * keys.problems_per_step
+        * keys.group_size
+        * keys.oversample,
     }
     if keys.old_log_probs == "engine":
         found["algorithm.rollout_correction.bypass_mode"] = True
@@ -118,7 +123,10 @@ def overrides(settings: Settings, profile: Profile, model: Path, extra: Mapping[
         }  # fmt: skip
     if on_cpu:
         found |= _cpu(settings, engine.max_sequences, longest)
-    found |= dict(extra or {})
+    for key, value in (extra or {}).items():
+        found.pop("+" + key.removeprefix("+"), None)
+        found.pop(key.removeprefix("+"), None)
+        found[key] = value
     sampler = {"rstar": settings.as_config(), "poll_interval": 0.1 if on_cpu else 2.0} | _dynamic_sampling(found, keys)
     found["+trainer.v1.sampler.sampler_kwargs"] = sampler
     found["+rstar"] = settings.as_config()

@@ -107,7 +107,7 @@ class Replica(RolloutReplica):
     async def launch_servers(self) -> None:
         """Start the engine and wait until it serves."""
         settings = dict(self.config.engine_kwargs[NAME])
-        server = (
+        server: Any = (
             ray.remote(EngineServer)
             .options(name=f"{NAME}_server_{self.replica_rank}", max_concurrency=self.max_concurrency)
             .remote(settings["factory"], self.model_config.path, dict(settings.get("options") or {}))
@@ -130,7 +130,7 @@ class ServerAdapter(BaseRollout):
     async def release(self) -> None: ...
 
     @torch.no_grad()
-    async def update_weights(
+    async def update_weights(  # type: ignore[override]
         self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any
     ) -> None:
         from safetensors.torch import save_file

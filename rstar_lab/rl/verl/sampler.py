@@ -1,6 +1,7 @@
 """verl's replay buffer, with RoC: what it drops is cleared before anything is computed on it, and kept for the run store."""
 
 import pickle
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +9,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar_lab.rl.trainer import Kept, keep
 from rstar_lab.rl.plan import step_seed
+from rstar_lab.rl.trainer import Kept, keep
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
 
@@ -21,6 +22,7 @@ class StepRollouts:
     trajectories: list[Trajectory] = field(default_factory=list)
     kept: Kept = field(default_factory=lambda: Kept([], [], 0))
     keys: dict[str, str] = field(default_factory=dict)
+    roc_s: float = 0.0
 
 
 class _Roc:
@@ -29,7 +31,7 @@ class _Roc:
     def __init__(self, *args: Any, sampler_kwargs: Any, **kwargs: Any):
         settings = dict(sampler_kwargs)
         self.settings = Settings.of_node(settings.pop("rstar"))
-        super().__init__(*args, sampler_kwargs=sampler_kwargs, **(kwargs | settings))
+        super().__init__(*args, sampler_kwargs=sampler_kwargs, **(kwargs | settings))  # type: ignore[call-arg]
         self.last = StepRollouts()
         self._evicted: list[Trajectory] = []
 
@@ -40,9 +42,12 @@ class _Roc:
         )
         if partition_id == "val":
             return batch, metrics
+        started = time.monotonic()
         found = dict(zip(batch.keys, _fetch(batch.keys, partition_id), strict=True))
         order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
-        kept = keep([found[key] for key in order], self.settings.keys, step_seed(self.settings.recipe.seed, global_steps))
+        kept = keep(
+            [found[key] for key in order], self.settings.keys, step_seed(self.settings.recipe.seed, global_steps)
+        )
         names = {trajectory.traj_id for trajectory in kept.trajectories}
         # verl cannot step on nothing: without any signal one rollout stays, and the trainer leaves the update out.
         chosen = [key for key in order if found[key].traj_id in names] or order[:1]
@@ -51,7 +56,8 @@ class _Roc:
             tq.kv_clear(partition_id=partition_id, keys=dropped)
         tags = dict(zip(batch.keys, batch.tags, strict=True))
         everything = sorted([*found.values(), *self._evicted], key=lambda t: (t.group_id, t.sample))
-        self.last = StepRollouts(everything, kept, {found[key].traj_id: key for key in chosen})
+        names_to_keys = {found[key].traj_id: key for key in chosen}
+        self.last = StepRollouts(everything, kept, names_to_keys, time.monotonic() - started)
         self._evicted = []
         return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), metrics
 

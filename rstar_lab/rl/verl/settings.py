@@ -49,6 +49,10 @@ class Settings:
         return self.recipe.settings(self.stage)
 
     @property
+    def is_last(self) -> bool:
+        return self.stage.name == self.recipe.stages[-1].name
+
+    @property
     def kept_per_group(self) -> int:
         return self.keys.group_size * (self.keys.oversample if self.keys.roc == "none" else 1)
 
@@ -64,7 +68,9 @@ class Settings:
 
         section = self.recipe.sandbox
         if section.url == "local":
-            sandbox: Any = LocalSandbox(Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb), section.workers)
+            sandbox: Any = LocalSandbox(
+                Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb), section.workers
+            )
         else:
             sandbox = SandboxClient(section.url)
         await sandbox.start()

@@ -69,7 +69,6 @@ def train_stage(settings: Settings, profile: Profile, model: Path, extra: dict[s
             from rstar_lab.rl.verl import trainer  # noqa: F401
 
             super().run(config)
-            self.trainer.writer.close(None, None, None)
 
     run_ppo(config, task_runner_class=ray.remote(Runner))
 
@@ -81,7 +80,9 @@ app = typer.Typer(add_completion=False)
 def main(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
     profile: Annotated[str, typer.Option(help="Hardware profile.")],
-    sets: Annotated[list[str] | None, typer.Option("--set", help="key=value; verl.KEY=VALUE sets a key of verl.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value; verl.KEY=VALUE sets a key of verl.")
+    ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs, seen by every node.")] = Path("runs"),
     stage: Annotated[str | None, typer.Option(help="This stage only, in this process.")] = None,
     watchdog_s: Annotated[float | None, typer.Option(help="Longest a phase of a step may take.")] = None,
@@ -116,7 +117,9 @@ def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
     if recipe.sft is None:
         return Path(recipe.model).absolute()
     if not (after_sft / "config.json").exists():
-        raise UserError(f"{after_sft}: no model yet; `rstar-lab sft {recipe.name} --runs-dir {runs_dir}` makes it, or set sft=null and model=FOLDER")
+        raise UserError(
+            f"{after_sft}: no model yet; `rstar-lab sft {recipe.name} --runs-dir {runs_dir}` makes it, or set sft=null and model=FOLDER"
+        )
     return after_sft.absolute()
 
 

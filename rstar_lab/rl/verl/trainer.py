@@ -1,6 +1,7 @@
 """verl's synchronous trainer, reporting to the run store and to the watchdog. Its training loop is verl's own."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from rstar_lab.rl.records import Verdict, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.step_metrics import rollout_metrics
-from rstar_lab.rl.verl.objective import row_weights
+from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.hooks import assert_registered
+from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
@@ -62,6 +64,12 @@ class RstarTrainer(PPOTrainerSync):
         super()._load_checkpoint()
         self.writer.cut(self.global_steps)
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        with self.writer:
+            super().fit(agent_loop_manager)
+            if self.settings.is_last:
+                self.writer.finish("finished")
+
     # What the step is at
 
     def on_sample_begin(self) -> None:
@@ -81,7 +89,7 @@ class RstarTrainer(PPOTrainerSync):
         """Asked of every agent-loop worker: what its rollouts wait for."""
         import ray
 
-        workers = self.agent_loop_manager.agent_loop_workers
+        workers: list[Any] = self.agent_loop_manager.agent_loop_workers
         answers = [worker.__ray_call__.remote(_report_waits) for worker in workers]
         ready, late = ray.wait(answers, num_returns=len(answers), timeout=10)
         return [*ray.get(ready), *({"host": "no answer", "waits": {}} for _ in late)]
@@ -98,7 +106,9 @@ class RstarTrainer(PPOTrainerSync):
         weights = row_weights([key.split("_")[0] for key in rows], own, self.settings.keys.aggregation, size)
         if weights is not None:
             by_key = dict(zip(rows, weights, strict=True))
-            everyone = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+            everyone = tq.kv_batch_get(
+                keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
+            )
             filled = [
                 torch.full(mask.shape, by_key.get(key, 1.0))
                 for key, mask in zip(batch.keys, everyone["response_mask"], strict=True)
@@ -134,13 +144,19 @@ class RstarTrainer(PPOTrainerSync):
             rows["trajectories"].append(trajectory_row(trajectory, verdict))
             rows["calls"] += call_rows(trajectory)
             rows["transcripts"].append(transcript_row(trajectory, verdict, arrays=full))
-        sequence_tokens = {t.traj_id: len(t.prompt_ids) + len(t.response_ids) for t in step.trajectories}
+        informative = {t.group_id for t in kept.trajectories}
         told = (
             rollout_metrics(step.trajectories)
             | {"kept": len(kept.trajectories), "equal_groups": kept.equal_groups}
             | {"update_tokens": sum(t.model_tokens for t in kept.trajectories)}
-            | {"sequence_tokens": sum(sequence_tokens.values())}
-            | {"sequence_tokens_kept": sum(sequence_tokens[t.traj_id] for t in kept.trajectories)}
+            # What goes through forward and backward, and what would without RoC: all rollouts of the same groups.
+            | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}
+            | {
+                "sequence_tokens_informative": _sequence_tokens(
+                    [t for t in step.trajectories if t.group_id in informative]
+                )
+            }
+            | {"roc_s": step.roc_s, "step_s": sum(timing.values())}
             | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
@@ -158,7 +174,9 @@ class RstarTrainer(PPOTrainerSync):
             select_fields=["old_log_probs", "entropy", "response_mask"],
         )
         found = {}
-        for name, mask, *both in zip(names, *(data[f] for f in ("response_mask", "old_log_probs", "entropy")), strict=True):
+        for name, mask, *both in zip(
+            names, *(data[f] for f in ("response_mask", "old_log_probs", "entropy")), strict=True
+        ):
             outside = ~mask.bool()
             log_probs, entropy = (values.float().masked_fill(outside, torch.nan).numpy() for values in both)
             found[name] = (log_probs, entropy)
@@ -167,7 +185,9 @@ class RstarTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         self.watchdog.enter("checkpoint", self.global_steps)
         super()._save_checkpoint()
-        saved = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / "actor" / "huggingface"
+        saved = (
+            Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / "actor" / "huggingface"
+        )
         with self.writer.checkpoint(self.global_steps) as folder:
             for path in saved.iterdir():
                 os.link(path, folder / path.name)
@@ -178,6 +198,10 @@ def _report_waits(_: Any) -> dict[str, Any]:
     from rstar_lab.rl.verl.waits import WAITS
 
     return WAITS.report()
+
+
+def _sequence_tokens(trajectories: Sequence[Trajectory]) -> int:
+    return sum(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
 
 
 def _number(value: Any) -> float | None:

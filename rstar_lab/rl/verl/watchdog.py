@@ -59,7 +59,13 @@ class Watchdog:
             for thread in threading.enumerate()
             if thread.ident in sys._current_frames() and thread is not threading.current_thread()
         }
-        report = {"step": step, "phase": phase, "waited_s": round(time.monotonic() - since, 1), "workers": waits, "stacks": stacks}
+        report = {
+            "step": step,
+            "phase": phase,
+            "waited_s": round(time.monotonic() - since, 1),
+            "workers": waits,
+            "stacks": stacks,
+        }
         (self.writer.run_dir / "watchdog.json").write_text(json.dumps(report, indent=1))
         message = f"step {step} has waited {report['waited_s']} s for {phase}; {_in_words(waits)}"
         print(f"watchdog: {message}; see {self.writer.run_dir / 'watchdog.json'}", file=sys.stderr, flush=True)

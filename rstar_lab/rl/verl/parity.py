@@ -1,0 +1,149 @@
+"""One recipe through the local trainer and through verl, with a scripted engine: is it the same training?"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat import render_prompt
+from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.problems import Problem, load_problems, write_problems
+from rstar_lab.rl.recipe import Recipe, load_recipe
+from rstar_lab.rl.reward import reward
+from rstar_lab.rl.tokenizer import train_tokenizer
+from rstar_lab.rl.tools import make_tools
+from rstar_lab.rl.trainer import Trainer
+from rstar_lab.rl.verl.scripted import ScriptedEngines
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+from rstar_lab.sandbox import Limits, LocalSandbox
+
+RUN = "parity-rl"
+TOLERANCE = 1e-4  # relative, of loss and gradient norm: float32 sums in another order
+
+
+def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_size: int = 4) -> Path:
+    """A tiny model, problems whose answer the scripts know, and a recipe; returns the recipe's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    problems = [Problem(problem_id=f"p{i}", question=f"What is six times seven? ({i})", answer="42") for i in range(8)]
+    write_problems(folder / "problems.jsonl", problems)
+    texts = [render_prompt(problem.question) for problem in problems]
+    tokenizer = train_tokenizer(texts, 512)
+    model = build_tiny(
+        tokenizer, seed=0, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64, max_length=4096
+    )
+    save_model(folder / "model", model, tokenizer)
+    recipe = {
+        "name": RUN.removesuffix("-rl"),
+        "model": str(folder / "model"),
+        "rl": {
+            "problems_per_step": problems_per_step, "group_size": group_size, "oversample": 2, "lr": 1e-3,
+            "warmup_steps": 0, "max_response_tokens": 512, "max_turns": 3, "checkpoint_every": 1,
+            "keep_checkpoints": 9, "token_arrays": "all",
+        },
+        "stages": [{"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps}],
+        # The scripts' log-probs are made up.
+        "engine": {"dtype": "float32", "mismatch_limit": 1e9},
+        "sandbox": {"workers": 1, "timeout_s": 5.0, "memory_mb": 256},
+    }  # fmt: skip
+    path = folder / "parity.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return path
+
+
+def train_locally(recipe_file: Path, runs_dir: Path) -> Path:
+    """The recipe through the local trainer; returns the run's folder."""
+    recipe = load_recipe(recipe_file)
+    return asyncio.run(_train_locally(recipe, runs_dir))
+
+
+async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
+    section = recipe.sandbox
+    limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+    with RunWriter.open(runs_dir, RUN, kind="train", recipe=recipe.model_dump(mode="json"), seed=recipe.seed) as writer:
+        async with LocalSandbox(limits, section.workers) as sandbox:
+            trainer = Trainer(
+                recipe,
+                model=load_model(recipe.model, torch.float32),
+                tokenizer=load_tokenizer(recipe.model),
+                engines=ScriptedEngines(recipe.model),  # type: ignore[arg-type]
+                tools=make_tools(recipe.rl.tools, sandbox, section.timeout_s, section.memory_mb),
+                reward=reward,
+                writer=writer,
+                problems={
+                    stage.name: load_problems(stage.problems.file) for stage in recipe.stages if stage.problems.file
+                },
+                on_step=lambda metrics: None,
+            )
+            await trainer.run()
+        return writer.run_dir
+
+
+def train_with_verl(recipe_file: Path, runs_dir: Path, *sets: str, timeout_s: float = 1800) -> Path:
+    """The recipe through verl's real trainer on this machine's CPU; returns the run's folder. Raises UserError."""
+    factory = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'rstar_lab.rl.verl.scripted:serve'}"
+    command = [
+        sys.executable, "-m", "rstar_lab.rl.verl.train", str(recipe_file), "--profile", "laptop",
+        "--runs-dir", str(runs_dir), "--set", factory,
+    ]  # fmt: skip
+    for pair in sets:
+        command += ["--set", pair]
+    log = runs_dir / "verl.log"
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        done = subprocess.run(
+            command, stdout=output, stderr=output, timeout=timeout_s, env=os.environ | {"NO_COLOR": "1"}
+        )
+    if done.returncode:
+        raise UserError(
+            f"verl: ended with {done.returncode}; the end of {log}: {log.read_text(errors='replace')[-3000:]}"
+        )
+    return runs_dir / RUN
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """differences: what is not the same, in words; empty is parity."""
+
+    steps: int
+    rollouts: int
+    differences: list[str]
+
+
+def compare(ours: Path, theirs: Path) -> Comparison:
+    """Exactly: kept rollouts, advantages, masks, tokens, rewards, penalties. To TOLERANCE: loss and gradient norm."""
+    found: list[str] = []
+    tables = [_rows(run) for run in (ours, theirs)]
+    if tables[0].keys() != tables[1].keys():
+        found.append(f"rollouts: {sorted(tables[0].keys() ^ tables[1].keys())[:3]} are in one run only")
+    for name in tables[0].keys() & tables[1].keys():
+        a, b = tables[0][name], tables[1][name]
+        for column in ("kept", "advantage", "reward", "p_err", "p_format", "loss_mask", "response_ids", "outcomes"):
+            if not np.array_equal(np.asarray(a[column]), np.asarray(b[column])):
+                found.append(f"{name}: {column} {a[column]} against {b[column]}")
+    metrics = [{line["step"]: line for line in RunReader(run).metrics()} for run in (ours, theirs)]
+    for step in metrics[0]:
+        for key in ("loss", "grad_norm"):
+            x, y = (of.get(step, {}).get(key) for of in metrics)
+            if x is None or y is None or not np.isclose(x, y, rtol=TOLERANCE, atol=1e-6):
+                found.append(f"step {step}: {key} {x} against {y}")
+    return Comparison(len(metrics[0]), len(tables[0]), found)
+
+
+def _rows(run: Path) -> dict[str, dict[str, Any]]:
+    """traj_id -> trajectory and transcript of it in one dict."""
+    import pyarrow.dataset as ds
+
+    rows: dict[str, dict[str, Any]] = {}
+    for level in ("trajectories", "transcripts"):
+        for row in ds.dataset(run / level, partitioning=None).to_table().to_pylist():
+            rows.setdefault(row["traj_id"], {}).update(row)
+    return rows

@@ -1,0 +1,92 @@
+"""An engine that plays parts instead of sampling: same request, same tokens, whatever the weights. For parity and tests.
+
+Each rollout of a problem plays one of four parts by its seed: right at once, right after a call that erred, wrong after a
+good call, wrong at once with two answers. So groups hold both rewards and every penalty that RoC looks at.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.rl.chat import CODE_TOOL, END_OF_TURN, render_tool_call
+from rstar_lab.rl.engine import Completion, FinishReason, Sampling
+from rstar_lab.rl.model import load_tokenizer
+from rstar_lab.rl.rollout import RolloutTask
+
+LOG_PROB = -0.5
+
+
+class ScriptedEngine:
+    """Serves the tokenizer in `model`; weights are taken and ignored."""
+
+    name = "scripted"
+
+    def __init__(self, model: Path | str):
+        self.tokenizer = load_tokenizer(model)
+        self.version = 0
+
+    async def start(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def load_weights(self, path: Path | str, version: int) -> None:
+        self.version = version
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        asked = str(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        ids = self.tokenizer.encode(self.text(asked, sampling.seed or 0) + END_OF_TURN, add_special_tokens=False)
+        ids, reason = (
+            ids[: sampling.max_tokens],
+            FinishReason.STOP if len(ids) <= sampling.max_tokens else FinishReason.LENGTH,
+        )
+        return Completion(ids, [LOG_PROB] * len(ids), reason, self.name, self.version)
+
+    def text(self, asked: str, seed: int) -> str:
+        """The turn that comes next. The truth is read off the tool's answer; a rollout without a call guesses."""
+        told = (
+            asked.rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip()
+            if "<tool_response>" in asked
+            else None
+        )
+        rng = random.Random(seed)
+        if told is None:
+            if rng.random() < 0.3:
+                return self._guess(rng)
+            code = rng.choice(["print(undefined)", "print(6 * 7)", "1 / 0", "6 * 7"])
+            call = render_tool_call(CODE_TOOL["function"]["name"], {"code": code, "input": ""})
+            return f"I compute it.{' Let me see.' * rng.randrange(3)}</reason>\n{call}"
+        return self._guess(rng) if rng.random() < 0.5 else self._answer("42")
+
+    def _guess(self, rng: random.Random) -> str:
+        return self._answer(str(rng.choice([41, 42]))) + (self._answer("41") if rng.random() < 0.3 else "")
+
+    def _answer(self, answer: str) -> str:
+        return f"It is {answer}.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
+
+
+def serve(model: str, options: dict[str, Any]) -> ScriptedEngine:
+    """As `engine.Replica` asks for it."""
+    return ScriptedEngine(model)
+
+
+class ScriptedEngines:
+    """The same behind the local trainer's engine group."""
+
+    def __init__(self, model: Path | str):
+        self.engine = ScriptedEngine(model)
+
+    async def load(self, model: Any, version: int) -> None:
+        self.engine.version = version
+
+    def seats(self, tasks: Sequence[RolloutTask], mode: str) -> Callable[[int, RolloutTask], Any]:
+        return lambda index, task: _Seat(self.engine)
+
+
+class _Seat:
+    def __init__(self, engine: ScriptedEngine):
+        self.generate = engine.generate
+
+    def on_turn(self, text: str, last: bool) -> None: ...
+
+    def leave(self) -> None: ...

@@ -1,0 +1,104 @@
+"""Jobs on a real Ray cluster of two raylets on this machine, with token authentication."""
+
+import os
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs import JobStatus, attach, ray_jobs
+from rstar_lab.jobs.job import Job
+from rstar_lab.jobs.ray_cluster import LocalRay
+from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.supervisor import SECRETS_FILE
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    before = dict(os.environ)
+    with LocalRay(nodes=2, cpus=1) as ray:
+        yield ray
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        os.environ.pop(name, None) if name not in before else os.environ.update({name: before[name]})
+
+
+def start_job(cluster, tmp_path, code, *, job_id, secrets=None) -> Job:
+    folder = JobFolder.of(tmp_path, job_id)
+    spec = JobSpec(
+        id=job_id,
+        recipe="toy",
+        profile="laptop",
+        backend="ray",
+        command=[sys.executable, "-c", textwrap.dedent(code)],
+        cwd=str(folder.path / "code"),
+        runs_dir=str(tmp_path),
+        overrides={},
+        created="2026-01-01T00:00:00",
+        environment={"COLOUR": "red", "PYTHONPATH": str(ROOT)},
+        handle={"address": cluster.address, "token_path": cluster.environment["RAY_AUTH_TOKEN_PATH"]},
+    )
+    folder.save(spec)
+    (folder.path / "code").mkdir()
+    (folder.path / "code" / "sent.txt").write_text("sent along")
+    if secrets:
+        folder.write(SECRETS_FILE, secrets, mode=0o600)
+    ray_jobs.start(folder, spec)
+    return Job(folder)
+
+
+def until(condition, timeout_s=120):
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+    return value
+
+
+def test_a_ray_job_runs_with_its_files_environment_and_secrets_and_tells_none(cluster, tmp_path):
+    code = """
+        import os, ray
+        print(open("sent.txt").read(), os.environ["COLOUR"], os.environ["WANDB_API_KEY"])
+        ray.init(log_to_driver=False)
+        print("nodes", len([node for node in ray.nodes() if node["Alive"]]))
+    """
+    job = start_job(cluster, tmp_path, code, job_id="ray-1", secrets={"WANDB_API_KEY": "abc123secret"})
+    assert job.wait(timeout_s=200) == JobStatus.FINISHED, job.logs()
+    assert "sent along red ***" in job.logs()
+    assert "nodes 2" in job.logs()
+    client = ray_jobs._client(job.spec)
+    told = client.get_job_logs(job.id) + repr(client.get_job_info(job.id))
+    told += "".join(path.read_text() for path in job.folder.path.iterdir() if path.is_file())
+    assert "abc123secret" not in told
+    assert not (job.folder.path / SECRETS_FILE).exists(), "read once, then deleted"
+
+
+def test_a_ray_job_is_found_again_and_stopped(cluster, tmp_path):
+    start_job(cluster, tmp_path, "import time; print('begun', flush=True); time.sleep(600)", job_id="ray-2")
+    job = attach("ray-2", runs_dir=tmp_path)
+    until(lambda: "begun" in job.logs())
+    assert job.status() == JobStatus.RUNNING
+    assert job.stop() == JobStatus.STOPPED
+
+
+def test_a_failing_ray_job_says_so(cluster, tmp_path):
+    job = start_job(cluster, tmp_path, "raise SystemExit(3)", job_id="ray-3")
+    assert job.wait(timeout_s=200) == JobStatus.FAILED
+    assert job.exit_code == 3
+
+
+def test_nobody_gets_in_without_the_token(cluster, tmp_path, monkeypatch):
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{cluster.address}/api/jobs/", timeout=30)
+    spec = JobSpec(
+        "x", "toy", "laptop", "ray", ["python"], ".", str(tmp_path), {}, "now", handle={"address": "http://127.0.0.1:9"}
+    )
+    with pytest.raises(UserError, match=r"no Ray job API at http://127\.0\.0\.1:9"):
+        ray_jobs._client(spec)
