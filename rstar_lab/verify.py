@@ -16,6 +16,7 @@ the truth).
 import atexit
 import contextlib
 import json
+import logging
 import os
 import re
 import select
@@ -27,14 +28,17 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
-TOTAL_S = 4.5  # from call to verdict, starting the fork server included
-WALL_S, CPU_S = 3.5, 2.0  # one answer in a worker
+TOTAL_S = 4.0  # from call to verdict, starting the fork server included
+WALL_S, CPU_S = 3.0, 2.0  # one answer in a worker
 MEMORY_BYTES = 2 << 30
 MAX_WORKERS = 32  # hung ones among them: each lives WALL_S at most
 IDLE_WORKERS = min(4, os.cpu_count() or 1)
 MAX_EXPRESSION = 2_000  # characters; longer ones are compared as text
 MAX_ANSWER_BLOCK = 50_000  # characters of an answer block that are searched, from its end
+
+_log = logging.getLogger(__name__)
 
 
 # --- what the model answered -----------------------------------------------------------------------------------------
@@ -113,7 +117,7 @@ def verify(response_text: str, answer: str) -> bool:
     """Whether the response's final answer equals `answer`. Any input is answered within 5 s, in any thread or event
     loop.
 
-    Raises RuntimeError if math-verify is not installed and the answers are neither integers nor equal texts.
+    Raises UserError if math-verify is not installed and the answers are neither integers nor equal texts.
     """
     candidate = extract_answer(response_text)
     return candidate is not None and same_answer(candidate, answer)
@@ -128,10 +132,10 @@ def verify_many(pairs: Iterable[tuple[str, str]], *, concurrency: int = IDLE_WOR
 def warm_up(timeout_s: float = 60.0) -> None:
     """Start the fork server (1.5 s of one core) ahead of the first answer, whose 5 s would else have to do for it too.
 
-    Raises RuntimeError if it cannot be started.
+    Raises UserError if it cannot be started.
     """
     if not _service.ask("1/2", "0.5", timeout_s):
-        raise RuntimeError(f"math-verify did not start within {timeout_s:g} s")
+        _fail(f"math-verify did not start within {timeout_s:g} s")
 
 
 # --- the caller's side -----------------------------------------------------------------------------------------------
@@ -182,6 +186,9 @@ class _Service:
                     connection.close()
                 if verdict or time.monotonic() - asked >= CPU_S:
                     return verdict in (b"1", b"I")
+            _log.warning(
+                "no worker was ready within %g s to compare answers: counted as wrong (see warm_up)", timeout_s
+            )
             return False
         finally:
             slots.release()
@@ -230,7 +237,7 @@ class _Service:
         return None
 
     def _stop(self) -> None:
-        """Called with the lock held. Raises RuntimeError if the fork server ended for want of math-verify."""
+        """Called with the lock held. Raises UserError if the fork server ended for want of math-verify."""
         process = self._process
         for connection in [*self._idle, *([self._control] if self._control else [])]:
             connection.close()
@@ -240,17 +247,21 @@ class _Service:
                 process.wait(0.2)  # without a control socket it ends by itself
             process.kill()
             if process.wait() == _NOT_INSTALLED:
-                raise RuntimeError(
-                    "to compare answers other than integers: pip install 'rstar_lab[sandbox]' (math-verify)"
-                )
+                _fail("to compare answers other than integers: pip install 'rstar_lab[sandbox]' (math-verify)")
 
     def close(self) -> None:
         if self._lock.acquire(timeout=1.0):
             try:
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(Exception):
                     self._stop()
             finally:
                 self._lock.release()
+
+
+def _fail(message: str) -> NoReturn:
+    from rstar_lab.errors import UserError  # not at the head: the fork server runs this file by its path
+
+    raise UserError(message)
 
 
 def _receive(connection: socket.socket, deadline: float) -> bytes:
@@ -366,8 +377,6 @@ def _normal(expression: str) -> str:
 
 
 def _equal(candidate: str, answer: str) -> bool:
-    import logging
-
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
     from math_verify import verify as equal
 

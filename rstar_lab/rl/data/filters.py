@@ -8,7 +8,7 @@ import numpy as np
 
 from rstar_lab.rl.data.similarity import Corpus, Texts, contaminated, near_duplicates
 from rstar_lab.rl.data.sources import Candidate
-from rstar_lab.verify import as_integer, same_answer
+from rstar_lab.verify import as_integer, same_answer, warm_up
 
 Drops = dict[int, str]
 
@@ -81,6 +81,8 @@ def wrong_labels(candidates: Sequence[Candidate], least: int, most_answers: int 
     check with)."""
     drops: Drops = {}
     unchecked = 0
+    if any(plain_integer(answer) is None for candidate in candidates for answer in candidate.answers):
+        warm_up()
     for place, candidate in enumerate(candidates):
         answers = candidate.answers[:most_answers]
         if not answers:
