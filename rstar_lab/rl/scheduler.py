@@ -114,6 +114,8 @@ class TurnBarrier:
             self._out[self._home.pop(request.rollout)].discard(request.rollout)
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
+        for engine in [e for e in self._held if not engines[e].alive]:
+            self._new += self._held.pop(engine)
         for request in self._new:
             if request.rollout in self._home:
                 self._out[self._home[request.rollout]].discard(request.rollout)
