@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rstar_lab import __version__
@@ -204,7 +205,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    Console(stderr=True, highlight=False).print(f"[bold red]error[/]: {message}", markup=True)
+    Console(stderr=True, highlight=False).print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
     sys.exit(code)
 
 
