@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH_BACKEND ?= cpu
 EXTRAS ?= all,dev
 UV_VERSION = 0.13.8
-VENV = .venv
+VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest
 # uv does not read pip's own settings: hand on a folder of wheels where pip has one, else let uv pick torch's index.

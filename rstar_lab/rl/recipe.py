@@ -179,6 +179,7 @@ class Recipe(Section):
     """A whole run. `model`: a folder in Hugging Face format, or `tiny` to build one from nothing."""
 
     name: str = Field("recipe", pattern=r"^[A-Za-z0-9._-]+$")
+    label: str = Field("", description="what the run is called in comparisons; runs that share one are its seeds")
     model: str
     vocabulary: Positive = Field(1024, description="of the tokenizer, where the model is tiny")
     seed: int = 0
