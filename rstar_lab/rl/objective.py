@@ -35,15 +35,16 @@ def group_advantages(
     """(reward - mean of its group) / (standard deviation of its group + eps), as float64 of the shape of `rewards`,
     (batch,).
 
-    groups: what tells the groups apart, one entry a reward. The deviation is the sample's (n - 1). A group of one has
-    mean 0 and deviation 1: its reward is its advantage. normalise_std=False: Dr.GRPO's, without the division.
+    groups: what tells the groups apart, one entry a reward (a list, array or tensor). The deviation is the sample's
+    (n - 1). A group of one has mean 0 and deviation 1: its reward is its advantage. normalise_std=False: Dr.GRPO's,
+    without the division.
     """
     reward = np.asarray(rewards, dtype=np.float64)
     if reward.ndim != 1 or len(groups) != len(reward):
         raise ValueError(f"rewards and groups must be two lists of one length, not {reward.shape} and {len(groups)}")
     advantages = np.empty_like(reward)
     members: dict[object, list[int]] = {}
-    for index, group in enumerate(groups):
+    for index, group in enumerate(_hashable(groups)):
         members.setdefault(group, []).append(index)
     for indices in members.values():
         of_group = reward[indices]
@@ -182,6 +183,7 @@ def group_normaliser(tokens: Sequence[int], groups: Sequence[Hashable]) -> Tenso
 
     tokens: masked tokens of each sequence of the whole batch; a micro-batch takes its rows of the result.
     """
+    groups = _hashable(groups)
     totals: dict[Hashable, int] = {}
     for group, count in zip(groups, tokens, strict=True):
         totals[group] = totals.get(group, 0) + count
@@ -240,6 +242,11 @@ def kl_loss(
         case _:
             raise ValueError(f"estimator must be k1, k2 or k3, not {estimator!r}")
     return aggregate(values, own, aggregation=aggregation, normaliser=normaliser, horizon=horizon)
+
+
+def _hashable(groups: Sequence | np.ndarray | Tensor) -> Sequence:
+    # The elements of a tensor are tensors, each unlike every other.
+    return groups.tolist() if isinstance(groups, np.ndarray | Tensor) else groups
 
 
 def _at_least_one(count: float | Tensor) -> float | Tensor:

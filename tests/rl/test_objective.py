@@ -108,6 +108,8 @@ def test_group_advantages_by_hand():
     )
     np.testing.assert_allclose(group_advantages([1, 0, 3], ["a", "a", "b"], normalise_std=False), [0.5, -0.5, 3])
     np.testing.assert_allclose(group_advantages([1, 1, 1], ["a"] * 3), [0, 0, 0])
+    tensors = group_advantages(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([4, 4, 5]), normalise_std=False)
+    np.testing.assert_allclose(tensors, [0.5, -0.5, 3])
     with pytest.raises(ValueError, match="one length"):
         group_advantages([1, 0], ["a"])
 
