@@ -137,9 +137,10 @@ def _segment(segment: Segment, values: np.ndarray | None, advantage: float | Non
         badge = f'<span class="rl-badge rl-{outcome_class(segment.outcome)}">{escape(segment.outcome)}</span>'
     tool = f' <span class="rl-tool">{escape(visible(segment.tool))}</span>' if segment.tool else ""
     text = "".join(_pieces(segment, values, advantage))
+    turn = f'<span class="rl-turn">Turn {segment.turn}</span> ' if segment.turn else ""
     return (
-        f'<section class="rl-seg rl-{segment.kind}" data-outcome="{outcome_class(segment.outcome)}"><h3><span class="rl-turn">{f"Turn {segment.turn}" if segment.turn else ""}</span> '
-        f'{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
+        f'<section class="rl-seg rl-{segment.kind}" data-outcome="{outcome_class(segment.outcome)}">'
+        f'<h3>{turn}{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
     )
 
 

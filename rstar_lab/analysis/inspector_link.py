@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -143,8 +144,19 @@ def _distinct(filters: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(seen.values())
 
 
+_NAMES = {"run_id": "run", "problem_id": "problem", "group_id": "group", "traj_id": "trajectory"}
+_EQUALS = re.compile(r"\(?(\w+) (?:= |IN \()'?([^',()]+)'?\)?\)?")
+
+
+def _sql_words(condition: str) -> str:
+    """A condition in words where it only says what columns equal, else as it is."""
+    found = [_EQUALS.fullmatch(part.strip()) for part in condition.split(" AND ")]
+    if not all(found):
+        return condition
+    return ", ".join(f"{_NAMES.get(match[1], match[1])} {match[2]}" for match in found if match)
+
+
 def _words(filters: Mapping[str, Any]) -> str:
-    names = {"run_id": "run", "problem_id": "problem", "group_id": "group", "traj_id": "trajectory"}
     words = []
     for key, value in filters.items():
         if isinstance(value, bool):
@@ -154,9 +166,9 @@ def _words(filters: Mapping[str, Any]) -> str:
         elif key == "ranges":
             words += [f"{column} {low:g} to {high:g}" for column, (low, high) in value.items()]
         elif key == "sql":
-            words.append(value)
+            words.append(_sql_words(value))
         elif isinstance(value, list):
-            words.append(f"{len(value)} {names.get(key, key)}s")
+            words.append(f"{len(value)} {_NAMES.get(key, key)}s")
         else:
-            words.append(f"{names.get(key, key)} {value}")
+            words.append(f"{_NAMES.get(key, key)} {value}")
     return ", ".join(words)

@@ -6,14 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from conftest import ROOT, Lab, LabPage
 from inspector_runs import HOSTILE, write_run
 
-from rstar_lab.analysis.inspector import inspect
+from rstar_lab.analysis.inspector import Inspector, bundle, inspect
 from rstar_lab.analysis.inspector_notes import read_notes
+from rstar_lab.analysis.inspector_palette import SCALES
 from rstar_lab.analysis.inspector_transcript import visible
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -59,12 +61,19 @@ def total(opened: LabPage) -> int:
 
 
 def listed(opened: LabPage, count: int) -> None:
-    opened.wait(f"() => document.querySelector('{APP} .rl-count')?.textContent.startsWith('{count} of')", 30)
+    opened.wait(f"() => document.querySelector('{APP} .rl-count')?.textContent.startsWith('{count} of')", 60)
 
 
 def shown(opened: LabPage, text: str) -> None:
     """Wait until the head of the transcript says `text`."""
-    opened.wait(f"() => document.querySelector('{APP} .rl-dhead')?.textContent.includes({json.dumps(text)})", 30)
+    opened.wait(f"() => document.querySelector('{APP} .rl-dhead')?.textContent.includes({json.dumps(text)})", 60)
+
+
+def pressed(opened: LabPage, sample: int) -> None:
+    """Wait until this rollout of the group is the one shown."""
+    opened.wait(
+        f"() => document.querySelectorAll('{APP} .rl-cell')[{sample}]?.getAttribute('aria-pressed') === 'true'", 60
+    )
 
 
 def python(opened: LabPage, code: str) -> str:
@@ -115,13 +124,13 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         # Filter the list.
         page.locator(f"{APP} .rl-toggle", has_text="Wrong").first.click()
         page.locator(f"{APP} .rl-toggle", has_text="Tool errors").first.click()
-        opened.wait(f"() => parseInt(document.querySelector('{APP} .rl-count').textContent) < 384", 30)
+        opened.wait(f"() => parseInt(document.querySelector('{APP} .rl-count').textContent) < 384", 60)
         expected = python(opened, "print(runs.count('errors > 0 and not reward > 0'), inspector.filters)")
         listed(opened, int(expected.split()[0]))
         assert "'errors': True" in expected and "'correct': False" in expected
         page.locator(f"{APP} .rl-sql").first.fill("reword > 1")
         page.keyboard.press("Enter")
-        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('reword')", 30)
+        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('reword')", 60)
         page.locator(f"{APP} button", has_text="Clear filters").first.click()
         listed(opened, 384)
 
@@ -129,21 +138,20 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         click_point(opened, 2)
         listed(opened, 32)
         label = page.locator(f"{APP} .rl-scope .rl-chip").first.inner_text()
-        assert "step = 3" in label
-        page.locator(f"{APP} .rl-list").first.click(position={"x": 60, "y": 60})
+        assert label == "run grpo, step 3"
+        page.locator(f"{APP} .rl-list").first.click(position={"x": 60, "y": 42})
         shown(opened, "step 3")
+        pressed(opened, 0)
 
         # Siblings, by keyboard; the ribbon, by keyboard.
-        before = python(opened, "print(inspector.selected)")
         page.keyboard.press("]")
-        opened.wait(f"() => document.querySelectorAll('{APP} .rl-cell')[1].getAttribute('aria-pressed') === 'true'", 30)
-        after = python(opened, "print(inspector.selected)")
-        assert before.rsplit("/", 1)[0] == after.rsplit("/", 1)[0] and before != after
+        pressed(opened, 1)
+        assert python(opened, "print(inspector.selected)") == "grpo/3/p0/1"
         colours = "() => [...CSS.highlights.keys()].filter(name => /^rl-[elm]\\d/.test(name) && CSS.highlights.get(name).size).join()"
         page.keyboard.press("2")
-        opened.wait(f"() => ({colours})().startsWith('rl-l') || ({colours})().includes('rl-l')", 30)
+        opened.wait(f"() => ({colours})().startsWith('rl-l') || ({colours})().includes('rl-l')", 60)
         page.keyboard.press("4")
-        opened.wait(f"() => ({colours})().includes('rl-m1')", 30)
+        opened.wait(f"() => ({colours})().includes('rl-m1')", 60)
         page.locator(f"{APP} .rl-ribbon").first.focus()
         for _ in range(3):
             page.keyboard.press("ArrowRight")
@@ -151,9 +159,7 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         assert "token" in tip.inner_text() and "entropy" in tip.inner_text()
         page.locator(f"{APP} .rl-list").first.focus()
         page.keyboard.press("j")
-        opened.wait(
-            f"() => !document.querySelector('{APP} .rl-cell[aria-pressed=\"true\"]')?.title.startsWith('sample 1')", 30
-        )
+        pressed(opened, 2)
 
         # Group and side by side, both themes, and what axe says of them.
         page.keyboard.press("1")
@@ -162,8 +168,8 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         assert "kept (mean penalty" in page.locator(f"{APP} .rl-summary").first.inner_text()
         page.keyboard.press("c")
         page.wait_for_selector(f"{APP} .rl-pane-head")
-        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('underlined')", 30)
-        opened.shot("inspector-side-by-side", APP)
+        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('underlined')", 60)
+        opened.shot("inspector-group", APP)
         for theme in ("JupyterLab Dark", "JupyterLab Light"):
             opened.theme(theme)
             page.wait_for_timeout(300)
@@ -173,25 +179,26 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
                 page.add_script_tag(path=axe)
                 assert violations(opened, axe) == [], theme
         page.locator(f"{APP} .rl-list").first.focus()
-        page.keyboard.press("c")
         page.keyboard.press("g")
+        opened.shot("inspector-side-by-side", APP)
+        page.keyboard.press("c")
 
         # Search across, find inside, a note, a link.
         page.keyboard.press("s")
         page.keyboard.type("call failed")
         page.keyboard.press("Enter")
-        opened.wait(f"() => document.querySelector('{APP} .rl-scope').textContent.includes('call failed')", 30)
-        opened.wait(f"() => document.querySelector('{APP} .rl-found').textContent.startsWith('1 of')", 30)
+        opened.wait(f"() => document.querySelector('{APP} .rl-scope').textContent.includes('call failed')", 60)
+        opened.wait(f"() => document.querySelector('{APP} .rl-found').textContent.startsWith('1 of')", 60)
         page.locator(f"{APP} .rl-list").first.focus()
         page.keyboard.press("n")
         page.keyboard.type("recovers from its error")
         page.keyboard.press("Enter")
-        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('saved')", 30)
+        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('saved')", 60)
         chosen = python(opened, "print(inspector.selected)")
         run_id = chosen.split("/")[0]
         assert read_notes(folder / run_id)[chosen]["note"] == "recovers from its error"
         page.locator(f"{APP} button", has_text="Copy link").first.click()
-        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('Link copied')", 30)
+        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('Link copied')", 60)
         assert page.evaluate("navigator.clipboard.readText()").endswith(chosen.replace("/", "%2F"))
 
         # Restart the kernel: the page says so; running again reattaches where the reader was.
@@ -199,7 +206,7 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         opened.run_all()
         shown(opened, f"sample {chosen.rsplit('/', 1)[1]}")
         assert python(opened, "print(inspector.selected)") == chosen
-        opened.wait(f"() => document.querySelector('{APP} .rl-note-text').value === 'recovers from its error'", 30)
+        opened.wait(f"() => document.querySelector('{APP} .rl-note-text').value === 'recovers from its error'", 60)
     if not axe:
         pytest.skip("axe-core could not be installed by npm: accessibility was NOT checked")
 
@@ -307,8 +314,8 @@ def test_a_start_that_comes_too_late_heals_itself(lab: Lab, folder: Path, tmp_pa
 def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab, folder: Path, tmp_path: Path):
     out = tmp_path / "executed.ipynb"
     done = subprocess.run(
-        [sys.executable, "-m", "papermill", str(ROOT / "notebooks" / "05_inspect.ipynb"), str(out), "-p", "runs_dir", str(folder), "--no-progress-bar"],
-        capture_output=True, text=True, timeout=200, check=False,
+        [sys.executable, "-m", "papermill", str(ROOT / "notebooks" / "05_inspect.ipynb"), str(out), "-p", "runs_dir", str(folder)],
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert out.stat().st_size < 2_000_000
@@ -326,48 +333,47 @@ def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab,
         opened.shot("inspector-static")
 
 
-LONG = """
-import numpy as np, pandas as pd
-from rstar_lab.analysis.inspector import Inspector
-from rstar_lab.analysis.inspector_source import Frames
+DRAW = """async ([modules, sheet, scales]) => {
+  const { Transcript } = await import(URL.createObjectURL(new Blob([modules], { type: 'text/javascript' })));
+  document.head.append(Object.assign(document.createElement('style'), { textContent: sheet }));
+  const box = Object.assign(document.createElement('div'), { className: 'rl rl-app' });
+  box.style.height = '800px';
+  document.body.append(box);
+  const transcript = new Transcript(scales, () => {});
+  box.append(transcript.element);
+  const count = 10000, words = ['the ', 'sum ', 'is ', 'x', ' = ', '12', '\\n', 'therefore '];
+  let seed = 1, at = 0;
+  const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
+  const texts = Array.from({ length: count }, () => words[Math.floor(random() * 8)]);
+  const starts = texts.map(text => (at += text.length) - text.length);
+  const value = i => (i < count ? -Math.log(random()) : i < 3 * count ? Math.log(random()) : 1);
+  const values = Float32Array.from({ length: 5 * count }, (_, i) => value(i));
+  const opened = { row: {}, tokens: count, segments: [{ kind: 'reason', text: texts.join(''), turn: 1, starts, first: 0 }] };
+  const frame = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  window.drawn = async () => { transcript.show(opened, values.buffer, 'entropy'); await frame(); };
+  window.recoloured = async () => { transcript.paint(transcript.channel === 'entropy' ? 'log_prob' : 'entropy'); await frame(); };
+  window.ranges = () => [...CSS.highlights.values()].reduce((sum, highlight) => sum + highlight.size, 0);
+}"""
 
-rng = np.random.default_rng(0)
-words = ["the ", "sum ", "is ", "x", " = ", "12", "\\n", "therefore "]
-texts = [words[i] for i in rng.integers(0, 8, 10_000)]
 
-def record(name, texts):
-    n = len(texts)
-    values = {key: -rng.exponential(0.6, n) for key in ("engine_log_probs", "trainer_log_probs")} | {"entropy": rng.exponential(0.6, n)}
-    tokens = {"response_ids": np.arange(n), "loss_mask": [True] * n, "token_texts": texts}
-    return {"traj_id": name, "step": 1, "run_id": "r", "messages": "[]", **tokens, **values}
+def test_a_long_transcript_is_drawn_at_once(browser: Any):
+    """10,000 tokens drawn with their colours within 150 ms, in CPU time of the page, so that a busy machine is no excuse."""
+    page = browser.new_page(viewport={"width": 1000, "height": 900})
+    page.evaluate(DRAW, [bundle("dom", "python", "tokens", "transcript"), Inspector._css, SCALES])
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
-rows = pd.DataFrame({"traj_id": ["a", "b"], "run_id": "r", "step": 1, "group_id": "g", "problem_id": ["short", "long"], "sample": [0, 1]})
-store = Frames(rows.assign(reward=1.0), pd.DataFrame([record("a", texts[:9]), record("b", texts)]))
-inspector = Inspector(store, selected="a")
-"""
+    def busy_ms() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return 1000 * next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
 
-
-def test_a_long_transcript_is_drawn_at_once(lab: Lab, tmp_path: Path):
-    """10,000 tokens: 150 ms is the aim; the bound leaves room for a busy machine."""
-    cells = (LONG, "inspector")
-    with lab.notebook(book(tmp_path, *cells)) as opened:
-        opened.run_all()
-        shown(opened, "short")
-        opened.page.locator(f"{APP} .rl-list").focus()
-        opened.page.keyboard.press("End")
-        shown(opened, "long")
-        opened.wait(
-            f"() => performance.getEntriesByName('rl-draw').length >= 2 && document.querySelector('{APP} pre').textContent.length > 30000",
-            30,
-        )
-        took = opened.page.evaluate("() => performance.getEntriesByName('rl-draw').at(-1).duration")
-        repaint = opened.page.evaluate(
-            """async () => {
-              const begin = performance.now();
-              document.querySelector('.rl-channels input[value=log_prob]').click();
-              await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-              return performance.now() - begin;
-            }"""
-        )
-        print(f"10,000 tokens: drawn in {took:.0f} ms, recoloured in {repaint:.0f} ms")
-        assert took < 1500 and repaint < 1500
+    for action in ("drawn", "recoloured"):
+        took = []
+        for _ in range(3):
+            before = busy_ms()
+            page.evaluate(f"() => window.{action}()")
+            took.append(busy_ms() - before)
+        print(f"10,000 tokens {action} in {min(took):.0f} ms")
+        assert min(took) < 150, f"{action}: {took} ms"
+    assert page.evaluate("() => window.ranges()") > 5000
+    page.close()

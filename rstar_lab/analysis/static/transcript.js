@@ -37,7 +37,6 @@ export class Transcript {
   }
 
   show(opened, buffer, channel) {
-    const began = performance.now();
     this.clear();
     this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
     this.token = 0;
@@ -46,8 +45,6 @@ export class Transcript {
     this.turns.scrollTop = 0;
     for (const part of this.parts) if (part.kind === "code") for (const [kind, begin, end] of pythonSpans(part.node.data)) this.paintSyntax.add(`py-${kind}`, part.node, begin, end);
     this.paint(channel);
-    // Two frames later it is on the screen.
-    requestAnimationFrame(() => requestAnimationFrame(() => performance.measure("rl-draw", { start: began })));
   }
 
   segment(segment, index) {
