@@ -1,6 +1,7 @@
 """One look for every figure: readable in print, by the colour-blind, on light and on dark pages."""
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ class Figure(go.Figure):
             case other:
                 raise RunStoreError(f"cannot save as {other!r}: choose .png, .svg, .pdf, .html, .json or .csv")
         return path
+
+    def bundle(self) -> dict[str, Any]:
+        """MIME bundle for a notebook: JupyterLab draws it without a network and without a widget."""
+        return {"application/vnd.plotly.v1+json": json.loads(self.to_json()), "text/plain": repr(self._frame)}
 
     def where(self, trace: int, points: Sequence[Any]) -> str:
         """SQL condition on trajectories for these points of a trace; `false` where the trace has none (a band).

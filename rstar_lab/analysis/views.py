@@ -31,6 +31,7 @@ class Views:
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
+        self._rollups: dict[Path, tuple[tuple, pa.Table]] = {}
 
     @property
     def path(self) -> str:
@@ -79,13 +80,20 @@ class Views:
             self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {self._parquet(name)}")
             return
         if name == "rollup":
-            tables = [reader.rollup() for reader in self.readers()]
+            tables = [self._rollup(reader) for reader in self.readers()]
             table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
         else:
             table = pa.Table.from_pandas(self._frames[name](), preserve_index=False)
         self._connection.register("rows_in_memory", table)
         self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
         self._connection.unregister("rows_in_memory")
+
+    def _rollup(self, reader: RunReader) -> pa.Table:
+        """Kept in memory, a row a step, and read anew for the runs alone that grew."""
+        state = self._state(reader)
+        if self._rollups.get(reader.run_dir, (None, None))[0] != state:
+            self._rollups[reader.run_dir] = (state, reader.rollup())
+        return self._rollups[reader.run_dir][1]
 
     def _parquet(self, level: str) -> str:
         readers = self.readers()

@@ -1,0 +1,163 @@
+"""`rstar-lab bench store`: a store of 8 million trajectories and 100,000 transcripts, against plain pandas.
+
+Both read the same files in one run: pandas by `read_parquet` of just the columns (and, by its filters, the rows) that
+the question needs. Each side has a process of its own, so that its peak memory is its own; sides take turns.
+"""
+
+import json
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.analysis.bench_store import LONG_TOKENS, NEEDLE, STAGE, Size, make_store
+
+_TEN = (
+    "pass1", "tool_error_rate", "response_tokens", "model_tokens", "turns", "truncation_rate", "entropy", "log_prob_gap",
+    "reflection_tokens", "kept",
+)  # fmt: skip
+_SHOWN = ("traj_id", "run_id", "step", "problem_id", "reward", "kept", "errors", "calls", "response_tokens", "entropy")
+_RUN, _STEPS = "run007", (3, 22)
+_LONG = "run000/000001/00000"
+_QUESTIONS = {
+    "curves": "ten metrics over all runs",
+    "page": "filter, sort and page of the list",
+    "transcript": f"a transcript of {LONG_TOKENS} tokens by id",
+    "search": "a word in one run and 20 steps",
+}
+
+
+def bench(against: str | None = None, size: Size | None = None) -> Iterator[dict[str, Any]]:
+    """One line a question (value and against in ms, n trajectories or transcripts) and the memory of our process.
+
+    Needs about 2 GB of disk under the temporary folder, for some minutes.
+    """
+    size = size or Size()
+    with tempfile.TemporaryDirectory(prefix="rstar-lab-bench-") as folder:
+        root = Path(folder)
+        begun = time.perf_counter()
+        make_store(root, size, _progress)
+        made = time.perf_counter() - begun
+        n = size.all_rollouts
+        yield {"name": "make", "value": made, "unit": "s", "against": None, "ratio": None, "n": n}
+        sides = {name: _ask(name, root) for name in ("ours", "pandas")}
+        for name in _QUESTIONS:
+            ours, theirs = (sides[side]["ms"][name] for side in ("ours", "pandas"))
+            if sides["ours"]["answers"][name] != sides["pandas"]["answers"][name]:
+                raise AssertionError(f"{name}: the two sides answer differently: {sides}")
+            rows = n if name in ("curves", "page") else size.all_transcripts
+            yield {"name": name, "value": ours, "unit": "ms", "against": theirs, "ratio": theirs / ours, "n": rows}
+        memory, other = (sides[side]["memory_gb"] for side in ("ours", "pandas"))
+        yield {"name": "memory", "value": memory, "unit": "GB", "against": other, "ratio": other / memory, "n": n}
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\rmaking run {done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+def _ask(side: str, root: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "rstar_lab.analysis.bench", side, str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def _ours(root: Path) -> dict[str, Callable[[], Any]]:
+    from rstar_lab.analysis.metrics import curves
+    from rstar_lab.analysis.runs import open_runs
+
+    runs = open_runs(root)
+
+    def all_curves() -> Any:
+        # A store opened anew, so that nothing of an earlier answer helps.
+        frame = curves(open_runs(root), _TEN)
+        return len(frame), round(float(frame.pass1.mean()), 4), round(float(frame.response_tokens.mean()), 2)
+
+    def page() -> Any:
+        frame = runs.trajectories(
+            "reward > 0 AND errors >= 2",
+            columns=_SHOWN,
+            order_by="response_tokens DESC, traj_id",
+            limit=100,
+            offset=1000,
+        )
+        return frame.traj_id.tolist()[:3]
+
+    def search() -> Any:
+        found = runs.search(NEEDLE, f"run_id = '{_RUN}' AND step BETWEEN {_STEPS[0]} AND {_STEPS[1]}")
+        return sorted(found.traj_id)
+
+    return {"curves": all_curves, "page": page, "transcript": lambda: len(runs.transcript(_LONG)), "search": search}
+
+
+def _pandas(root: Path) -> dict[str, Callable[[], Any]]:
+    import pandas as pd
+
+    def files(level: str, run: str = "*") -> list[Path]:
+        return sorted(root.glob(f"{run}/{level}/stage={STAGE}/*.parquet"))
+
+    def read(level: str, columns: list[str], run: str = "*", filters: Any = None) -> pd.DataFrame:
+        parts = [
+            pd.read_parquet(path, columns=columns, filters=filters, partitioning=None) for path in files(level, run)
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    def all_curves() -> Any:
+        columns = [
+            "run_id", "step", "reward", "errors", "calls", "response_tokens", "model_tokens", "turns", "truncated",
+            "entropy", "engine_log_prob", "trainer_log_prob", "reflection_tokens", "kept",
+        ]  # fmt: skip
+        frame = read("trajectories", columns).groupby(["run_id", "step"]).mean()
+        return len(frame), round(float(frame.reward.mean()), 4), round(float(frame.response_tokens.mean()), 2)
+
+    def page() -> Any:
+        frame = read("trajectories", list(_SHOWN), filters=[("reward", ">", 0), ("errors", ">=", 2)])
+        frame = frame.sort_values(["response_tokens", "traj_id"], ascending=[False, True])
+        return frame.iloc[1000:1100].traj_id.tolist()[:3]
+
+    def transcript() -> Any:
+        row = read("transcripts", ["messages"], filters=[("traj_id", "==", _LONG)]).iloc[0]
+        return len(json.loads(row.messages))
+
+    def search() -> Any:
+        rows = [("step", ">=", _STEPS[0]), ("step", "<=", _STEPS[1])]
+        frame = read("transcripts", ["traj_id", "messages"], _RUN, rows)
+        return sorted(frame[frame.messages.str.contains(NEEDLE, case=False, regex=False)].traj_id)
+
+    return {"curves": all_curves, "page": page, "transcript": transcript, "search": search}
+
+
+def _measure(questions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
+    times: dict[str, float] = {}
+    answers = {}
+    for name, question in questions.items():
+        answers[name] = question()  # the first one warms the disk's cache, for either side
+        seconds = []
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            question()
+            seconds.append(time.perf_counter() - begun)
+        times[name] = 1000 * statistics.median(seconds)
+    return {"ms": times, "answers": answers, "memory_gb": _peak_memory_gb()}
+
+
+def _peak_memory_gb() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss begins at the parent's size
+        return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) / 2**20  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+if __name__ == "__main__":
+    side, folder = sys.argv[1], Path(sys.argv[2])
+    print(json.dumps(_measure(_ours(folder), 5) if side == "ours" else _measure(_pandas(folder), 3)))
