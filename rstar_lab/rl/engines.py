@@ -12,11 +12,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from rstar_lab.rl.hf_engine import HfEngine
 from rstar_lab.rl.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout import Dispatcher, Lockstep, RolloutTask, Seat
 from rstar_lab.rl.scheduler import EngineState, LeastInFlight
 from rstar_lab.rl.vllm_engine import VllmEngine
+
+AnyEngine = VllmEngine | HfEngine
 
 # Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread an engine, and it sleeps when idle.
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -25,7 +28,7 @@ CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_C
 class EngineGroup:
     """Engines with the same weights."""
 
-    def __init__(self, engines: Sequence[VllmEngine], work_dir: Path, max_batch: int, holds: Path | None = None):
+    def __init__(self, engines: Sequence[AnyEngine], work_dir: Path, max_batch: int, holds: Path | None = None):
         """holds: the model folder whose weights the engines started with."""
         self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
 
@@ -72,8 +75,11 @@ def is_tied(model_dir: Path) -> bool:
 
 def spawn_engines(
     section: EngineSection, model_dir: Path, work_dir: Path, max_tokens: int, seed: int
-) -> list[VllmEngine]:
+) -> list[AnyEngine]:
     """Start the processes without waiting for them. max_tokens: the longest prompt and response together."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    if section.kind == "transformers":
+        return [HfEngine(model_dir, dtype=getattr(torch, section.dtype), max_batch=section.max_batch)]
     options: dict[str, Any] = {
         "dtype": section.dtype,
         "max_model_len": max_tokens,
@@ -99,8 +105,7 @@ def spawn_engines(
             # vLLM on a CPU keeps the old head when tied weights are loaded anew: the head gets weights of its own, which
             # only `EngineGroup.load` brings.
             options |= {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
-    work_dir.mkdir(parents=True, exist_ok=True)
-    engines = []
+    engines: list[AnyEngine] = []
     for number in range(engine_count(section)):
         env = {"CUDA_VISIBLE_DEVICES": str(number)} if on_gpu else CPU_ENVIRONMENT
         name = f"vllm-{number}"

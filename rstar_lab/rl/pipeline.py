@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from rstar_lab.errors import UserError
 from rstar_lab.rl import families
 from rstar_lab.rl.agent_loop import Codec
+from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.engines import EngineGroup, open_engines
 from rstar_lab.rl.evaluate import Estimate, evaluate
 from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
@@ -23,7 +25,7 @@ from rstar_lab.rl.reward import verify
 from rstar_lab.rl.sft import sft
 from rstar_lab.rl.tokenizer import train_tokenizer
 from rstar_lab.rl.tools import Tool, make_tools
-from rstar_lab.rl.traces import Trace, TraceMix, make_traces
+from rstar_lab.rl.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -144,12 +146,16 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
         if (writer.run_dir / "sft" / "sft.json").exists() and base.exists():
             writer.finish("finished")
             return base, after
-        traces = await make_sft_traces(lab)
-        model, tokenizer = make_base(recipe, traces, base)
+        dataset = [trace.segments() for trace in await make_sft_traces(lab)]
+        dataset += [one.segments() for one in read_mix(recipe.sft.conversations, seed=recipe.seed)]
+        model, tokenizer = make_base(recipe, dataset, base)
         config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
         with reporter.work("sft") as work:
+            stopped = threading.Event()
 
             def on_step(line: dict[str, float]) -> None:
+                if stopped.is_set():
+                    raise KeyboardInterrupt
                 step = int(line["step"])
                 if step % 20 == 0 and step > (writer.last_step or 0):
                     metrics = {name: line[name] for name in ("loss", "lr", "grad_norm", "tokens")}
@@ -157,17 +163,22 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
                 work.total = int(line["steps"])
                 work.update(step, f"loss {line['loss']:.3f}", every_s=5, **line)
 
-            # In a thread: Ctrl-C and the engines' start go on meanwhile.
-            result = await asyncio.to_thread(
-                sft, model, tokenizer, [trace.segments() for trace in traces], config=config,
-                out_dir=writer.run_dir / "sft", on_step=on_step,
-            )  # fmt: skip
+            # In a thread, so that Ctrl-C reaches this task; the thread sees it at its next step.
+            try:
+                result = await asyncio.to_thread(
+                    sft, model, tokenizer, [trace.segments() for trace in traces], config=config,
+                    out_dir=writer.run_dir / "sft", on_step=on_step,
+                )  # fmt: skip
+            finally:
+                stopped.set()
         writer.finish("finished", result=result)
     return base, after
 
 
 async def make_sft_traces(lab: Lab) -> list[Trace]:
     assert lab.recipe.sft is not None
+    if lab.recipe.sft.problems is None:
+        return []
     problems = read_problems(lab.recipe.sft.problems, exclude=lab.excluded)
     sandbox = await lab.sandbox()
     with lab.reporter.work("traces") as work:
@@ -186,13 +197,13 @@ async def make_sft_traces(lab: Lab) -> list[Trace]:
         )
 
 
-def make_base(recipe: Recipe, traces: Sequence[Trace], folder: Path) -> tuple[PreTrainedModel, Any]:
+def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> tuple[PreTrainedModel, Any]:
     """The model before SFT: the tiny one from nothing, or the recipe's; kept in `folder` for evaluation."""
     if recipe.model != "tiny":
         if not folder.exists():
             folder.symlink_to(Path(recipe.model).resolve())
         return load_model(recipe.model), load_tokenizer(recipe.model)
-    texts = [text for trace in traces[:4000] for text, _ in trace.segments()]  # no merge across what is encoded apart
+    texts = [text for pieces in dataset[:4000] for text, _ in pieces]  # no merge across what is encoded apart
     tokenizer = train_tokenizer(texts, recipe.vocabulary)
     model = build_tiny(tokenizer, seed=recipe.seed)
     save_model(folder, model, tokenizer)
