@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rstar_lab.sandbox.box.isolation import LAYERS
@@ -59,4 +60,6 @@ async def _probe() -> dict[str, str]:
 
 def check() -> list[Layer]:
     """Start a sandbox's zygotes, see which layers took hold, end them. Raises RuntimeError where they do not start."""
-    return layers(asyncio.run(_probe()))
+    with ThreadPoolExecutor(1) as thread:
+        # Of its own, so that a notebook, whose event loop runs, may ask too.
+        return layers(thread.submit(lambda: asyncio.run(_probe())).result())

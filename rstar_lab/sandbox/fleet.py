@@ -197,11 +197,9 @@ class Fleet:
         self._idle[link.tier].append(link)
 
     def lose(self, link: KeeperLink) -> None:
-        """Forget a keeper that ended, and have the box end what it may have left running."""
+        """Forget a keeper that ended or is to end."""
         link.close()
         self.keepers.discard(link)
-        with contextlib.suppress(OSError):
-            self._controls["bare"].send(b"s")
 
     async def new_keeper(self, tier: str) -> KeeperLink:
         """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""

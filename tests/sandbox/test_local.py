@@ -1,14 +1,20 @@
 """LocalSandbox: what a call gives back."""
 
+import asyncio
+import time
+
 import pytest
+import pytest_asyncio
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox():
-    async with LocalSandbox(Limits(timeout_s=5), workers=2) as sandbox:
+    async with LocalSandbox(Limits(timeout_s=10, memory_mb=512), workers=2) as sandbox:
         yield sandbox
 
 
@@ -40,3 +46,210 @@ async def test_what_does_not_compile_is_a_syntax_error(sandbox, code):
 async def test_run_many_keeps_the_order(sandbox):
     results = await sandbox.run_many([Call(f"print({i})") for i in range(40)])
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(40)]
+
+
+HONEST = {
+    "threads": (
+        "import threading\nout = []\nts = [threading.Thread(target=out.append, args=(i,)) for i in range(50)]\n"
+        "[t.start() for t in ts]; [t.join() for t in ts]\nsum(out)",
+        "1225",
+    ),
+    "a thread that outlives the code": (
+        "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late')\nthreading.Thread(target=late).start()",
+        "late\n",
+    ),
+    "exit handlers": ("import atexit\natexit.register(print, 'bye')\nprint('hi')", "hi\nbye\n"),
+    "asyncio": (
+        "import asyncio\nasync def main():\n    await asyncio.gather(*(asyncio.sleep(0.01) for _ in range(9)))\n"
+        "    process = await asyncio.create_subprocess_exec('echo', 'sub')\n    return await process.wait()\n"
+        "asyncio.run(main())",
+        "0",
+    ),
+    "multiprocessing": (
+        "import multiprocessing\ndef square(x):\n    return x * x\nwith multiprocessing.Pool(3) as pool:\n"
+        "    print(pool.map(square, range(5)))",
+        "[0, 1, 4, 9, 16]\n",
+    ),
+    "concurrent.futures": (
+        "from concurrent.futures import ProcessPoolExecutor\nwith ProcessPoolExecutor(2) as pool:\n"
+        "    print(list(pool.map(abs, [-1, -2])))",
+        "[1, 2]\n",
+    ),
+    "subprocess": (
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True, text=True).stdout",
+        "'1\\n'",
+    ),
+    "tempfile": (
+        "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f:\n    f.write('x'); f.seek(0); print(f.read())",
+        "x\n",
+    ),
+    "files in the working folder": ("open('a.txt', 'w').write('text')\nopen('a.txt').read()", "'text'"),
+    "shared memory": (
+        "from multiprocessing import shared_memory\nm = shared_memory.SharedMemory(create=True, size=9)\n"
+        "m.buf[0] = 7; x = m.buf[0]; m.close(); m.unlink(); x",
+        "7",
+    ),
+    "numpy": ("import numpy as np\nfloat(np.linalg.det(np.eye(3) * 2))", "7.999999999999998"),
+    "sympy": ("from sympy import *\nx = symbols('x')\nsolve(x**2 - 5*x + 6, x)", "[2, 3]"),
+    "scipy": ("from scipy.optimize import brentq\nround(brentq(lambda x: x*x - 2, 0, 2), 6)", "1.414214"),
+    "mpmath": ("import mpmath\nmpmath.mp.dps = 20\nmpmath.sqrt(2)", "mpf('1.4142135623730950488011')"),
+    "stdin by hand": ("a, b = map(int, input().split())\nprint(a + b)", "30\n"),
+    "stdin as a file": ("print(open('/dev/stdin').read().split())", "['10', '20']\n"),
+    "__main__": ("if __name__ == '__main__':\n    print('main')", "main\n"),
+    "pickle of its own class": ("import pickle\nclass A:\n    x = 1\npickle.loads(pickle.dumps(A())).x", "1"),
+    "dataclass": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nP(3)",
+        "P(x=3)",
+    ),
+    "deep but honest recursion": (
+        "import sys\nsys.setrecursionlimit(20000)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)\nf(15000)",
+        "15000",
+    ),
+    "unicode": ("'é' * 3 + '\U0001f600'", "'ééé\U0001f600'"),
+    "a handled signal": (
+        "import signal\nhits = []\nsignal.signal(signal.SIGALRM, lambda *_: hits.append(1))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)\nsignal.pause()\nhits",
+        "[1]",
+    ),
+    "inspect.getsource": (
+        "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f))",
+        "def f():\n    return 1\n\n",
+    ),
+    "sys.argv": ("import sys\nsys.argv", "['main.py']"),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+async def test_honest_code_works(sandbox, name):
+    code, expected = HONEST[name]
+    result = await sandbox.run(code, "10 20\n")
+    assert result.outcome == Outcome.OK, result.stderr
+    assert (result.value or result.stdout) == expected, result
+    assert result.stderr == ""
+
+
+async def test_calls_draw_fresh_random_numbers(sandbox):
+    code = "import random, numpy\nrandom.random(), numpy.random.rand(), numpy.random.default_rng().random()"
+    values = {(await sandbox.run(code)).value for _ in range(8)}
+    assert len(values) == 8
+
+
+async def test_seed_makes_a_call_reproducible(sandbox):
+    code = "import random, numpy\nrandom.random(), numpy.random.rand(), list({'a', 'b', 'c', 'd', 'e'}), hash('x')"
+    values = {seed: {(await sandbox.run(code, seed=seed)).value for _ in range(4)} for seed in (0, 1, -5, 2**62)}
+    assert all(len(same) == 1 for same in values.values())
+    assert len(set.union(*values.values())) == 4
+    with pytest.raises(ValueError, match="seed"):
+        await sandbox.run(code, seed=2**63)
+
+
+async def test_stdout_and_stderr_are_apart_and_cut_with_a_mark():
+    async with LocalSandbox(Limits(output_bytes=1000), workers=1) as sandbox:
+        result = await sandbox.run("import sys\nprint('o' * 5000)\nsys.stderr.write('short')")
+        assert result.outcome == Outcome.OUTPUT_LIMIT
+        assert result.stdout == "o" * 1000 + "\n[output cut after 1000 bytes]\n"
+        assert result.stderr == "short"
+        assert (await sandbox.run("print('o' * 999)")).outcome == Outcome.OK
+
+
+async def test_a_huge_value_is_cut_with_a_mark(sandbox):
+    result = await sandbox.run("'v' * 10**6")
+    assert result.outcome == Outcome.OK
+    assert result.value.endswith("[value cut at 65536 bytes]")
+    assert len(result.value) < 66_000
+
+
+async def test_exit_codes(sandbox):
+    for code, outcome, stderr in (
+        ("exit()", Outcome.OK, ""),
+        ("import sys; sys.exit(0)", Outcome.OK, ""),
+        ("import sys; sys.exit(3)", Outcome.EXCEPTION, ""),
+        ("raise SystemExit('reason')", Outcome.EXCEPTION, "reason\n"),
+        ("import os; os._exit(0)", Outcome.OK, ""),
+        ("import os; os._exit(1)", Outcome.KILLED, ""),
+    ):
+        result = await sandbox.run(code)
+        assert (result.outcome, result.stderr) == (outcome, stderr)
+
+
+async def test_a_sleeper_is_cut_off_at_its_limit(sandbox):
+    result = await sandbox.run("import time\ntime.sleep(30)", timeout_s=0.5)
+    assert result.outcome == Outcome.TIMEOUT
+    assert 0.45 < result.duration_s < 3.5
+
+
+async def test_processor_time_of_all_processes_counts(sandbox):
+    """Two busy processes use a limit up twice as fast."""
+    result = await sandbox.run("import os\nos.fork()\nwhile True: pass", timeout_s=2)
+    assert result.outcome == Outcome.TIMEOUT
+
+
+async def test_limits_past_their_maximum_are_refused(sandbox):
+    with pytest.raises(ValueError, match="timeout_s"):
+        await sandbox.run("1", timeout_s=10**6)
+    with pytest.raises(ValueError, match="timeout_s"):
+        await sandbox.run("1", timeout_s=0)
+    with pytest.raises(ValueError, match="memory_mb"):
+        await sandbox.run("1", memory_mb=10**9)
+    with pytest.raises(ValueError, match="stdin"):
+        await sandbox.run("1", "x" * (65 * 1024 * 1024))
+    with pytest.raises(ValueError, match="workers"):
+        LocalSandbox(workers=0)
+    with pytest.raises(ValueError, match="processes"):
+        Limits(processes=0)
+
+
+async def test_hundreds_in_flight_each_get_their_answer(sandbox):
+    before = sandbox.outcomes[Outcome.OK]
+    calls = [Call(f"print({i})", timeout_s=20) for i in range(300)]
+    task = asyncio.create_task(sandbox.run_many(calls))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sandbox.in_flight == 300
+    assert sandbox.queue_depth == 298
+    results = await task
+    assert [result.stdout for result in results] == [f"{i}\n" for i in range(300)]
+    assert sandbox.outcomes[Outcome.OK] - before == 300
+    await sandbox.drain()
+    assert sandbox.in_flight == sandbox.queue_depth == 0
+    assert max(result.queue_s for result in results) > min(result.queue_s for result in results)
+
+
+async def test_a_full_queue_times_out_as_ours():
+    async with LocalSandbox(Limits(queue_timeout_s=0.3), workers=1) as sandbox:
+        running = asyncio.create_task(sandbox.run("import time\ntime.sleep(2)"))
+        await asyncio.sleep(0.1)
+        waiting = await sandbox.run("1")
+        assert waiting.outcome == Outcome.QUEUE_TIMEOUT
+        assert waiting.queue_s >= 0.3
+        assert (await running).outcome == Outcome.OK
+        assert (await sandbox.run("1")).outcome == Outcome.OK
+
+
+async def test_short_calls_pass_rare_long_ones():
+    """Two loops hold both workers; while they run, short calls go on, and the loops end as the model's."""
+    async with LocalSandbox(Limits(timeout_s=4), workers=2) as sandbox:
+        await sandbox.run_many([Call("1")] * 30)
+        loops = [asyncio.create_task(sandbox.run("while True: pass")) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        short = await sandbox.run_many([Call("1 + 1")] * 20)
+        assert not any(loop.done() for loop in loops)
+        assert {result.value for result in short} == {"2"}
+        assert [result.outcome for result in await asyncio.gather(*loops)] == [Outcome.TIMEOUT] * 2
+
+
+async def test_many_heavy_calls_wait_for_each_other():
+    """Honest heavy calls beyond the workers queue up; none is taken for a loop because of the others."""
+    async with LocalSandbox(Limits(timeout_s=3), workers=2) as sandbox:
+        code = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n'done'"
+        results = await sandbox.run_many([Call(code)] * 8)
+        assert [(result.outcome, result.value) for result in results] == [(Outcome.OK, "'done'")] * 8
+
+
+async def test_starting_is_quick():
+    """Under 2 s on a quiet machine; the first call needs no library."""
+    begun = time.monotonic()
+    async with LocalSandbox(workers=1) as sandbox:
+        assert (await sandbox.run("1")).value == "1"
+        assert time.monotonic() - begun < 10
+        assert sandbox.zygotes >= 1

@@ -56,13 +56,15 @@ def pack_request(request: Request, code: bytes, stdin: bytes) -> bytes:
 
 
 def unpack_result(body: bytes) -> Result:
-    outcome, alive, has_value, *cut, duration_s, cpu_s, value, stdout, stderr = _RESULT.unpack_from(body)
+    fields = _RESULT.unpack_from(body)
+    outcome, alive, has_value, stdout_cut, stderr_cut, duration_s, cpu_s, value, stdout, stderr = fields
     start = _RESULT.size
     middle, end = start + value, start + value + stdout
     return Result(
         OUTCOMES[outcome],
         alive,
-        *cut,
+        stdout_cut,
+        stderr_cut,
         duration_s,
         cpu_s,
         body[middle:end],
@@ -156,14 +158,14 @@ class Line:
         alive: bool,
         duration_s: float,
         cpu_s: float,
-        value: bytes | None,
+        value: memoryview | None,
         outputs: tuple[int, int],
         most: int,
     ) -> None:
         """Send a result with what the two output files hold, at most so many bytes of each. Raises Closed."""
         sizes = [os.fstat(fd).st_size for fd in outputs]
         kept = [min(size, most) for size in sizes]
-        body = value or b""
+        body = memoryview(b"") if value is None else value
         fields = _RESULT.pack(
             OUTCOMES.index(outcome),
             alive,
@@ -176,7 +178,7 @@ class Line:
             *kept,
         )
         total = _RESULT.size + len(body) + sum(kept)
-        self._send(b"".join((HEAD.pack(total, RESULT), fields, body)))
+        self._send(HEAD.pack(total, RESULT) + fields, body)
         for fd, size in zip(outputs, kept, strict=True):
             at = 0
             while at < size:
@@ -187,8 +189,12 @@ class Line:
                     break
                 at += sent
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, more: memoryview | bytes = b"") -> None:
         try:
-            self.sock.sendall(data)
+            sent = self.sock.sendmsg([data, more])
+            for part in (data, more):
+                if sent < len(part):
+                    self.sock.sendall(memoryview(part)[sent:])
+                sent = max(0, sent - len(part))
         except OSError as error:
             raise Closed from error

@@ -6,8 +6,9 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 
-from rstar_lab.sandbox.box import kernel, landlock, seccomp, view
+from rstar_lab.sandbox.box import kernel, landlock, processes, seccomp, view
 from rstar_lab.sandbox.box.frames import Request
 
 # Everything a machine can give; in the order of `sandbox check`.
@@ -27,6 +28,7 @@ LAYERS = (
 INSIDE_ID = 1000
 FIRST_UID, UIDS = 60_000, 5_000
 Missing = dict[str, str]
+Report = Callable[[str, OSError], object]
 
 
 def _attempt(missing: Missing, layer: str, step, *arguments) -> bool:
@@ -56,7 +58,7 @@ def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
 
 
 def enter_outer(missing: Missing) -> bool:
-    """What the zygotes' parent does before it forks the first: the PID namespace. True where it is really root."""
+    """What the zygotes' parent does before it forks the first: the PID namespace. True where programs can get an id of their own."""
     try:
         kernel.unshare(kernel.CLONE_NEWPID)
         return True
@@ -69,6 +71,7 @@ def enter_outer(missing: Missing) -> bool:
             reason = f"user namespaces are refused ({error.strerror})"
             missing.update(dict.fromkeys((layer for layer in LAYERS if "namespace" in layer), reason))
             missing["private_proc"] = reason
+            return os.geteuid() == 0
         return False
 
 
@@ -106,6 +109,10 @@ class Isolation:
     def has(self, layer: str) -> bool:
         return layer not in self.missing
 
+    def uid(self, number: int) -> int:
+        """On the host, of the programs of a keeper: one each, so that the kernel's per-user bounds are per keeper."""
+        return FIRST_UID + number % UIDS
+
     def prepare(self) -> None:
         """Once in each zygote: what forks share."""
         if not self.root:
@@ -121,8 +128,10 @@ class Isolation:
         except OSError as error:
             self.missing.setdefault("seccomp", str(error))
 
-    def enter(self, request: Request, number: int, report=None) -> None:
-        """Raises OSError for the first layer that fails, or hands its name to report(layer, error) and goes on."""
+    def enter(self, request: Request, number: int, scratch: str = "", report: Report | None = None) -> None:
+        """scratch: a folder to write to, where there is no mount namespace to make one in.
+
+        Raises OSError for the first layer that fails, or hands its name to report(layer, error) and goes on."""
 
         def step(layer: str, action, *arguments) -> None:
             if not self.has(layer):
@@ -140,7 +149,7 @@ class Isolation:
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
         step("mount_namespace", self._scratch, request, flags)
         step("private_proc", self._proc)
-        uid, gid = FIRST_UID + number % UIDS, FIRST_UID + number % UIDS
+        uid = gid = self.uid(number)
         if self.root:
             step("user_id", self._drop_ids, uid, gid)
         else:
@@ -150,6 +159,9 @@ class Isolation:
             for folder in (view.WORK, view.TEMPORARY, view.SHARED_MEMORY):
                 os.mkdir(folder, 0o700)
             os.chdir(view.WORK)
+        else:
+            os.chdir(scratch or "/")
+            os.environ["HOME"] = os.environ["TMPDIR"] = scratch
         self._resources(request)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, 0 if self.root else 5)
@@ -157,7 +169,7 @@ class Isolation:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
         if self._rules is not None:
-            step("landlock", self._rules.enforce)
+            step("landlock", self._rules.enforce, scratch)
         if self._filter is not None:
             step("seccomp", self._filter.install)
 
@@ -190,7 +202,11 @@ class Isolation:
         bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
         bound(resource.RLIMIT_NOFILE, request.open_files)
         # Without a group, hundreds of processes are slow to watch and to end.
-        bound(resource.RLIMIT_NPROC, request.processes if self.has("cgroup") else min(request.processes, 128))
+        if not self.has("cgroup"):
+            others = 0 if self.has("user_namespace") else processes.threads_of_user(os.geteuid())
+            bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))
+        elif self.has("user_namespace"):
+            bound(resource.RLIMIT_NPROC, request.processes)
         bound(resource.RLIMIT_MSGQUEUE, 0)
         if not request.session:
             bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)
@@ -206,7 +222,7 @@ def dry_run(isolation: Isolation, request: Request) -> Missing:
     pid = fork_into(init, own)
     if pid == 0:
         try:
-            isolation.enter(request, 0, lambda layer, error: os.write(writing, f"{layer}\t{error}\n".encode()))
+            isolation.enter(request, 0, "", lambda layer, error: os.write(writing, f"{layer}\t{error}\n".encode()))
             os.write(writing, b".")
         except BaseException as error:
             os.write(writing, f"other\t{error!r}\n".encode())

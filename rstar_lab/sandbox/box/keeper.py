@@ -14,7 +14,7 @@ import time
 
 from rstar_lab.sandbox.box import kernel, processes, program
 from rstar_lab.sandbox.box.cgroup import NORMAL, Group
-from rstar_lab.sandbox.box.frames import CALL, LONG, YIELD, Closed, Line, Request
+from rstar_lab.sandbox.box.frames import LONG, YIELD, Closed, Line, Request
 from rstar_lab.sandbox.box.isolation import Isolation, fork_into
 from rstar_lab.sandbox.box.watch import LONG_CPU_S, TICK_S, Watch
 
@@ -81,7 +81,7 @@ class Program:
             os.dup2(channel.fileno(), 3)
             os.dup2(self.cell, 4)
         kernel.close_from(5 if channel else 3)
-        keeper.isolation.enter(request, keeper.number)
+        keeper.isolation.enter(request, keeper.number, keeper.scratch)
         self._started[0] = 1
         self._started.close()
         if channel is not None:
@@ -137,6 +137,7 @@ class Keeper:
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         self.running: Program | None = None
+        self.scratch = ""
 
     def serve(self) -> None:
         """Until the other side is gone."""
@@ -145,7 +146,7 @@ class Keeper:
                 if self.running is not None:
                     self._idle()
                 streams = Streams()
-                kind, request, code = self.line.receive(streams.stdin)
+                _, request, code = self.line.receive(streams.stdin)
                 if request is not None:
                     answer = self._cell if request.session else self._call
                     answer(request, code, streams)
@@ -154,6 +155,10 @@ class Keeper:
         except Closed:
             if self.running is not None:
                 self.running.end()
+            if self.scratch:
+                import shutil
+
+                shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _call(self, request: Request, code: memoryview, streams: Streams) -> None:
         """One call in a process of its own."""
@@ -195,9 +200,21 @@ class Keeper:
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
+        if self.running is None and not self.isolation.has("mount_namespace"):
+            self._new_scratch()
         if self.group:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
             self.group.weigh(NORMAL)
+
+    def _new_scratch(self) -> None:
+        """A folder on the host's disk, for programs that cannot have a file system of their own."""
+        import shutil
+
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch = f"/tmp/rstar-sandbox-{os.getpid()}-{os.urandom(8).hex()}"
+        os.mkdir(self.scratch, 0o700)
+        if self.isolation.root and self.isolation.has("user_id"):
+            os.chown(self.scratch, self.isolation.uid(self.number), -1)
 
     def _wait(self, watch: Watch, running: Program) -> tuple[str | None, bool]:
         """Wait until the program or its cell ends, or has to be ended: (verdict, the cell is done)."""
@@ -242,7 +259,7 @@ class Keeper:
             if self.group and self.group.cpu_s() > IDLE_CPU_S:
                 raise Closed
 
-    def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, bytes | None]:
+    def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, memoryview | None]:
         """End the program; its outcome by what the kernel says, and its own word last."""
         started = running.started
         status = running.end()
@@ -261,7 +278,7 @@ class Keeper:
         self,
         request: Request,
         outcome: str,
-        value: bytes | None,
+        value: memoryview | None,
         alive: bool,
         streams: Streams,
         duration_s: float,

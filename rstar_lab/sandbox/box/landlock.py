@@ -34,12 +34,12 @@ class Rules:
         self._paths += [(path, DEVICE) for path in devices]
         self._everything = everything
 
-    def enforce(self) -> None:
-        """On this process and all it starts, from now on; no_new_privs must be set."""
+    def enforce(self, scratch: str = "") -> None:
+        """On this process and all it starts, from now on; no_new_privs must be set. scratch: one more writable folder."""
         ruleset = kernel.libc.syscall(kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
         if ruleset < 0:
             raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
-        for path, rights in self._paths:
+        for path, rights in [*self._paths, (scratch, self._everything)] if scratch else self._paths:
             try:
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:

@@ -47,6 +47,15 @@ def usage(pids: list[int]) -> tuple[float, float]:
     return ticks / _TICKS, pages * _PAGE / 2**20
 
 
+def threads_of_user(uid: int) -> int:
+    count = 0
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and os.stat(f"/proc/{entry}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{entry}/task"))
+    return count
+
+
 def waiting_s(pid: int) -> float:
     """Seconds that this process's most unlucky thread was ready to run and had no processor."""
     most = 0

@@ -39,10 +39,10 @@ class Report:
         self._map[: _HEAD.size] = _HEAD.pack(ending, value is not None, len(body))
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
 
-    def read(self, most: int) -> tuple[int, bytes | None]:
-        """Whatever bytes are there give a valid answer."""
+    def read(self, most: int) -> tuple[int, memoryview | None]:
+        """How it ended and its value, valid until `clear`. Whatever bytes are there give a valid answer."""
         ending, has_value, size = _HEAD.unpack_from(self._map)
-        value = self._map[_HEAD.size : _HEAD.size + min(size, most + MARK_BYTES)] if has_value else None
+        value = memoryview(self._map)[_HEAD.size : _HEAD.size + min(size, most + MARK_BYTES)] if has_value else None
         return (ending if ending <= NO_MEMORY else NOTHING), value
 
 

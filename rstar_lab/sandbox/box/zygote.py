@@ -42,13 +42,25 @@ class Zygote:
         self.stale: set[str] = set()
 
     def serve(self) -> None:
+        """Until the control socket closes."""
         isolation.settle()
+        # Orphans of a killed keeper come to us, and the end of any child wakes us.
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poller = select.poll()
+        poller.register(self.control, select.POLLIN)
+        poller.register(woken, select.POLLIN)
         while True:
-            data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
-            if not data:
-                os._exit(0)
-            self._sweep()
-            if fds:
+            for fd, _ in poller.poll():
+                if fd == woken:
+                    os.read(woken, 4096)
+                    self._sweep()
+                    continue
+                data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
+                if not data:
+                    return
                 self._fork(socket.socket(fileno=fds[0]), int.from_bytes(data, "little"))
 
     def _fork(self, sock: socket.socket, number: int) -> None:
@@ -56,6 +68,8 @@ class Zygote:
         group = self.group.child(name) if self.group else None
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
             kernel.run_and_exit(keep, sock, self.box, group, number)
         self.keepers[pid] = name
@@ -70,12 +84,10 @@ class Zygote:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if pid in self.keepers:
                     self.stale.add(self.keepers.pop(pid))
-        if os.getpid() == 1:
-            # Process 1 of the box inherits its orphans.
-            for pid in processes.children(1):
-                if pid not in self.keepers and pid not in self.others:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+        for pid in processes.children(os.getpid()):
+            if pid not in self.keepers and pid not in self.others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         if self.group:
             self.stale = {name for name in self.stale if not self.group.remove(name)}
 
@@ -100,7 +112,7 @@ def tiers(
         if pid == 0:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             controls[0].close()
-            tiers(controls[1:], names[1:], box, group, "")
+            kernel.run_and_exit(tiers, controls[1:], names[1:], box, group, "")
         zygote.others.add(pid)
     for other in controls[1:]:
         other.close()
