@@ -36,6 +36,7 @@ def bench(against: str | None) -> Iterator[dict[str, Any]]:
     """One line a measurement: name, value, unit, against, ratio, n. Takes about five minutes with `against`."""
     with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
         ours = ready["url"]
+        warm_up(ours)
         for name, code, count, rounds in (("a", SHORT, 512, 5), ("b", NUMPY, 192, 3), ("c", SYMPY, 64, 3)):
             yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
         yield compare("mix", ours, against, mixed(200), 3, batch=1, clients=64)
@@ -56,6 +57,11 @@ def mixed(count: int, seed: int = 0) -> list[str]:
     codes = [code for code, share in MIX for _ in range(round(share * count))]
     random.Random(seed).shuffle(codes)
     return codes
+
+
+def warm_up(url: str) -> None:
+    """Return when every zygote is up: they import their libraries while the service answers already."""
+    asyncio.run(load(url, [SHORT, NUMPY, SYMPY, "import scipy"] * BATCH, batch=BATCH, clients=1))
 
 
 def compare(
@@ -140,7 +146,7 @@ def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:
     for name, code in (("a", SHORT), ("b", NUMPY), ("c", SYMPY)):
         bare = bare_fork_ms(code, count)
         with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
-            asyncio.run(load(ready["url"], [code] * BATCH, batch=BATCH, clients=1))
+            warm_up(ready["url"])
             before = cpu_ms(ready["pid"])
             asyncio.run(load(ready["url"], [code] * count, batch=BATCH, clients=2))
             ms = (cpu_ms(ready["pid"]) - before) / count

@@ -1,0 +1,57 @@
+"""Load on a sandbox, and what came of it: for notebooks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.call import CallResult
+
+
+class Sandbox(Protocol):
+    """LocalSandbox or SandboxClient."""
+
+    async def run(self, code: str) -> CallResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call. kind: what was asked; at_s: when it was answered, since the load began."""
+
+    kind: str
+    outcome: Outcome
+    at_s: float
+    latency_s: float
+    queue_s: float
+    duration_s: float
+
+
+async def run_load(
+    sandbox: Sandbox, calls: Sequence[tuple[str, str]], *, in_flight: int, every_s: float = 0.5
+) -> AsyncIterator[list[Sample]]:
+    """Run (kind, code) pairs, `in_flight` at a time; every `every_s`, and at the end, all samples so far."""
+    began = time.monotonic()
+    samples: list[Sample] = []
+    left = list(calls)[::-1]
+
+    async def one() -> None:
+        while left:
+            kind, code = left.pop()
+            asked = time.monotonic()
+            result = await sandbox.run(code)
+            now = time.monotonic()
+            samples.append(Sample(kind, result.outcome, now - began, now - asked, result.queue_s, result.duration_s))
+
+    clients = [asyncio.create_task(one()) for _ in range(in_flight)]
+    running = set(clients)
+    try:
+        while running:
+            _, running = await asyncio.wait(running, timeout=every_s)
+            yield list(samples)
+        for client in clients:
+            client.result()
+    finally:
+        for client in clients:
+            client.cancel()
