@@ -4,15 +4,16 @@ import math
 from collections.abc import Iterable, Mapping
 
 _SQRT2 = math.sqrt(2.0)
-_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+_SQRT_2PI = math.sqrt(2.0 * math.pi)
 
 
 class LengthPredictor:
     """Expected response tokens of a rollout, as a lognormal whose mean log belongs to its problem.
 
-    log(length) = problem mean + noise. The problem means are normal around a mean over all problems; finished rollouts move
-    both (normal posterior, known variances). A rollout that has already written `generated` tokens is longer than that:
-    what is left is the mean of the truncated lognormal.
+    log(length) = problem mean + noise. The problem means are normal around a mean over all problems; both are estimated from
+    rollouts that ended and from rollouts under way, which are at least as long as what they have written (without them the
+    estimate would know the short ones first and be too low all through a step): one step of expectation-maximisation each time
+    something is heard of a problem. A rollout that has written `generated` tokens has the mean of the truncated lognormal to go.
 
     max_tokens: where a response is cut. mean_tokens: a first guess, worth `prior_rollouts` observations.
     sigma_problem, sigma_rollout: standard deviations of the log between problems and within one.
@@ -26,39 +27,75 @@ class LengthPredictor:
         mean_tokens: float | None = None,
         sigma_problem: float = 0.55,
         sigma_rollout: float = 0.6,
-        prior_rollouts: float = 8.0,
+        prior_rollouts: float = 32.0,
         history: Mapping[str, Iterable[float]] | None = None,
     ):
         self.max_tokens = max_tokens
         self.sigma = sigma_rollout
         self._shrink = (sigma_rollout / sigma_problem) ** 2
-        guess = mean_tokens or max_tokens / 4
-        self._weight = prior_rollouts
-        self._total = prior_rollouts * (math.log(guess) - 0.5 * (sigma_problem**2 + sigma_rollout**2))
-        self._problems: dict[str, tuple[int, float]] = {}
-        self.version = 0
+        guess = math.log(mean_tokens or max_tokens / 4) - 0.5 * (sigma_problem**2 + sigma_rollout**2)
+        self._count, self._total = prior_rollouts, prior_rollouts * guess
+        self._problems: dict[str, _Seen] = {}
         for problem, lengths in (history or {}).items():
             for length in lengths:
                 self.observe(problem, length)
+            self.mean_log(problem)
 
-    def observe(self, problem: str, tokens: float) -> None:
+    def observe(self, problem: str, tokens: float, rollout: int | None = None) -> None:
         """A rollout of `problem` ended with `tokens` response tokens."""
-        log_tokens = math.log(max(tokens, 1.0))
-        count, total = self._problems.get(problem, (0, 0.0))
-        self._problems[problem] = (count + 1, total + log_tokens)
-        self._weight += 1
-        self._total += log_tokens
-        self.version += 1
+        seen = self._problems.setdefault(problem, _Seen())
+        seen.ended += 1
+        seen.ended_total += math.log(max(tokens, 1.0))
+        if rollout is not None:
+            seen.under_way.pop(rollout, None)
+        seen.stale = True
+
+    def progress(self, problem: str, tokens: float, rollout: int) -> None:
+        """A rollout of `problem` has written `tokens` response tokens and goes on."""
+        seen = self._problems.setdefault(problem, _Seen())
+        seen.under_way[rollout] = math.log(max(tokens, 1.0))
+        seen.stale = True
 
     def mean_log(self, problem: str) -> float:
         """Posterior mean of the log length of `problem`."""
-        overall = self._total / self._weight
-        count, total = self._problems.get(problem, (0, 0.0))
-        return (total + self._shrink * overall) / (count + self._shrink)
+        overall = self._total / self._count
+        seen = self._problems.get(problem)
+        if seen is None:
+            return overall
+        if seen.stale:
+            guess = (seen.total + self._shrink * overall) / (seen.count + self._shrink)
+            sigma = self.sigma
+            total = seen.ended_total
+            for written in seen.under_way.values():
+                total += guess + sigma * _mills((written - guess) / sigma)
+            count = seen.ended + len(seen.under_way)
+            self._count += count - seen.count
+            self._total += total - seen.total
+            seen.count, seen.total, seen.stale = count, total, False
+        return (seen.total + self._shrink * overall) / (seen.count + self._shrink)
 
     def remaining(self, problem: str, generated: float = 0.0) -> float:
         """Expected response tokens still to come after `generated`, at least 1."""
         return max(_mean_past(self.mean_log(problem), self.sigma, generated, self.max_tokens) - generated, 1.0)
+
+
+class _Seen:
+    """Rollouts of one problem: sums over those that ended, logs of what those under way have written, and the last estimate."""
+
+    __slots__ = ("count", "ended", "ended_total", "stale", "total", "under_way")
+
+    def __init__(self) -> None:
+        self.ended, self.ended_total = 0, 0.0
+        self.under_way: dict[int, float] = {}
+        self.count, self.total = 0, 0.0
+        self.stale = True
+
+
+def _mills(z: float) -> float:
+    """E[Z | Z > z] of a standard normal."""
+    if z > 6:
+        return z + 1 / z
+    return math.exp(-0.5 * z * z) / (_SQRT_2PI * 0.5 * math.erfc(z / _SQRT2))
 
 
 def _cdf(z: float) -> float:

@@ -243,7 +243,7 @@ class Adaptive:
         self._resumed: deque[TurnRequest] = deque()
         self._new: dict[str, deque[TurnRequest]] = {}
         self._started: dict[str, int] = {}
-        self._queue: list[tuple[int, float, str]] = []  # heap of problems with new rollouts; keys may be old
+        self._queue: list[tuple[int, float, str]] = []  # heap of problems; entries may be old or double
         self._ledgers: list[_Ledger] = []
         self._work_left: list[float] = []
         self._open: set[int] = (
@@ -267,13 +267,15 @@ class Adaptive:
         self._open.add(engine)
         total = request.generated + generated
         if not done:
-            self._join(
-                request.rollout, engine, request.tokens + generated, self.predictor.remaining(request.problem, total)
-            )
+            self.predictor.progress(request.problem, total, request.rollout)
+            left = self.predictor.remaining(request.problem, total)
+            self._join(request.rollout, engine, request.tokens + generated, left)
             return
         del self._home[request.rollout]
         if generated:
-            self.predictor.observe(request.problem, total)
+            self.predictor.observe(request.problem, total, request.rollout)
+            if self._new.get(request.problem):
+                heappush(self._queue, self._rank(request.problem))
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         if not self._ledgers:
@@ -287,18 +289,17 @@ class Adaptive:
         while self._resumed and self._admit(self._resumed[0], engines, sent):
             self._resumed.popleft()
         while self._queue and self._open and not self._resumed:
-            rank = self._rank(self._queue[0][2])
-            if rank != self._queue[0]:
-                heapreplace(self._queue, rank)
-                continue
-            problem = rank[2]
+            problem = self._queue[0][2]
             waiting = self._new[problem]
-            if not self._admit(waiting[0], engines, sent):
-                break
-            waiting.popleft()
-            self._started[problem] = self._started.get(problem, 0) + 1
             if not waiting:
                 heappop(self._queue)
+            elif (rank := self._rank(problem)) != self._queue[0]:
+                heapreplace(self._queue, rank)
+            elif self._admit(waiting[0], engines, sent):
+                waiting.popleft()
+                self._started[problem] = self._started.get(problem, 0) + 1
+            else:
+                break
         return sent
 
     def _rank(self, problem: str) -> tuple[int, float, str]:
