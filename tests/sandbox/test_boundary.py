@@ -290,7 +290,7 @@ asyncio.run(main())
 
 
 async def test_everything_dies_with_the_embedding_process():
-    embedder = subprocess.Popen([  # noqa: ASYNC220sys.executable, "-c", EMBEDDER], stdout=subprocess.PIPE, cwd=ROOT)
+    embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], stdout=subprocess.PIPE, cwd=ROOT)  # noqa: ASYNC220
     assert embedder.stdout is not None
     assert await asyncio.to_thread(embedder.stdout.readline) == b"ready\n"
     box = box_processes(embedder.pid)
