@@ -42,7 +42,10 @@ def run_grid(
                 continue
             say(f"{done}/{total}: {arm}, seed {seed}")
             own = {"model": str(model.resolve()), "sft": None, "seed": seed, "label": arm}
-            _wait(submit(recipe, profile, common | dict(keys) | own, command="train", runs_dir=runs, name=run, say=say), say)
+            _wait(
+                submit(recipe, profile, common | dict(keys) | own, command="train", runs_dir=runs, name=run, say=say),
+                say,
+            )
     return made
 
 

@@ -1,14 +1,16 @@
 """Cluster files from a hardware profile: the sbatch script, Ray's start commands, a KubeRay RayCluster."""
 
 import shlex
+import sys
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import yaml
 
+from rstar_lab.errors import UserError
 from rstar_lab.jobs.store import JobSpec
-from rstar_lab.profiles import Profile
+from rstar_lab.profiles import Profile, load_profile
 
 TEMPLATES = Path(__file__).parent.parent.parent / "cluster"
 
@@ -46,10 +48,10 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
     )
 
 
-def ray_start(profile: Profile, *, head: bool, address: str = "$HEAD:6379") -> list[str]:
+def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> list[str]:
     """`ray start` for one node of the profile, without the word `ray`."""
     hardware = profile.hardware
-    where = ["--head", "--port=6379", "--dashboard-host=127.0.0.1"] if head else [f"--address={address}"]
+    where = ["--head", "--port=6379"] if head else [f"--address={address}"]
     return ["start", *where, f"--num-cpus={hardware.cpus_per_node}", f"--num-gpus={hardware.gpus_per_node}", "--block"]
 
 
@@ -78,3 +80,27 @@ def ray_cluster(profile: Profile) -> str:
 
 def _fill(template: str, **values: str) -> str:
     return _Percent((TEMPLATES / template).read_text()).substitute(values)
+
+
+def main(profile: str, kind: str) -> str:
+    """`python -m rstar_lab.jobs.render PROFILE kuberay|ray`"""
+    chosen = load_profile(profile)
+    if kind == "kuberay":
+        return ray_cluster(chosen)
+    if kind == "ray":
+        first, others = (["ray", *ray_start(chosen, head=head)] for head in (True, False))
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in chosen.env.items()]
+        token = [
+            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/shared/ray.token  # the same file on every node, mode 600"
+        ]
+        return "\n".join(
+            [*exports, *token, "# the first node", " ".join(first), "# every other node", " ".join(others)]
+        )
+    raise UserError(f"render {kind}: kuberay or ray")
+
+
+if __name__ == "__main__":
+    try:
+        print(main(*sys.argv[1:3]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

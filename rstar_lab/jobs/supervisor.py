@@ -17,9 +17,9 @@ from typing import IO, NoReturn
 
 import psutil
 
-from rstar_lab.jobs.processes import JOB_VARIABLE, adopt_orphans, end_processes
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder
+from rstar_lab.processes import JOB_VARIABLE, adopt_orphans, end_processes
 
 SECRETS_FILE = "secrets.json"
 # Time for the run to finish what it writes; its checkpoints are atomic, so a kill costs what came after the last.

@@ -13,9 +13,9 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.ray_cluster import LocalRay
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.jobs.supervisor import SECRETS_FILE
+from rstar_lab.local_ray import LocalRay
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent

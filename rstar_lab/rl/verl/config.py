@@ -148,9 +148,6 @@ def _cpu(settings: Settings, max_sequences: int, longest: int) -> dict[str, Any]
     return {
         "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:vllm_on_cpu", "options": options},
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-        "+ray_kwargs.ray_init.num_gpus": 1,
-        "+ray_kwargs.ray_init.include_dashboard": False,
-        "ray_kwargs.ray_init.num_cpus": 8,  # places for actors, not cores
         "trainer.device": "cpu",
     }  # fmt: skip
 

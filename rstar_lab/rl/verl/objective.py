@@ -71,9 +71,7 @@ def row_weights(groups: list[Any], tokens: list[int], aggregation: str, global_b
     """
     rows = sum(count > 0 for count in tokens)
     if aggregation == "group-token-mean":
-        mask = torch.arange(max(tokens))[None, :] < torch.tensor(tokens)[:, None]
-        per_row = objective.group_normaliser(mask, groups)
-        return (sum(tokens) / per_row).tolist()
+        return (sum(tokens) / objective.group_normaliser(tokens, groups)).tolist()
     if aggregation == "token-mean" or rows == global_batch_size:
         return None
     return [global_batch_size / max(1, rows)] * len(tokens)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,15 @@ def environment(profile: Profile) -> dict[str, str]:
     # A CPU counts as a GPU by name only; verl's FSDP engine is registered for cuda and npu.
     on_cpu = {"VERL_PLATFORM": "rstar_cpu", "VERL_ENGINE_DEVICE": "cuda"}
     return {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | profile.env | (on_cpu if not profile.hardware.gpus else {})
+
+
+def own_ray(profile: Profile) -> AbstractContextManager[Any]:
+    """On a CPU a Ray cluster of this run's own, which is told to count the CPU as a GPU; elsewhere verl's to find or start."""
+    if profile.hardware.gpus or "RAY_ADDRESS" in os.environ:
+        return nullcontext()
+    from rstar_lab.local_ray import LocalRay
+
+    return LocalRay(cpus=8, gpus=1, dashboard=False)  # CPUs are places for actors, not cores
 
 
 def write_tickets(path: Path, count: int) -> None:
@@ -103,10 +114,11 @@ def main(
             raise UserError(f"--stage {stage}: the recipe has {', '.join(s.stage.name for s in plan)}")
         train_stage(settings, chosen, starting_model(loaded, runs_dir), verls)
         return
-    for settings in plan:
-        command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:], "--stage", settings.stage.name]
-        if code := subprocess.run(command).returncode:
-            raise typer.Exit(code)
+    with own_ray(chosen):
+        for settings in plan:
+            command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:], "--stage", settings.stage.name]
+            if code := subprocess.run(command).returncode:
+                raise typer.Exit(code)
     if as_json:
         print(json.dumps({"run": str(runs_dir / plan[0].run), "steps": sum(s.stage.steps for s in plan)}))
 
@@ -124,6 +136,7 @@ def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a Ray cluster of our own is taken down
     try:
         app()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, with as many raylets as asked for: what `profile="laptop"` and the tests run jobs on."""
+"""A Ray cluster on this machine, with as many raylets as asked for: for `profile="laptop"`, for verl on a CPU, for tests."""
 
 import contextlib
 import os
@@ -14,19 +14,23 @@ from types import TracebackType
 from typing import Self
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.processes import JOB_VARIABLE, end_processes
+from rstar_lab.processes import JOB_VARIABLE, end_processes
 
-START_S = 180
+START_S = 300
+# A raylet waits 15 s for its agent to say which ports it chose, and dies where the machine is too busy for that: choose
+# them. And the agents of two raylets would fight for the one port with a fixed number.
+PORTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
 
 
 class LocalRay:
     """`nodes` raylets with a job API that asks for a token; a context manager, nothing of it outlives the block.
 
-    address: of the job API; environment: what a client needs. The token is written to a folder only this user can read.
+    cpus, gpus: what each raylet claims to have. dashboard: with the job API.
+    address: of the job API; environment: what a client or driver needs. The token lies in a folder only this user can read.
     """
 
-    def __init__(self, nodes: int = 1, *, cpus: int = 2):
-        self.nodes, self.cpus = nodes, cpus
+    def __init__(self, nodes: int = 1, *, cpus: int = 2, gpus: int = 0, dashboard: bool = True):
+        self.nodes, self.cpus, self.gpus, self.dashboard = nodes, cpus, gpus, dashboard
         self._mark = f"ray-{secrets.token_hex(4)}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -36,20 +40,26 @@ class LocalRay:
         token = self.folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        self.port, web = _free_port(), _free_port()
+        self.address = f"http://127.0.0.1:{web}"
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_ADDRESS": f"127.0.0.1:{self.port}",
+        }
+        self._outer = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
-        self.port, dashboard = _free_port(), _free_port()
-        self.address = f"http://127.0.0.1:{dashboard}"
         try:
             self._start(
-                "--head", f"--port={self.port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1",
-                "--include-dashboard=true", f"--temp-dir={self.folder}",
+                "--head", f"--port={self.port}", f"--dashboard-port={web}", "--dashboard-host=127.0.0.1",
+                f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
             )  # fmt: skip
             # The API answers before the head is a node of its own cluster, and until then nobody can join.
             self.wait_for_nodes(1)
             for _ in range(self.nodes - 1):
                 self.add_node()
-            self.wait_for_nodes(self.nodes)
+            if self.nodes > 1:
+                self.wait_for_nodes(self.nodes)
         except BaseException:
             self.close()
             raise
@@ -64,23 +74,24 @@ class LocalRay:
         with log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, "--node-ip-address=127.0.0.1",
-                 # Of all of a raylet's ports the only one with a fixed number: two raylets here would fight for it.
-                 f"--dashboard-agent-listen-port={_free_port()}",
-                 f"--num-cpus={self.cpus}", "--disable-usage-stats", "--block"],
-                env=os.environ | self.environment | {JOB_VARIABLE: self._mark, "RAY_raylet_start_wait_time_s": "300"},
+                 *(f"--{name}-port={_free_port()}" for name in PORTS),
+                 f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
+                env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+                | {JOB_VARIABLE: self._mark, "RAY_raylet_start_wait_time_s": str(START_S)},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
         return process
 
     def alive(self) -> int:
-        """Nodes that are alive; 0 while nobody answers."""
-        from ray.util.state import list_nodes
+        """Nodes that are alive; 0 while nobody answers. Asked of the control store: the job API needs longer to come up."""
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
         try:
-            return sum(node.state == "ALIVE" for node in list_nodes(address=self.address, timeout=10))
-        except Exception:  # the client raises what requests raises, and its own kinds
+            nodes = GcsClient(address=f"127.0.0.1:{self.port}").get_all_node_info(timeout=20)
+        except Exception:  # the client raises its own kinds, and gRPC's
             return 0
+        return sum(node.state == 0 for node in nodes.values())
 
     def wait_for_nodes(self, count: int) -> None:
         """Wait until so many nodes are alive. Raises UserError with the end of a daemon's log."""
@@ -94,6 +105,8 @@ class LocalRay:
 
     def close(self) -> None:
         """End every process of this cluster, and of no other."""
+        for name, value in getattr(self, "_outer", {}).items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         for process in self._processes:
             end_processes(self._mark, root=process.pid, grace_s=3)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,0 +1,132 @@
+"""Cluster files: every profile loads, what is rendered is whole, and every command the page names exists."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
+from rstar_lab.jobs.store import JobSpec
+from rstar_lab.profiles import load_profile, profile_names
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["laptop", "one_gpu", "h100x8", "mi300x_8x8"])
+def test_every_profile_loads_and_hands_no_secret_on_in_the_open(name):
+    profile = load_profile(name)
+    assert profile.name == name
+    assert not set(profile.secrets) & set(profile.env)
+    assert profile_names() == ["h100x8", "laptop", "mi300x_8x8", "one_gpu"]
+
+
+def test_a_wrong_key_in_a_profile_is_named_with_the_right_one(tmp_path):
+    content = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text())
+    content["engine"]["tensor_paralel"] = 2
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"engine\.tensor_paralel.*did you mean 'tensor_parallel'"):
+        load_profile(tmp_path / "mine.yaml")
+
+
+def spec(profile, folder):
+    return JobSpec(
+        "job-1", "paper", profile.name, "slurm", [sys.executable, "-c", ""], str(folder), str(folder), {}, "now",
+        environment=dict(profile.env),
+    )  # fmt: skip
+
+
+def test_the_slurm_script_is_a_shell_script_with_what_the_profile_says(tmp_path):
+    profile = load_profile("mi300x_8x8")
+    text = sbatch_script(profile, spec(profile, tmp_path), tmp_path)
+    (tmp_path / "job.sbatch").write_text(text)
+    subprocess.run(["bash", "-n", str(tmp_path / "job.sbatch")], check=True)
+    assert text.startswith("#!/usr/bin/env bash\n#SBATCH --job-name=job-1\n#SBATCH --nodes=8\n")
+    assert "#SBATCH --gres=gpu:8" in text
+    assert "export HSA_NO_SCRATCH_RECLAIM=1" in text
+    assert "--num-gpus=8" in text
+    assert "%%" not in text
+    assert "ray stop" not in text, "it would end other people's clusters"
+
+
+def test_the_ray_cluster_asks_for_the_profiles_machines_and_gives_no_api_token_away():
+    document = yaml.safe_load(ray_cluster(load_profile("mi300x_8x8")))
+    worker = document["spec"]["workerGroupSpecs"][0]
+    container = worker["template"]["spec"]["containers"][0]
+    assert worker["replicas"] == 8
+    assert container["resources"]["limits"]["amd.com/gpu"] == 8
+    assert container["image"] == "rstar-lab:rocm"
+    assert {"name": "HSA_NO_SCRATCH_RECLAIM", "value": "1"} in container["env"]
+    for group in (document["spec"]["headGroupSpec"], worker):
+        assert group["template"]["spec"]["automountServiceAccountToken"] is False
+    values = [variable.get("value", "") for variable in container["env"]]
+    assert not any("$" in value for value in values)
+    secret = next(variable for variable in container["env"] if variable["name"] == "WANDB_API_KEY")
+    assert "secretKeyRef" in secret["valueFrom"]
+
+
+def test_the_ray_commands_are_options_that_ray_knows():
+    known = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for text in (main("h100x8", "ray"), (ROOT / "cluster/slurm/job.sbatch").read_text()):
+        used = {option for line in text.splitlines() if "ray" in line for option in re.findall(r"--[a-z-]+", line)}
+        options = used & {"--head", "--port", "--address", "--num-cpus", "--num-gpus", "--block", "--temp-dir",
+                          "--node-ip-address", "--include-dashboard", "--disable-usage-stats", "--dashboard-host"}  # fmt: skip
+        assert options
+        assert not {option for option in options if option not in known}
+
+
+def page_commands():
+    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    inline = re.findall(r"`((?:rstar-lab|python -m|make|ray|redis-server) [^`]+)`", PAGE)
+    wanted = ("rstar-lab ", "python -m ", "make ", "redis-server ")
+    return sorted({line for line in [*lines, *inline] if line.startswith(wanted)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", page_commands())
+def test_every_command_of_the_page_exists(command):
+    words = command.split()
+    if words[0] == "rstar-lab":
+        parts = []
+        for word in words[1:]:
+            if not re.fullmatch(r"[a-z]+", word):
+                break
+            parts.append(word)
+        options = [word for word in words if word.startswith("--")]
+        done = subprocess.run([sys.executable, "-m", "rstar_lab.cli", *parts, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for option in options:
+            assert option == "--help" or option in done.stdout, f"{option} of {command}"
+    elif words[0] == "python":
+        module = ROOT / (words[2].replace(".", "/") + ".py")
+        assert module.is_file()
+        if "render" in words[2]:
+            assert main(*words[3:5])
+    elif words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
+    else:
+        assert words[1] == "cluster/redis.conf" and (ROOT / words[1]).is_file()
+        if not shutil.which("redis-server"):
+            pytest.skip("redis-server is not installed here")
+
+
+def test_files_the_page_and_the_readme_name_are_there():
+    text = PAGE + (ROOT / "cluster" / "README.md").read_text()
+    for name in re.findall(r"`((?:cluster|notebooks|docs)/[\w./]+?)`", text):
+        assert (ROOT / name).exists() or name.endswith("cluster.ipynb"), name
+
+
+def test_the_rocm_image_pins_what_the_tests_ran_with():
+    constraints = (ROOT / "constraints.txt").read_text()
+    dockerfile = (ROOT / "cluster/rocm/Dockerfile").read_text()
+    for pin in re.findall(r'"((?:verl|TransferQueue|math-verify)==[\d.]+)"', dockerfile):
+        assert pin.lower() in constraints.lower(), pin
+    assert "--no-deps" in dockerfile
