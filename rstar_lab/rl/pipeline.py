@@ -166,7 +166,7 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
             # In a thread, so that Ctrl-C reaches this task; the thread sees it at its next step.
             try:
                 result = await asyncio.to_thread(
-                    sft, model, tokenizer, [trace.segments() for trace in traces], config=config,
+                    sft, model, tokenizer, dataset, config=config,
                     out_dir=writer.run_dir / "sft", on_step=on_step,
                 )  # fmt: skip
             finally:

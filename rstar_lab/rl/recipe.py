@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.data.mix import MixEntry
 from rstar_lab.rl.problems import FIELDS
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -81,8 +82,19 @@ class SftConfig(Section):
 class SftSection(SftConfig):
     """Non-reasoning SFT: instruction following, JSON tool calls, the form of the answer (paper, section 4.1)."""
 
-    problems: Problems = Field(description="their traces are made in the sandbox; only the synthetic families have any")
+    problems: Problems | None = Field(
+        None, description="their traces are made in the sandbox; only the synthetic families have any"
+    )
     mix: dict[str, float] = Field({}, description="shares of the kinds of trace (traces.TraceMix)")
+    conversations: tuple[MixEntry, ...] = Field(
+        (), description="files that `rstar-lab data convert` wrote, and how many of each (none: all)"
+    )
+
+    @model_validator(mode="after")
+    def _something_to_imitate(self) -> "SftSection":
+        if self.problems is None and not self.conversations:
+            raise ValueError("give problems, conversations or both")
+        return self
 
 
 class RlSection(Section):

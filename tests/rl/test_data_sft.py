@@ -1,6 +1,8 @@
 """SFT data: six public schemas become one, nothing is lost without a word, and the linter finds every kind of fault."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -20,6 +22,7 @@ from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
 from rstar_lab.rl.data.lint import check_mask, lint, read_back
 from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix
 from rstar_lab.rl.data_cli import app
+from rstar_lab.rl.recipe import parse_recipe
 from rstar_lab.rl.sft import encode
 from rstar_lab.rl.tokenizer import train_tokenizer
 
@@ -259,6 +262,48 @@ def test_the_papers_mix(tmp_path):
     calls = sum(PAPER_COUNTS[name] for name in ("toolace", "apigen_mt", "glaive_v2", "magicoder"))
     assert (calls, PAPER_COUNTS["tulu3_if"], PAPER_COUNTS["nemotron_chat"]) == (165_000, 30_000, 27_000)
     assert paper_mix(tmp_path)[0] == MixEntry(file=tmp_path / "toolace.jsonl", count=11_000)
+
+
+def test_a_recipe_takes_a_mix(tmp_path, tokenizer):
+    """Conversations alone: no problems, no sandbox, and a model of the user's."""
+    write_conversations(tmp_path / "c.jsonl", [one("toolace"), one("glaive_v2")])
+    entry = {"file": str(tmp_path / "c.jsonl"), "count": 2}
+    recipe = parse_recipe({"model": "tiny", "sft": {"conversations": [entry]}})
+    assert recipe.sft is not None and len(read_mix(recipe.sft.conversations)) == 2
+    with pytest.raises(UserError, match="give problems, conversations or both"):
+        parse_recipe({"model": "tiny", "sft": {}})
+    with pytest.raises(UserError, match="unknown key; did you mean count"):
+        parse_recipe({"model": "tiny", "sft": {"conversations": [{**entry, "counts": 2}]}})
+
+
+@pytest.mark.slow
+def test_sft_on_a_mix_alone(tmp_path):
+    """`rstar-lab sft` learns from converted files, and leaves a model that can be loaded."""
+    conversations = [one(name).model_copy(update={"conversation_id": f"{name}-{n}"}) for n in range(8) for name in ROWS]
+    write_conversations(tmp_path / "c.jsonl", conversations)
+    recipe = {
+        "name": "mix", "model": "tiny", "vocabulary": 600,
+        "sft": {
+            "conversations": [{"file": str(tmp_path / "c.jsonl")}], "epochs": 2, "batch_size": 8, "lr": 2e-3, "max_tokens": 2048,
+        },
+    }  # fmt: skip
+    (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
+    command = [
+        sys.executable,
+        "-m",
+        "rstar_lab.cli",
+        "sft",
+        str(tmp_path / "mix.yaml"),
+        "--runs-dir",
+        str(tmp_path / "runs"),
+        "--json",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    folder = tmp_path / "runs" / "mix-sft" / "sft"
+    losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
+    assert (folder / "model" / "model.safetensors").exists()
 
 
 # --- linter -----------------------------------------------------------------------------------------------------------
