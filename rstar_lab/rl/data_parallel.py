@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_START_TIMEOUT = timedelta(seconds=180)
+_TIMEOUT = timedelta(minutes=10)  # generous: a busy machine is slow to start a process
+_READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -70,8 +71,9 @@ class Helpers:
         for rank in range(1, size):
             arguments = (self._address, rank, size, os.getpid(), module, function)
             code = f"from rstar_lab.rl.data_parallel import serve\nserve{arguments!r}"
+            command = [sys.executable, "-c", code]
             self._processes.append(
-                subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.DEVNULL)
+                subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
             )
 
     @property
@@ -80,6 +82,10 @@ class Helpers:
 
     def join(self) -> Ranks:
         if self._size > 1:
+            for process in self._processes:
+                assert process.stdout is not None
+                if process.stdout.readline() != _READY:
+                    raise RuntimeError(f"a helper process of the training ended at its start (exit {process.wait()})")
             torch.set_num_threads(1)
             _init(self._address, 0, self._size)
             self._joined = True
@@ -99,6 +105,8 @@ class Helpers:
         for process in self._processes:
             if kind is not None or not self._joined:
                 process.kill()
+            assert process.stdout is not None
+            process.stdout.close()
             try:
                 process.wait(timeout=30)
             except subprocess.TimeoutExpired:
@@ -117,6 +125,7 @@ def serve(address: str, rank: int, size: int, parent: int, module: str, function
 
     entry = getattr(importlib.import_module(module), function)
     torch.set_num_threads(1)
+    os.write(1, _READY)
     _init(address, rank, size)
     entry(Ranks(rank, size))
     dist.destroy_process_group()
@@ -124,4 +133,4 @@ def serve(address: str, rank: int, size: int, parent: int, module: str, function
 
 def _init(address: str, rank: int, size: int) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=_START_TIMEOUT)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=_TIMEOUT)

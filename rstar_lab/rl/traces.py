@@ -40,12 +40,12 @@ class TraceMix(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     clean: float = Field(default=0.10, ge=0)
-    error_then_fix: float = Field(default=0.34, ge=0)
-    malformed_then_fix: float = Field(default=0.04, ge=0, description="a tool call that is no JSON, then a proper one")
-    double_check: float = Field(default=0.08, ge=0)
-    wrong_code: float = Field(default=0.22, ge=0)
-    guess: float = Field(default=0.15, ge=0)
-    error_then_guess: float = Field(default=0.07, ge=0)
+    error_then_fix: float = Field(default=0.30, ge=0)
+    malformed_then_fix: float = Field(default=0.03, ge=0, description="a tool call that is no JSON, then a proper one")
+    double_check: float = Field(default=0.06, ge=0)
+    wrong_code: float = Field(default=0.26, ge=0)
+    guess: float = Field(default=0.17, ge=0)
+    error_then_guess: float = Field(default=0.08, ge=0)
     hardness: float = Field(
         default=0.5, ge=0, le=1, description="share of right traces that turn into wrong_code at the top level"
     )
