@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -71,16 +73,20 @@ def make_report(recipe: Recipe, out: Path) -> Path:
     command = [sys.executable, "-m", "papermill", str(NOTEBOOK), str(executed), *flags, "--no-progress-bar"]
     _call([*command, "--kernel", "python3", "--cwd", str(out)], "the notebook could not be executed", executed)
     html = executed.with_suffix(".html")
-    _call(
-        [sys.executable, "-m", "nbconvert", "--to", "html", "--no-input", "--output", html.name, str(executed)],
-        "the notebook could not be turned into HTML",
-        executed,
-    )
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--no-input", "--output", html.name, str(executed)]
+    # The page asks for nothing from the network: no MathJax, no require.js, no widget loader.
+    command += [f"--HTMLExporter.{name}_url=" for name in ("mathjax", "require_js", "jquery")]
+    command += ["--HTMLExporter.widget_renderer_url="]
+    _call(command, "the notebook could not be turned into HTML", executed)
+    # plotly asks a server for MathJax, which no figure here needs.
+    html.write_text(re.sub(r'<script src="https?://[^"]*"></script>', "", html.read_text()))
     return html
 
 
 def _call(command: list[str], what: str, left: Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    # Figures as JSON for JupyterLab and as HTML with plotly inside for the page.
+    environment = os.environ | {"PLOTLY_RENDERER": "plotly_mimetype+notebook"}
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise UserError(f"{what}: {lines[-1]} (see {left})")

@@ -1,0 +1,83 @@
+"""00, 03 and 06 under papermill: on the golden runs, and with real jobs in a small setting."""
+
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from rstar_lab.runs.reader import RunReader
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+GOLDEN = ROOT / "tests" / "golden" / "runs"
+
+SMALL = {
+    "sft.problems.synthetic.count": 400,
+    "rl.problems_per_step": 3,
+    "rl.group_size": 4,
+    "rl.max_response_tokens": 64,
+    "evaluate.max_response_tokens": 64,
+    "engine.count": 1,
+    "engine.kv_cache_gb": 0.1,
+}
+
+
+def execute(name: str, folder: Path, **parameters) -> nbformat.NotebookNode:
+    out = folder / name
+    papermill.execute_notebook(
+        NOTEBOOKS / name, out, parameters=parameters, kernel_name="python3", cwd=str(folder), progress_bar=False,
+        start_timeout=120, execution_timeout=400, store_widget_state=False,
+    )  # fmt: skip
+    return nbformat.read(out, as_version=4)
+
+
+def outputs(notebook: nbformat.NotebookNode) -> str:
+    return "\n".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
+
+
+@pytest.mark.slow
+def test_the_quickstart_tells_the_golden_runs_story(tmp_path):
+    text = outputs(execute("00_quickstart.ipynb", tmp_path, runs_dir=str(GOLDEN), name="tiny_fast"))
+    rise = RunReader(GOLDEN / "tiny_fast-eval-rl").info["result"]["pass1"][0]
+    assert f"**{rise:.1%}**" in text
+    assert "application/vnd.plotly.v1+json" in text
+    assert "after GRPO-RoC" in text
+
+
+@pytest.fixture(scope="module")
+def ablation(tmp_path_factory):
+    """A grid of two arms, as jobs: SFT once, then both."""
+    folder = tmp_path_factory.mktemp("ablation")
+    arms = {"GRPO": {"rl.roc": "none"}, "RoC (paper)": {"rl.roc": "paper"}}
+    parameters = {"runs_dir": str(folder / "runs"), "recipe": "tiny", "seeds": [0], "steps": 2, "arms": arms, "overrides": SMALL}
+    return folder, parameters, execute("06_ablation.ipynb", folder, **parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_ablation_runs_its_grid_and_does_nothing_twice(ablation):
+    folder, parameters, notebook = ablation
+    runs = folder / "runs"
+    for arm in ("grpo", "roc--paper-"):
+        reader = RunReader(runs / f"ablation-{arm}-s0-rl")
+        assert reader.status == "finished" and len(reader.steps()) == 2
+    assert "application/vnd.plotly.v1+json" in outputs(notebook)
+    written = {path: path.stat().st_mtime_ns for path in runs.rglob("run.json")}
+    execute("06_ablation.ipynb", folder, **parameters)
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("run.json")} == written
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_from_a_notebook_is_a_job_that_can_be_found_again(ablation):
+    folder, parameters, _ = ablation
+    model = folder / "runs" / "ablation-sft" / "sft" / "model"
+    overrides = SMALL | {"model": str(model), "sft": None, "stages.0.steps": 1, "evaluate.sets": {}}
+    del overrides["sft.problems.synthetic.count"]
+    execute("03_train.ipynb", folder, recipe="tiny", overrides=overrides, name="again", runs_dir=str(folder / "runs"))
+    assert RunReader(folder / "runs" / "again-rl").status == "finished"
+    from rstar_lab.jobs import list_jobs
+
+    job = next(job for job in list_jobs(folder / "runs") if job.spec.run == "again-rl")
+    execute("03_train.ipynb", folder, recipe="tiny", name="again", runs_dir=str(folder / "runs"), job_id=job.id)
