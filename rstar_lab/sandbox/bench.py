@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 
 from rstar_lab.outcomes import OURS
+from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.processes import own_redis, serving
+from rstar_lab.sandbox.sizing import simulate
 
 WORKERS = 2
 TIME_LIMIT_S = 4
@@ -42,6 +45,7 @@ def bench(against: str | None) -> Iterator[dict[str, Any]]:
         yield compare("mix", ours, against, mixed(200), 3, batch=1, clients=64)
         yield from many_in_flight(ours)
         yield from beside_endless_loops(ours)
+        yield from all_at_once(ready)
     yield from over_a_bare_fork()
     yield from over_redis()
 
@@ -139,6 +143,28 @@ def beside_endless_loops(url: str, count: int = 2_000, clients: int = 16) -> Ite
     yield line("short_p50_beside_loops", 1000 * p50, "ms", len(short))
     yield line("short_p99_beside_loops", 1000 * p99, "ms", len(short))
     yield line("short_p99_over_p50", p99 / p50, "times", len(short))
+
+
+def all_at_once(ready: dict[str, Any], count: int = 512) -> Iterator[dict[str, Any]]:
+    """Mean latency of a burst, beside what the queue of docs/sandbox.md predicts from the CPU time of its calls."""
+    codes = [code for code in mixed(count) if code not in (ENDLESS, BROKEN)]
+    before = cpu_ms(ready["pid"])
+    latencies = asyncio.run(burst(ready["url"], codes))
+    service_s = np.full(len(codes), (cpu_ms(ready["pid"]) - before) / len(codes) / 1000)
+    predicted = simulate(np.zeros(len(codes)), service_s, WORKERS).mean()
+    measured = statistics.mean(latencies)
+    yield line("burst_mean", measured, "s", len(codes), against=predicted, ratio=predicted / measured)
+
+
+async def burst(url: str, codes: list[str]) -> list[float]:
+    async with SandboxClient(url) as client:
+
+        async def one(code: str) -> float:
+            began = time.perf_counter()
+            await client.run(code)
+            return time.perf_counter() - began
+
+        return await asyncio.gather(*map(one, codes))
 
 
 def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:
