@@ -34,7 +34,7 @@ from pathlib import Path
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
-from rstar_lab.analysis.compare import compare
+from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes
 from rstar_lab.analysis.metrics import measure
 

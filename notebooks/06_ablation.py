@@ -43,7 +43,7 @@ import pandas as pd
 from IPython.display import display
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.compare import compare
+from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs.grid import run_grid
 

@@ -4,30 +4,96 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rstar_lab.analysis.biographies import biography, compare_transcripts, problems
+    from rstar_lab.analysis.comparison import compare
+    from rstar_lab.analysis.figures import (
+        plot_ablation,
+        plot_curves,
+        plot_lengths,
+        plot_outcomes,
+        plot_pass_at_k,
+    )
+    from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
     from rstar_lab.analysis.inspector import Inspector, inspect
     from rstar_lab.analysis.inspector_link import LinkedFigure, explore, link
     from rstar_lab.analysis.inspector_watch import watch
+    from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
+    from rstar_lab.analysis.microscope import group, plot_replays, replay
     from rstar_lab.analysis.runs import Runs, open_runs
+    from rstar_lab.analysis.step_times import plot_time, xray
+    from rstar_lab.analysis.tokens import (
+        count_words,
+        kinds,
+        plot_entropy,
+        plot_kinds,
+        plot_words,
+        token_table,
+        word_list,
+    )
 
 _HOMES = {
-    "Inspector": "inspector",
-    "LinkedFigure": "inspector_link",
-    "Runs": "runs",
-    "explore": "inspector_link",
-    "inspect": "inspector",
-    "link": "inspector_link",
-    "open_runs": "runs",
-    "watch": "inspector_watch",
+    "runs": ("Runs", "open_runs"),
+    "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
+    "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
+    "comparison": ("compare",),
+    "microscope": ("group", "plot_replays", "replay"),
+    "biographies": ("biography", "compare_transcripts", "problems"),
+    "step_times": ("plot_time", "xray"),
+    "tokens": ("count_words", "kinds", "plot_entropy", "plot_kinds", "plot_words", "token_table", "word_list"),
+    "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
+    "inspector": ("Inspector", "inspect"),
+    "inspector_link": ("LinkedFigure", "explore", "link"),
+    "inspector_watch": ("watch",),
 }
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = ["Inspector", "LinkedFigure", "Runs", "explore", "inspect", "link", "open_runs", "watch"]
+__all__ = [
+    "METRICS",
+    "Inspector",
+    "LinkedFigure",
+    "Runs",
+    "biography",
+    "compare",
+    "compare_transcripts",
+    "count_words",
+    "curves",
+    "explore",
+    "group",
+    "import_inspect",
+    "import_messages",
+    "import_trl",
+    "import_verl",
+    "inspect",
+    "kinds",
+    "link",
+    "measure",
+    "open_runs",
+    "outcome_mix",
+    "pass_at_k",
+    "plot_ablation",
+    "plot_curves",
+    "plot_entropy",
+    "plot_kinds",
+    "plot_lengths",
+    "plot_outcomes",
+    "plot_pass_at_k",
+    "plot_replays",
+    "plot_time",
+    "plot_words",
+    "problems",
+    "replay",
+    "token_table",
+    "watch",
+    "word_list",
+    "xray",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOME_OF})

@@ -207,6 +207,7 @@ def import_inspect(
                 "truncated": sample.limit is not None,
                 "engine": log.eval.model,
                 "generate_s": sample.working_time,
+                "stop_reason": "error" if sample.error else None,
             }
 
     return _write(rollouts(), path, runs_dir, run_id or path.stem, "inspect_ai")
@@ -252,7 +253,7 @@ def _rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[Row]]:
         trajectories.append(
             {
                 name: rollout.get(name)
-                for name in ("reward", "kept", "advantage", "turns", "truncated", "engine", "generate_s")
+                for name in ("reward", "kept", "advantage", "turns", "truncated", "engine", "generate_s", "stop_reason")
             }
             | {
                 "traj_id": traj_id,

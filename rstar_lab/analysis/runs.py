@@ -245,12 +245,12 @@ class Runs:
         where: condition on run_id, stage and step; name a run and a range of steps, transcripts are large.
         """
         condition, parameters = condition_of(where)
-        needle = json.dumps(text)[1:-1]  # as it stands inside the JSON of the messages
+        source = self._views.of_steps("transcripts", condition, parameters)
+        needle = json.dumps(text)[1:-1].lower()  # as it stands inside the JSON of the messages
         query = f"""
-            SELECT traj_id, run_id, stage, step,
-                   substr(messages, greatest(1, strpos(lower(messages), lower(?)) - 60), 160 + length(?)) AS excerpt
-            FROM transcripts WHERE {condition} AND contains(lower(messages), lower(?)) LIMIT {int(limit)}"""
-        return self.sql(query, [needle, needle, *parameters, needle])
+            SELECT traj_id, run_id, stage, step, substr(messages, greatest(1, strpos(lower(messages), ?) - 60), ?) AS excerpt
+            FROM ({source}) WHERE {condition} AND contains(lower(messages), ?) LIMIT {int(limit)}"""
+        return self.sql(query, [needle, 160 + len(needle), *parameters, needle])
 
     def _query(
         self, select: str, where: Where, order: str | None = None, limit: int | None = None, offset: int = 0

@@ -29,6 +29,7 @@ class Views:
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
+        self._connection.execute("SET parquet_metadata_cache = true")
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
         self._rollups: dict[Path, tuple[tuple, pa.Table]] = {}
@@ -41,6 +42,14 @@ class Views:
     def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
         """Any DuckDB query over the tables. Raises RunStoreError with DuckDB's own words where it is wrong."""
         return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df())
+
+    def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
+        """SELECT over the files alone that hold the steps which a condition on run_id, stage and step lets through."""
+        steps = self.sql(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters)
+        chosen = {run_id: set(part) for run_id, part in steps.groupby("run_id").step}
+        readers = [reader for reader in self.readers() if reader.run_id in chosen]
+        files = [file for reader in readers for file in reader.files(level) if chosen[reader.run_id] & set(file.steps)]
+        return select_from(level, files)
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """`sql` as an Arrow table."""
@@ -97,32 +106,20 @@ class Views:
 
     def _parquet(self, level: str) -> str:
         readers = self.readers()
-        whole: list[Path] = []
-        parts: list[StoredFile] = []
+        files: list[StoredFile] = []
         lacking = []
         for reader in readers:
-            files = reader.files(level)
-            if not files and _should_have(reader, level):
+            found = reader.files(level)
+            if not found and _should_have(reader, level):
                 lacking.append(reader.run_id)
-            whole += [file.path for file in files if not file.partial]
-            parts += [file for file in files if file.partial]
-        if lacking and not whole and not parts:
+            files += found
+        if lacking and not files:
             raise RunStoreError(
                 f"no {level} were kept in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
             )
         if lacking:
             warnings.warn(f"no {level} were kept in {', '.join(lacking)}: left out here", stacklevel=2)
-        columns = ", ".join(f'"{field.name}"' for field in LEVELS[level])
-        nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
-        selects = [f"SELECT {nothing} WHERE false"]
-        if whole:
-            files_ = ", ".join(map(_quoted, whole))
-            selects.append(f"SELECT {columns} FROM read_parquet([{files_}], hive_partitioning=false)")
-        for part in parts:
-            steps = ", ".join(map(str, part.steps))
-            source = f"read_parquet({_quoted(part.path)}, hive_partitioning=false)"
-            selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({steps})")
-        return " UNION ALL ".join(selects[1:] or selects)
+        return select_from(level, files)
 
     def readers(self) -> list[RunReader]:
         folders = list(self._given)
@@ -140,10 +137,30 @@ class Views:
         raise RunStoreError(f"no run {run_id!r} in {self.path}")
 
     def _state(self, reader: RunReader) -> tuple:
-        """Changes whenever the run's committed files do."""
-        watched = [reader.run_dir / "run.json", reader.run_dir / "metrics.jsonl"]
-        watched += [path for level in LEVELS for path in (reader.run_dir / level).glob("stage=*")]
-        return tuple((stat.st_mtime_ns, stat.st_size) for path in watched if path.exists() and (stat := path.stat()))
+        """Changes whenever a step is written, cut or merged, and when the run ends."""
+        found = []
+        for name in ("metrics.jsonl", "run.json"):
+            try:
+                stat = (reader.run_dir / name).stat()
+            except FileNotFoundError:
+                continue
+            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return tuple(found)
+
+
+def select_from(level: str, files: Sequence[StoredFile]) -> str:
+    """SELECT of the committed rows of some files; an empty table of the right columns where there are none."""
+    if not files:
+        nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
+        return f"SELECT {nothing} WHERE false"
+    columns = ", ".join(f'"{field.name}"' for field in LEVELS[level])
+    whole = ", ".join(_quoted(file.path) for file in files if not file.partial)
+    selects = [f"SELECT {columns} FROM read_parquet([{whole}], hive_partitioning=false)"] if whole else []
+    for file in files:
+        if file.partial:
+            source = f"read_parquet({_quoted(file.path)}, hive_partitioning=false)"
+            selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({', '.join(map(str, file.steps))})")
+    return " UNION ALL ".join(selects)
 
 
 def _should_have(reader: RunReader, level: str) -> bool:

@@ -53,6 +53,7 @@ def compact(run_dir: str | Path) -> Compacted:
                 if len(batch) > 1 or batch[0].partial:
                     _merge(run_dir, level, batch)
             _remove_shadowed(run_dir, level)
+        (run_dir / "metrics.jsonl").touch()  # tells those who read the run that its files are others now
         return Compacted(before, after)
     finally:
         lock.release()

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from make_runs import make_run
 
-from rstar_lab.analysis.compare import compare
+from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from make_runs import make_run
 
-from rstar_lab.analysis.biography import biography, compare_transcripts, problems
+from rstar_lab.analysis.biographies import biography, compare_transcripts, problems
 from rstar_lab.analysis.microscope import group, plot_replays, replay
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.tokens import (
@@ -19,7 +19,7 @@ from rstar_lab.analysis.tokens import (
     token_table,
     word_list,
 )
-from rstar_lab.analysis.xray import plot_time, xray
+from rstar_lab.analysis.step_times import plot_time, xray
 from rstar_lab.runs import RunStoreError, RunWriter
 
 

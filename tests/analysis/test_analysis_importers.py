@@ -1,0 +1,157 @@
+"""Others' rollouts become runs: what the source says is there, what it does not say is missing."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
+from rstar_lab.analysis.metrics import measure
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.errors import UserError
+from rstar_lab.runs import RunStoreError
+
+
+def jsonl(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def value(runs, name):
+    return measure(runs, [name])["value"][0]
+
+
+def test_verl_dumps_are_steps_of_groups(tmp_path):
+    for step in (2, 10):
+        rows = [
+            {"input": f"q{i // 2}", "output": f"answer {i}", "gts": "7", "score": float(i % 2), "step": step, "acc": 1}
+            for i in range(4)
+        ]
+        jsonl(tmp_path / "dump" / f"{step}.jsonl", rows)
+    run = import_verl(tmp_path / "dump", tmp_path / "runs", run_id="verl")
+    runs = open_runs(run)
+    rows = runs.trajectories(order_by="traj_id")
+    assert rows.step.tolist() == [2] * 4 + [10] * 4
+    assert rows.groupby(["step", "group_id"]).size().tolist() == [2] * 4
+    assert rows.problem_id.nunique() == 2 and rows["sample"].tolist() == [0, 1] * 4
+    assert (value(runs, "pass1"), rows.truth.unique().tolist()) == (0.5, ["7"])
+    assert runs.transcript(rows.traj_id[1]).content.tolist() == ["q0", "answer 1"]
+    for name in ("tool_error_rate", "response_tokens", "turns", "entropy", "truncation_rate"):
+        assert pd.isna(value(runs, name)), name
+    assert runs.runs().kind[0] == "import"
+    with pytest.raises(RunStoreError, match="is there already"):
+        import_verl(tmp_path / "dump", tmp_path / "runs", run_id="verl")
+
+
+def test_a_bad_row_is_named_and_nothing_is_written(tmp_path):
+    path = jsonl(tmp_path / "1.jsonl", [{"input": "q", "output": "a", "score": 1.0}, {"input": "q", "score": 0.0}])
+    with pytest.raises(UserError, match=r"1.jsonl, line 2: field 'output' is missing"):
+        import_verl(path, tmp_path / "runs")
+    path.write_text('{"input": "q"\n')
+    with pytest.raises(UserError, match=r"1.jsonl, line 1 is no JSON"):
+        import_verl(path, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match=r"no .jsonl files"):
+        import_verl(tmp_path / "nowhere", tmp_path / "runs")
+
+
+def test_trl_completions_text_or_conversations(tmp_path):
+    table = {
+        "step": [1, 1, 2],
+        "prompt": ["2+2?", "2+2?", "3+3?"],
+        "completion": ["4", "5", "6"],
+        "accuracy_reward": [1.0, 0.0, 1.0],
+        "advantage": [0.7, -0.7, 0.0],
+    }
+    (tmp_path / "c").mkdir()
+    pd.DataFrame(table).to_parquet(tmp_path / "c" / "completions_00002.parquet")
+    runs = open_runs(import_trl(tmp_path / "c", tmp_path / "runs", run_id="trl"))
+    rows = runs.trajectories(order_by="traj_id")
+    assert rows.reward.tolist() == [1.0, 0.0, 1.0] and rows.advantage[1] == pytest.approx(-0.7)
+    assert rows.truth.isna().all()
+    asked = [[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]] * 3
+    said = [[{"role": "assistant", "content": "a"}]] * 3
+    chat = pd.DataFrame(table | {"prompt": asked, "completion": said, "format_reward": [0.5] * 3})
+    chat.to_parquet(tmp_path / "chat.parquet")
+    with pytest.raises(UserError, match="reward columns accuracy_reward, format_reward: name the one"):
+        import_trl(tmp_path / "chat.parquet", tmp_path / "runs")
+    runs = open_runs(import_trl(tmp_path / "chat.parquet", tmp_path / "runs", reward="format_reward"))
+    assert runs.runs().run_id[0] == "chat"
+    assert runs.transcript("chat/000001/0").role.tolist() == ["system", "user", "assistant"]
+    assert value(runs, "reward") == 0.5
+
+
+def test_openai_messages_keep_calls_and_their_outcomes_if_told(tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"code": "print(1)"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "go"}, {"type": "image_url", "image_url": "x"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+        {"role": "assistant", "content": "done"},
+    ]
+    told = [message | ({"outcome": "timeout"} if message["role"] == "tool" else {}) for message in messages]
+    rows = [
+        {"messages": messages, "problem_id": "p", "reward": 1},
+        {"messages": told, "problem_id": "p", "score": 0, "answer": 3, "truth": 4},
+    ]
+    runs = open_runs(import_messages(jsonl(tmp_path / "chat.jsonl", rows), tmp_path / "runs"))
+    found = runs.trajectories(order_by="sample")
+    assert found.calls.tolist() == [1, 1] and found.turns.tolist() == [2, 2]
+    assert pd.isna(found.errors[0]) and found.errors[1] == 1
+    assert found.answer.tolist()[1] == "3" and found.truth.tolist()[1] == "4"
+    assert value(runs, "tool_error_rate") == 1.0  # of the one call whose outcome is known
+    assert runs.calls().to_dict("records")[0]["tool"] == "run"
+    transcript = runs.transcript(found.traj_id[0])
+    assert transcript.content[0] == "go[image_url]" and '"code": "print(1)"' in transcript.content[1]
+    bad = jsonl(tmp_path / "bad.jsonl", [{"messages": [{"content": "x"}]}])
+    with pytest.raises(UserError, match=r"bad.jsonl, line 1: a message has no role"):
+        import_messages(bad, tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_an_inspect_log_by_its_own_library(tmp_path):
+    pytest.importorskip("inspect_ai")
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSample, EvalSpec, write_eval_log
+    from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
+    from inspect_ai.scorer import Score
+    from inspect_ai.tool import ToolCall, ToolCallError
+
+    def sample(number, value, **more):
+        call = ToolCall(id="x", function="python", arguments={"code": "1"})
+        messages = [
+            ChatMessageUser(content=f"what is {number}?"),
+            ChatMessageAssistant(content="let me see", tool_calls=[call]),
+            ChatMessageTool(content="out", function="python", tool_call_id="x"),
+            ChatMessageTool(content="", function="python", tool_call_id="x", error=ToolCallError("timeout", "slow")),
+        ]
+        scores = {"match": Score(value=value, answer="4")} if value else {}
+        fields = {"id": f"s{number}", "epoch": 1, "input": f"what is {number}?", "target": "4"}
+        return EvalSample(**fields, messages=messages, scores=scores, **more)
+
+    spec = EvalSpec(
+        created="2026-01-01T00:00:00+00:00", task="t", dataset=EvalDataset(), model="some/model", config=EvalConfig()
+    )
+    log = EvalLog(eval=spec, status="success", samples=[sample(0, "C"), sample(1, "I"), sample(2, None)])
+    path = tmp_path / "log.eval"
+    write_eval_log(log, str(path))
+    runs = open_runs(import_inspect(path, tmp_path / "runs"))
+    rows = runs.trajectories(order_by="problem_id")
+    assert rows.problem_id.tolist() == ["s0", "s1", "s2"] and rows.reward.tolist()[:2] == [1.0, 0.0]
+    assert pd.isna(rows.reward[2]) and pd.isna(rows.response_tokens[0])
+    assert rows.outcomes.map(list).tolist() == [["ok", "timeout"]] * 3
+    assert rows.engine.unique().tolist() == ["some/model"] and rows.truth.tolist() == ["4"] * 3
+    assert value(runs, "tool_error_rate") == 0.5
+    assert runs.transcript(rows.traj_id[0]).role.tolist() == ["user", "assistant", "tool", "tool"]
+    with pytest.raises(UserError, match="has no score 'f1'; it has match"):
+        import_inspect(path, tmp_path / "runs", run_id="other", scorer="f1")
+    (tmp_path / "torn.eval").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(UserError, match="is no inspect_ai log"):
+        import_inspect(tmp_path / "torn.eval", tmp_path / "runs")
+
+
+def test_markup_in_a_source_stays_text(tmp_path):
+    hostile = "</script><img src=x onerror=alert(1)>"
+    path = jsonl(tmp_path / "1.jsonl", [{"input": hostile, "output": hostile, "gts": hostile, "score": 1.0}])
+    runs = open_runs(import_verl(path, tmp_path / "runs"))
+    assert runs.transcript(runs.trajectories().traj_id[0]).content.tolist() == [hostile, hostile]
