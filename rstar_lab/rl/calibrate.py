@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -283,6 +284,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("calibration.json"))
     parser.add_argument("--rounds", type=int, default=3, help="replays of every policy")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end too
     rates, results = asyncio.run(calibrate(rounds=options.rounds, progress=print))
     record = {
         "regime": REGIME.model_dump(),
