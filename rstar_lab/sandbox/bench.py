@@ -40,7 +40,7 @@ def bench(against: str | None) -> Iterator[dict[str, Any]]:
     with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
         ours = ready["url"]
         warm_up(ours)
-        for name, code, count, rounds in (("a", SHORT, 512, 5), ("b", NUMPY, 192, 3), ("c", SYMPY, 64, 3)):
+        for name, code, count, rounds in (("a", SHORT, 384, 3), ("b", NUMPY, 128, 3), ("c", SYMPY, 64, 3)):
             yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
         yield compare("mix", ours, against, mixed(200), 3, batch=1, clients=64)
         yield from many_in_flight(ours)

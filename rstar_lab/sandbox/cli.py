@@ -28,7 +28,7 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start where this machine lacks a layer of isolation.")
 ]
 REDIS_HELP = (
-    "redis://:PASSWORD@HOST:PORT/0; the environment's RSTAR_LAB_SANDBOX_REDIS keeps it out of the process list."
+    "redis://:PASSWORD@HOST:PORT/0; the environment's RSTAR_LAB_REDIS_URL keeps it out of the process list."
 )
 
 
@@ -41,7 +41,7 @@ def serve(
     memory_mb: MemoryMb = 2048,
     queue_timeout: QueueTimeout = 600.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Calls accepted and not answered; past it: 429.")] = 65536,
-    redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_SANDBOX_REDIS", help=REDIS_HELP)] = None,
+    redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)] = None,
     token_file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
     ] = None,
@@ -75,7 +75,7 @@ def serve(
 
 @app.command()
 def worker(
-    redis: Annotated[str, typer.Option(envvar="RSTAR_LAB_SANDBOX_REDIS", help=REDIS_HELP)],
+    redis: Annotated[str, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)],
     workers: Workers = None,
     time_limit: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,

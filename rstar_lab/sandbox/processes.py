@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from rstar_lab.sandbox.box import kernel
+
+
+def end_with_parent() -> None:
+    """Runs in a child before its program: nothing of ours outlives who started it, killed or not."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -19,8 +27,8 @@ def serving(*arguments: str, redis: str | None = None, prefix: Sequence[str] = (
     Gives what it says when it is ready, its pid, and `wait(seconds)`, which returns its exit status.
     """
     command = [*prefix, sys.executable, "-c", "from rstar_lab.sandbox.cli import main; main()", *arguments, "--json"]
-    environment = {**os.environ, "RSTAR_LAB_SANDBOX_REDIS": redis} if redis else os.environ
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    environment = {**os.environ, "RSTAR_LAB_REDIS_URL": redis} if redis else os.environ
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=end_with_parent)
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
@@ -51,7 +59,9 @@ class OwnRedis:
     def start(self) -> None:
         keep = "yes" if self.append_only else "no"
         settings = f'port {self.port}\nbind {self.bind}\ndir {self.folder}\nrequirepass {self.password}\nappendonly {keep}\nsave ""\n'
-        self.process = subprocess.Popen(["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+        )
         assert self.process.stdin is not None
         self.process.stdin.write(settings.encode())
         self.process.stdin.close()
