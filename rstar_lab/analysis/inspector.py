@@ -160,7 +160,7 @@ class Inspector(NotebookWidget):
 
     def _search(
         self, _buffers: list[Any], text: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         return self.source.search(text, self._condition(filters, scope))
 
     def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:

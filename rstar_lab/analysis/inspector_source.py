@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,12 @@ from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 
 # Newest first, the rollouts of a group together; traj_id makes the order total, so that pages never overlap.
 DEFAULT_ORDER = (("step", True), ("run_id", False), ("group_id", False), ("sample", False), ("traj_id", False))
-SEARCH_LIMIT = 500
+# What the list shows; the rest of a row is read when it is opened.
+LISTED = (
+    "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "kept", "outcomes", "calls", "errors", "turns",
+    "response_tokens", "answer", "truth", "p_err", "p_format", "advantage", "entropy", "reflection_tokens", "stop_reason",
+)  # fmt: skip
+SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48
 _EXACT = ("run_id", "stage", "step", "group_id", "problem_id", "traj_id", "policy_version", "stop_reason", "engine")
 _OTHER = ("steps", "problem", "correct", "kept", "errors", "truncated", "outcome", "noted", "ranges", "any", "sql")
@@ -58,7 +64,9 @@ def literal(value: Any) -> str:
         return "NULL"
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
-    if isinstance(value, int | float):
+    if isinstance(value, float):
+        return f"CAST({value!r} AS DOUBLE)"
+    if isinstance(value, int):
         return repr(value)
     if hasattr(value, "item"):
         return literal(value.item())
@@ -134,7 +142,7 @@ class Source:
             raise UserError(
                 f"these rows have no column {sorted(missing)[0]!r}: the inspector needs {', '.join(sorted(needed))}"
             )
-        self._totals: dict[str, int] = {}
+        self._counted: dict[str, list[tuple[int, str, int]]] = {}
 
     def _sql(self, query: str) -> pd.DataFrame:
         try:
@@ -150,39 +158,84 @@ class Source:
         return [dict(zip(map(str, frame.columns), map(_plain, row), strict=True)) for row in values]
 
     def refresh(self) -> None:
-        """Forget counts: a run that is being written has grown."""
-        self._totals.clear()
+        """Forget what was counted: a run that is being written has grown."""
+        self._counted.clear()
 
     def count(self, where: str) -> int:
-        if where not in self._totals:
-            self._totals[where] = int(self._rows(f"SELECT count(*) FROM trajectories WHERE {where}", raw=True)[0][0])
-        return self._totals[where]
+        return sum(n for *_, n in self._blocks(where))
+
+    def _blocks(self, where: str) -> list[tuple[int, str, int]]:
+        """(step, run, rows) of the filtered list, newest step first: a page in the default order lies in few of them."""
+        if where not in self._counted:
+            found = self._rows(
+                f"SELECT step, run_id, count(*) FROM trajectories WHERE {where} "
+                "GROUP BY ALL ORDER BY step DESC NULLS LAST, run_id",
+                raw=True,
+            )
+            self._counted[where] = [(step, run_id, int(n)) for step, run_id, n in found]
+        return self._counted[where]
 
     def page(self, where: str, sort: Sequence[Any] = (), offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        """Rows offset .. offset + limit of the list: all small columns.
+        """Rows offset .. offset + limit of the list: its columns.
 
         sort: (column, descending), or empty for the newest first.
         """
         total = self.count(where)
         limit = max(0, min(limit, total - offset))
+        if not limit:
+            return []
+        if not sort:
+            before, first, held = 0, 0, list[str]()
+            for step, run_id, n in self._blocks(where):
+                if before + n > offset and before < offset + limit:
+                    if not held:
+                        first = before
+                    held.append(f"(step = {literal(step)} AND run_id = {literal(run_id)})")
+                before += n
+            return self._list(f"({where}) AND ({' OR '.join(held)})", self._order(sort), limit, offset - first)
         flip = offset > total // 2  # the far half is the near half of the opposite order
         if flip:
             offset = total - offset - limit
-        rows = self._rows(
-            f"SELECT * FROM trajectories WHERE {where} ORDER BY {self._order(sort, flip)} LIMIT {limit} OFFSET {offset}"
-        )
+        rows = self._list(where, self._order(sort, flip), limit, offset)
         return rows[::-1] if flip else rows
 
+    def _list(self, where: str, order: str, limit: int, offset: int) -> list[dict[str, Any]]:
+        names = ", ".join(name for name in LISTED if name in self.columns)
+        query = f"SELECT {names} FROM trajectories WHERE {where} ORDER BY {order} LIMIT {limit} OFFSET {offset}"
+        return self._rows(query)
+
     def _order(self, sort: Sequence[Any], flip: bool = False) -> str:
-        """ORDER BY of a list: nulls last, ties by traj_id; flip: all of it the other way round."""
+        """ORDER BY of a list: nulls last, ties newest first; flip: all of it the other way round."""
         keys = [*DEFAULT_ORDER]
         if sort:
-            column, down = str(sort[0]), bool(sort[1])
-            if column not in self.columns:
-                raise UserError(f"cannot sort by {column!r}: no such column")
-            keys = [(f"len({column})" if self.columns[column].endswith("[]") else column, down), ("traj_id", False)]
+            keys = [self._key(sort), *(key for key in keys if key[0] != sort[0])]
         nulls = "FIRST" if flip else "LAST"
         return ", ".join(f"{key} {'DESC' if down != flip else 'ASC'} NULLS {nulls}" for key, down in keys)
+
+    def _key(self, sort: Sequence[Any]) -> tuple[str, bool]:
+        column = str(sort[0])
+        if column not in self.columns:
+            raise UserError(f"cannot sort by {column!r}: no such column")
+        return f"len({column})" if self.columns[column].endswith("[]") else column, bool(sort[1])
+
+    def place(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
+        """Index of a trajectory in the list as filtered and sorted; None where the filter hides it."""
+        keys = [*DEFAULT_ORDER]
+        if sort:
+            keys = [self._key(sort), *(key for key in keys if key[0] != sort[0])]
+        chosen = ", ".join(f"{key} AS k{i}" for i, (key, _) in enumerate(keys))
+        me = self._sql(f"SELECT {chosen} FROM trajectories WHERE traj_id = {literal(traj_id)} AND ({where}) LIMIT 1")
+        if me.empty:
+            return None
+        # What comes before it: smaller in the first key, or equal there and smaller in the second, and so on.
+        before, equal = [], "TRUE"
+        for i, (key, down) in enumerate(keys):
+            value = literal(_plain(me[f"k{i}"][0]))
+            smaller = f"{key} IS NOT NULL" if value == "NULL" else f"{key} {'>' if down else '<'} {value}"
+            before.append(f"({equal} AND {smaller})")
+            equal += f" AND {key} IS NOT DISTINCT FROM {value}"
+        query = f"SELECT count(*) FROM trajectories WHERE ({where}) AND ({' OR '.join(before)})"
+        return int(self._rows(query, raw=True)[0][0])
 
     def choices(self) -> dict[str, Any]:
         """What the filter bar offers: runs, stages, first and last step, outcomes."""
@@ -210,22 +263,13 @@ class Source:
         keys = " AND ".join(f"{key} = {literal(row[key])}" for key in ("run_id", "step", "group_id"))
         return self._rows(f"SELECT * FROM trajectories WHERE {keys} ORDER BY sample, traj_id LIMIT 512")
 
-    def place(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
-        """Index of a trajectory in the list as filtered and sorted; None where the filter hides it."""
-        if not self._rows(
-            f"SELECT 1 FROM trajectories WHERE traj_id = {literal(traj_id)} AND {where} LIMIT 1", raw=True
-        ):
-            return None
-        found = self._rows(
-            f"SELECT i FROM (SELECT traj_id, row_number() OVER (ORDER BY {self._order(sort)}) - 1 AS i FROM trajectories "
-            f"WHERE {where}) WHERE traj_id = {literal(traj_id)}",
-            raw=True,
-        )
-        return int(found[0][0]) if found else None
+    def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
+        """Trajectories of the filtered list whose messages contain `text`, newest steps first.
 
-    def search(self, text: str, where: str) -> dict[str, str]:
-        """Trajectories of the filtered list whose messages contain `text` (case counts as typed in lower case: not at
-        all; otherwise exactly), newest first, at most SEARCH_LIMIT, each with the words around the first hit."""
+        Text in lower case is found in any case, other text as it is. Gives {"hits": {traj_id: words around the first
+        place}, "last", "first": the steps searched, "whole": was all of the list searched}; it stops at SEARCH_LIMIT
+        hits or after `seconds`.
+        """
         # As the text stands inside the JSON of the messages, and inside the JSON of a call inside that.
         once = [json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
         needles = dict.fromkeys([*once, *(json.dumps(one, ensure_ascii=False)[1:-1] for one in once)])
@@ -233,26 +277,28 @@ class Source:
         places = ", ".join(f"nullif(strpos({column}, {literal(needle)}), 0)" for needle in needles)
         around = f"substr(messages, greatest(1, coalesce({places}) - {_SNIPPET}), {2 * _SNIPPET + len(text)})"
         hit = " OR ".join(f"contains({column}, {literal(needle)})" for needle in needles)
-        scope = (
-            "TRUE"
+        listed = (
+            ""
             if where == "TRUE"
-            else f"traj_id IN (SELECT traj_id FROM trajectories WHERE {where}) AND {self._step_range(where)}"
+            else f"AND traj_id IN (SELECT traj_id FROM trajectories WHERE ({where}) AND {{there}}) "
         )
-        found = self._rows(
-            f"SELECT traj_id, {around} FROM transcripts WHERE {scope} AND ({hit}) "
-            f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT}",
-            raw=True,
-        )
-        return {str(traj_id): visible(_unescape(snippet)) for traj_id, snippet in found}
-
-    def _step_range(self, where: str) -> str:
-        """The steps and runs of the filter as plain comparisons, by which whole files are left unread."""
-        first, last, runs = self._rows(
-            f"SELECT min(step), max(step), list(DISTINCT run_id) FROM trajectories WHERE {where}", raw=True
-        )[0]
-        if first is None or first != first:
-            return "FALSE"
-        return f"step BETWEEN {int(first)} AND {int(last)} AND run_id IN ({_list(runs)})"
+        runs = sorted({run_id for _, run_id, _ in self._blocks(where)})
+        steps = list(dict.fromkeys(step for step, _, _ in self._blocks(where)))
+        hits: dict[str, str] = {}
+        done, stride, began = 0, 4, time.monotonic()
+        while done < len(steps) and len(hits) < SEARCH_LIMIT and time.monotonic() - began < seconds:
+            part = steps[done : done + stride]
+            # Runs and a range of steps as plain comparisons, by which whole files are left unread.
+            there = f"run_id IN ({_list(runs)}) AND step BETWEEN {literal(part[-1])} AND {literal(part[0])}"
+            found = self._rows(
+                f"SELECT traj_id, {around} FROM transcripts WHERE {there} {listed.format(there=there)}AND ({hit}) "
+                f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}",
+                raw=True,
+            )
+            hits |= {str(traj_id): visible(_unescape(snippet)) for traj_id, snippet in found}
+            done, stride = done + len(part), 2 * stride
+        ends = {"last": steps[0], "first": steps[done - 1]} if done else {"last": None, "first": None}
+        return {"hits": hits, **ends, "whole": done == len(steps) and len(hits) < SEARCH_LIMIT}
 
     def record(self, traj_id: str) -> dict[str, Any]:
         """One transcript: columns of TRANSCRIPTS, and token_texts where the run kept its vocabulary."""

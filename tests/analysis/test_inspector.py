@@ -76,7 +76,10 @@ def test_pages_add_up_to_the_whole_list_in_any_order(source: Source):
         ({"run_id": ["roc"], "step": 3}, lambda f: (f.run_id == "roc") & (f.step == 3)),
         ({"problem": "_01"}, lambda f: f.problem_id == "sum_01"),
         ({"sql": "errors > 1 and reward > 0"}, lambda f: (f.errors > 1) & (f.reward > 0)),
-        ({"any": [{"step": 1, "run_id": "roc"}, {"step": 2, "correct": True}]}, lambda f: ((f.step == 1) & (f.run_id == "roc")) | ((f.step == 2) & (f.reward > 0))),
+        (
+            {"any": [{"step": 1, "run_id": "roc"}, {"step": 2, "correct": True}]},
+            lambda f: ((f.step == 1) & (f.run_id == "roc")) | ((f.step == 2) & (f.reward > 0)),
+        ),
         ({"ranges": {"response_tokens": [200, 400]}}, lambda f: (f.response_tokens >= 200) & (f.response_tokens < 400)),
     ],
 )  # fmt: skip
@@ -115,14 +118,18 @@ def test_siblings_are_the_group(source: Source):
 
 
 def test_search_finds_text_of_messages_inside_the_list(source: Source):
-    hits = source.search("call failed", where_clause({"run_id": "roc", "steps": [2, 3]}))
+    found = source.search("call failed", where_clause({"run_id": "roc", "steps": [2, 3]}))
     expected = source.store.sql(
         "SELECT traj_id FROM trajectories WHERE run_id = 'roc' AND step IN (2, 3) AND errors > 0"
     )
-    assert set(hits) == set(expected.traj_id) != set()
-    assert all("call failed" in snippet for snippet in hits.values())
-    assert source.search('print("sum:"', "step = 1"), "text is found as the model wrote it, quotes and all"
-    assert source.search("no such words", "TRUE") == {}
+    assert set(found["hits"]) == set(expected.traj_id) != set()
+    assert (found["whole"], found["first"], found["last"]) == (True, 2, 3)
+    assert all("call failed" in snippet for snippet in found["hits"].values())
+    everywhere = source.search("call failed", "TRUE")
+    assert len(everywhere["hits"]) == int(source.count("errors > 0")) and everywhere["whole"]
+    assert source.search('print("sum:"', "step = 1")["hits"], "text is found as the model wrote it, quotes and all"
+    assert source.search("no such words", "TRUE")["hits"] == {}
+    assert source.search("sum", "TRUE", seconds=0)["whole"] is False
 
 
 def test_rows_in_frames_need_no_store():

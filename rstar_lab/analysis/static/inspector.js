@@ -267,12 +267,14 @@ class View {
     if (!text) return this.set({ scope: {} });
     this.say("Searching …");
     try {
-      const [hits] = await this.line.ask("search", { text, ...this.state() });
+      const { scope, ...state } = this.state();
+      const [{ hits, first, last, whole }] = await this.line.ask("search", { text, ...state, scope: scope.search ? {} : scope });
       const ids = Object.keys(hits);
+      const where = whole ? "" : ` (steps ${last} down to ${first}; filter the list to search further)`;
       this.list.snippets = hits;
       this.findBox.value = text;
-      if (ids.length) this.set({ scope: { label: `${ids.length} with “${text}”`, filter: { traj_id: ids } }, selected: ids[0] });
-      else this.say(`No transcript of the list has “${text}”.`);
+      if (ids.length) this.set({ scope: { label: `${ids.length} with “${text}”${where}`, filter: { traj_id: ids }, search: true }, selected: ids[0] });
+      else this.say(`No transcript of the list has “${text}”${where}.`);
     } catch (error) {
       this.say(error.message, true);
     }
