@@ -13,7 +13,7 @@ from schemathesis import checks
 
 pytestmark = pytest.mark.slow
 QUICK = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
@@ -68,7 +68,7 @@ BODIES = st.binary(max_size=60) | st.dictionaries(st.sampled_from(FIELDS), JSON,
 PATHS = ["/run", "/judge", "/run/batch", "/judge/long-batch", "/run_code", "/calls"]
 
 
-@settings(QUICK, max_examples=150)
+@settings(QUICK, max_examples=80)
 @given(path=st.sampled_from(PATHS), body=BODIES)
 def test_any_body_is_answered_without_an_error_of_ours(service, path, body):
     with httpx.Client(base_url=service["url"], timeout=60, trust_env=False) as http:
@@ -77,7 +77,7 @@ def test_any_body_is_answered_without_an_error_of_ours(service, path, body):
     assert '"sandbox_error"' not in reply.text
 
 
-@settings(QUICK, max_examples=60)
+@settings(QUICK, max_examples=30)
 @given(code=st.text(st.characters(codec=None), max_size=40), stdin=st.text(st.characters(codec=None), max_size=20))
 def test_any_program_has_one_result_that_is_not_ours(service, code, stdin):
     with httpx.Client(base_url=service["url"], timeout=60, trust_env=False) as http:
