@@ -202,7 +202,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "log_prob_gap",
             "engine minus trainer log-prob (nats a token)",
-            "mean over model tokens of engine log-prob - trainer log-prob: an estimate of KL(engine || trainer)",
+            "mean over model tokens of engine log-prob - trainer log-prob: an estimate of KL(engine, trainer)",
             "(engine_log_prob - trainer_log_prob) * model_tokens",
             "CASE WHEN engine_log_prob - trainer_log_prob IS NOT NULL THEN model_tokens END",
             (_sum("gap_sum"), _sum("gap_tokens")),

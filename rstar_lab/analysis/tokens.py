@@ -184,6 +184,42 @@ def kinds(table: pd.DataFrame) -> pd.DataFrame:
     return grouped.drop(columns="high")
 
 
+def word_shift(before: pd.DataFrame, after: pd.DataFrame, *, min_count: int = 5) -> pd.DataFrame:
+    """How words changed between two tables: word, uses per 1000 tokens before and after, and their entropies.
+
+    Sorted by the change in use, what grew most first.
+    """
+    sides = []
+    for table in (before, after):
+        words = word_list(table, min_count=1).set_index("word")
+        sides.append(
+            pd.DataFrame(
+                {"uses": 1000 * words["count"] / len(table), "entropy": words.entropy, "count": words["count"]}
+            )
+        )
+    frame = sides[0].join(sides[1], how="outer", lsuffix="_before", rsuffix="_after")
+    frame = frame[frame[["count_before", "count_after"]].max(axis=1) >= min_count].drop(
+        columns=["count_before", "count_after"]
+    )
+    frame[["uses_before", "uses_after"]] = frame[["uses_before", "uses_after"]].fillna(0.0)
+    frame["change"] = frame.uses_after - frame.uses_before
+    return frame.sort_values("change", ascending=False).reset_index()
+
+
+def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 10) -> pd.DataFrame:
+    """The most uncertain tokens of each kind in their context: kind, code, entropy, excerpt (the token in » «), traj_id."""
+    found = []
+    highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)
+    texts = {traj_id: part for traj_id, part in table[table.traj_id.isin(highest.traj_id)].groupby("traj_id")}
+    for row in rows_of(highest.sort_values(["kind", "code", "entropy"], ascending=[True, True, False])):
+        of_trajectory = texts[row.traj_id]
+        at = int(np.flatnonzero(of_trajectory.position == row.position)[0])
+        said = of_trajectory.text.fillna("").tolist()
+        around = "".join(said[max(0, at - width) : at]), "".join(said[at + 1 : at + 1 + width])
+        found.append((row.kind, row.code, row.entropy, f"{around[0]}»{row.text}«{around[1]}", row.traj_id))
+    return pd.DataFrame(found, columns=["kind", "code", "entropy", "excerpt", "traj_id"])
+
+
 def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.DataFrame:
     """Uses of your own words in the model's text, by run and step: run_id, step, n (trajectories), uses, per_trajectory.
 

@@ -1,5 +1,7 @@
 """Metrics against plain pandas on the same rows, and their intervals against what is known of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -187,3 +189,9 @@ def test_what_a_run_does_not_have_is_missing_and_not_zero(tmp_path):
             assert pd.isna(found[name]), name
     with pytest.raises(RunStoreError, match="no calls were kept in run bare"):
         runs.calls()
+
+
+def test_the_page_of_metrics_names_each_with_its_formula():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for name, metric in METRICS.items():
+        assert f"| `{name}` | {metric.title} | {metric.formula} |" in page

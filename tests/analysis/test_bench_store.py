@@ -1,0 +1,28 @@
+"""The bench of the store, on a small one: both sides give the same answers, and every line is there."""
+
+import pytest
+
+from rstar_lab.analysis.bench import bench
+from rstar_lab.analysis.bench_store import LONG_TOKENS, Size, make_store
+from rstar_lab.analysis.runs import open_runs
+
+
+@pytest.mark.slow
+def test_lines_and_equal_answers():
+    lines = list(bench(size=Size(runs=8, steps=25, rollouts=200, transcripts=4, tokens=100)))
+    assert [line["name"] for line in lines] == ["make", "curves", "page", "transcript", "search", "memory"]
+    for line in lines:
+        assert set(line) == {"name", "value", "unit", "against", "ratio", "n"} and line["value"] > 0
+    assert lines[1]["n"] == 40_000
+    assert all(line["ratio"] == pytest.approx(line["against"] / line["value"]) for line in lines[1:])
+
+
+def test_the_made_store_reads_like_any_other(tmp_path):
+    make_store(tmp_path, Size(runs=1, steps=3, rollouts=32, written_steps=2, transcripts=3, tokens=60))
+    runs = open_runs(tmp_path)
+    assert runs.count() == 96 and len(runs.steps()) == 3
+    assert len(runs.tokens("run000/000001/00000")) == LONG_TOKENS
+    assert len(runs.tokens("run000/000002/00002")) == 60
+    rows = runs.trajectories()
+    assert rows.traj_id.is_unique and (rows.errors <= rows.calls).all()
+    assert rows.outcomes.map(lambda kinds: list(kinds).count("exception")).equals(rows.errors.astype("int64"))

@@ -1,0 +1,61 @@
+"""The token notebook runs on a store of synthetic runs, and its pair is in step with it."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+HERE = Path(__file__).parents[2] / "notebooks"
+sys.path.append(str(Path(__file__).parents[1] / "analysis"))
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    from make_runs import make_run
+
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder, "a", steps=6)
+    out = folder.parent / "out.ipynb"
+    papermill.execute_notebook(
+        HERE / "07_tokens.ipynb",
+        out,
+        parameters={"runs_dir": str(folder), "limit": 40, "words": ["maybe", "let me check"]},
+        cwd=HERE,
+        progress_bar=False,
+        execution_timeout=250,
+        start_timeout=250,
+    )
+    return nbformat.read(out, as_version=4)
+
+
+def outputs(notebook, source):
+    """What the cell that begins so gave."""
+    (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.startswith(source))
+    return " ".join(output.get("text", "") + str(output.get("data", {})) for output in cell.outputs)
+
+
+def test_figures_and_tables_are_there_without_a_kernel(executed):
+    for source in ("third = ", "plot_kinds(", "plot_words("):
+        assert "application/vnd.plotly" in outputs(executed, source)
+    assert "after error" in outputs(executed, "kinds(")
+    assert "»" in outputs(executed, "excerpts(")
+    assert "maybe" in outputs(executed, "word_list(")
+    assert "uses_before" in outputs(executed, "early = ")
+
+
+def test_own_words_are_counted(executed):
+    assert "per_trajectory" in outputs(executed, "count_words(")
+
+
+def test_the_pair_is_in_step_and_without_outputs():
+    import jupytext
+
+    text, notebook = (jupytext.read(HERE / f"07_tokens.{suffix}") for suffix in ("py", "ipynb"))
+    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]
+    assert not any(cell.get("outputs") for cell in notebook.cells)
