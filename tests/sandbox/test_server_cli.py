@@ -1,0 +1,42 @@
+"""`rstar-lab sandbox`: what the command line says and refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rstar_lab.sandbox.cli import app
+
+
+@pytest.mark.slow
+def test_check_names_every_layer_and_strict_is_an_exit_status():
+    lines = CliRunner().invoke(app, ["check", "--json"])
+    layers = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert lines.exit_code == 0 and {"seccomp", "landlock", "network namespace", "cgroup"} <= {
+        x["name"] for x in layers
+    }
+    assert all(bool(layer["leaves_open"]) != layer["present"] for layer in layers)
+    strict = CliRunner().invoke(app, ["check", "--strict"])
+    assert strict.exit_code == (0 if all(layer["present"] for layer in layers) else 1)
+    assert "seccomp" in strict.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--workers", "0"], "--workers"),
+        (["serve", "--time-limit", "1e9"], "--time-limit"),
+        (["serve", "--token-file", "/nowhere"], "--token-file"),
+        (["worker"], "--redis"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments, word, monkeypatch):
+    monkeypatch.delenv("RSTAR_LAB_REDIS_URL", raising=False)
+    result = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", "TERM": "dumb"})
+    assert result.exit_code == 2 and word in result.output
+
+
+def test_help_tells_of_every_command():
+    told = CliRunner().invoke(app, ["--help"]).output
+    assert all(command in told for command in ("serve", "worker", "check"))
