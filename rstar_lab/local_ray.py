@@ -19,6 +19,12 @@ from rstar_lab.processes import JOB_VARIABLE, end_processes
 START_S = 300
 # A raylet waits 15 s for its agent to say which ports it chose, and dies where the machine is too busy for that: choose
 # them. And the agents of two raylets would fight for the one port with a fixed number.
+# All that Ray's daemons grant each other in time, stretched alike.
+PATIENCE = {
+    "RAY_raylet_start_wait_time_s": str(START_S),
+    "RAY_agent_register_timeout_ms": str(1000 * START_S),
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_S),
+}
 PORTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
 
 
@@ -77,7 +83,7 @@ class LocalRay:
                  *(f"--{name}-port={_free_port()}" for name in PORTS),
                  f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-                | {JOB_VARIABLE: self._mark, "RAY_raylet_start_wait_time_s": str(START_S)},
+                | PATIENCE | {JOB_VARIABLE: self._mark},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
@@ -99,9 +105,12 @@ class LocalRay:
         while self.alive() < count:
             dead = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
             if dead is not None or time.monotonic() > deadline:
-                told = (self.folder / f"node-{dead or 0}.log").read_text(errors="replace")[-800:]
-                raise UserError(f"Ray has not {count} nodes after {START_S} s: {told}")
+                raise UserError(f"Ray has not {count} nodes after {START_S} s: {self._last_words()}")
             time.sleep(0.5)
+
+    def _last_words(self) -> str:
+        logs = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]
+        return " | ".join(f"{path.name}: {path.read_text(errors='replace')[:600]}" for path in logs)
 
     def close(self) -> None:
         """End every process of this cluster, and of no other."""

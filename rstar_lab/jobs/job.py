@@ -19,7 +19,7 @@ import yaml
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import local
-from rstar_lab.jobs.pack import pack
+from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.jobs.supervisor import SECRETS_FILE
@@ -156,7 +156,7 @@ def submit(
     runs = Path(runs_dir or chosen.storage.runs).absolute()
     where = backend or chosen.backend
     starter = _backend(where)
-    root = Path.cwd()
+    root = tree_root()
     path = Path(recipe).absolute() if Path(recipe).is_file() else None
     run_name = _recipe_name(recipe, path, overrides)
     job_id = f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -169,7 +169,7 @@ def submit(
     if path:
         asked = str(folder.path / path.name)
         shutil.copy2(path, asked)
-    cwd = root
+    cwd = Path.cwd()
     if where != "local":
         cwd = folder.path / "code"
         say(f"{job_id}: sends {pack(root, cwd)} to {where}")

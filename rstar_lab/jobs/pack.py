@@ -25,6 +25,12 @@ class Package:
         return f"{self.files} files, {self.megabytes:.1f} MB of the working tree{secret}"
 
 
+def tree_root() -> Path:
+    """The git tree that the caller stands in, so that a notebook sends more than its own folder; else where it stands."""
+    found = subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True)
+    return Path(found.stdout.strip()) if found.returncode == 0 else Path.cwd()
+
+
 def listed(root: Path) -> list[Path]:
     """Files of the tree, relative: as git sees them (tracked, and new ones it does not ignore), or all but known clutter."""
     git = subprocess.run(

@@ -1,0 +1,180 @@
+"""Jobs on a real Slurm: munge, a controller and two nodes on this machine. Part of `make test-all`."""
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.jobs import JobStatus, slurm
+from rstar_lab.jobs.job import Job
+from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.supervisor import SECRETS_FILE
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+ROOT = Path(__file__).parent.parent.parent
+NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
+
+
+def install():
+    """Debian's packages, where this machine lets us. Skips with the reason where it does not."""
+    os.environ["PATH"] += ":/usr/sbin"
+    if all(shutil.which(name) for name in NEEDED):
+        return
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        pytest.skip("Slurm is not installed, and installing it needs apt-get and root")
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "slurm-wlm", "munge"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    )
+    if not all(shutil.which(name) for name in NEEDED):
+        pytest.skip(f"Slurm could not be installed: {done.stderr.strip()[-300:]}")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    install()
+    folder = Path(
+        subprocess.run(["mktemp", "-d", "/tmp/slXXXX"], capture_output=True, text=True, check=True).stdout.strip()
+    )
+    for name in ("munge", "state", "d/n1", "d/n2", "run"):
+        (folder / name).mkdir(parents=True)
+    (folder / "munge").chmod(0o711)
+    key = folder / "munge" / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    user, ports = getpass.getuser(), [free_port() for _ in range(3)]
+    config = f"""
+        ClusterName=test
+        SlurmctldHost=localhost(127.0.0.1)
+        SlurmUser={user}
+        SlurmdUser={user}
+        SlurmctldPort={ports[0]}
+        AuthInfo=socket={folder}/munge/sock
+        ProctrackType=proctrack/linuxproc
+        TaskPlugin=task/none
+        SelectType=select/cons_tres
+        SelectTypeParameters=CR_CPU
+        JobAcctGatherType=jobacct_gather/none
+        ReturnToService=2
+        MpiDefault=none
+        SlurmdParameters=config_overrides
+        StateSaveLocation={folder}/state
+        SlurmctldPidFile={folder}/run/ctld.pid
+        SlurmdSpoolDir={folder}/d/%n
+        SlurmdPidFile={folder}/run/slurmd.%n.pid
+        NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
+        NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
+        PartitionName=all Nodes=n1,n2 Default=YES State=UP
+    """
+    (folder / "slurm.conf").write_text(textwrap.dedent(config).lstrip())
+    before = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    munge = folder / "munge"
+    commands = [
+        ["munged", "-F", f"--key-file={key}", f"--socket={munge}/sock", f"--pid-file={munge}/pid",
+         f"--log-file={munge}/log", f"--seed-file={munge}/seed", "--force"],
+        ["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"],
+    ]  # fmt: skip
+    daemons = []
+    try:
+        for command in commands:
+            log = (folder / f"{len(daemons)}.log").open("wb")
+            daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
+            time.sleep(1)
+        deadline = time.monotonic() + 120
+        while "idle" not in (
+            said := subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True, timeout=60).stdout
+        ):
+            if time.monotonic() > deadline:
+                logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("*.log")))
+                pytest.skip(f"Slurm did not come up here ({said.strip()}): {logs}")
+            time.sleep(1)
+        yield folder
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+        os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """Two nodes of one CPU, from the laptop's profile."""
+    import yaml
+
+    content = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text())
+    content |= {"name": "test", "backend": "slurm", "slurm": {"time": "00:20:00"}}
+    content["hardware"] |= {"nodes": 1, "cpus_per_node": 1}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def start_job(tmp_path, profile, code, *, job_id, secrets=None, **environment):
+    folder = JobFolder.of(tmp_path, job_id)
+    spec = JobSpec(
+        id=job_id, recipe="toy", profile=str(profile), backend="slurm",
+        command=[sys.executable, "-c", textwrap.dedent(code)], cwd=str(folder.path / "code"), runs_dir=str(tmp_path),
+        overrides={}, created="2026-01-01T00:00:00", environment=environment,
+    )  # fmt: skip
+    folder.save(spec)
+    shutil.copytree(
+        ROOT / "rstar_lab", folder.path / "code" / "rstar_lab", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    if secrets:
+        folder.write(SECRETS_FILE, secrets, mode=0o600)
+    from dataclasses import replace
+
+    folder.save(replace(spec, handle=slurm.start(folder, spec)))
+    return Job(folder)
+
+
+def test_a_slurm_job_runs_with_its_environment_and_secrets_and_tells_none(cluster, tmp_path, profile):
+    code = "import os; print(os.environ['COLOUR'], os.environ['WANDB_API_KEY'], os.environ['SLURM_JOB_ID'])"
+    job = start_job(tmp_path, profile, code, job_id="s1", secrets={"WANDB_API_KEY": "abc123secret"}, COLOUR="red blue")
+    assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert "red blue *** " in job.logs()
+    told = "".join(path.read_text(errors="replace") for path in job.folder.path.iterdir() if path.is_file())
+    told += subprocess.run(
+        ["scontrol", "show", "job", job.spec.handle["slurm_id"]], capture_output=True, text=True
+    ).stdout
+    assert "abc123secret" not in told
+
+
+def test_a_slurm_job_is_stopped_and_a_failing_one_says_so(cluster, tmp_path, profile):
+    job = start_job(tmp_path, profile, "import time; print('begun', flush=True); time.sleep(900)", job_id="s2")
+    deadline = time.monotonic() + 300
+    while "begun" not in job.logs():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert job.status() == JobStatus.RUNNING
+    assert job.stop() == JobStatus.STOPPED
+    failing = start_job(tmp_path, profile, "raise SystemExit(4)", job_id="s3")
+    assert failing.wait(timeout_s=300) == JobStatus.FAILED
+    assert failing.exit_code == 4
+
+
+def test_the_script_brings_up_ray_over_the_allocation(cluster, tmp_path, profile):
+    code = "import ray; ray.init(log_to_driver=False); print('nodes', sum(n['Alive'] for n in ray.nodes()))"
+    job = start_job(
+        tmp_path, profile, code, job_id="s4", RSTAR_LAB_ALWAYS_RAY="1", RAY_raylet_start_wait_time_s="300"
+    )  # fmt: skip
+    assert job.wait(timeout_s=1200) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert "nodes 1" in job.logs()

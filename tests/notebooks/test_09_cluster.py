@@ -1,0 +1,49 @@
+"""The cluster notebook, end to end through a real Ray on this machine; and its pair is in step with it."""
+
+import json
+from pathlib import Path
+
+import jupytext
+import nbformat
+import papermill
+import pytest
+
+HERE = Path(__file__).parents[2] / "notebooks"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_the_notebook_submits_watches_stops_and_analyses_through_ray(tmp_path):
+    from rstar_lab.rl.verl.parity import prepare
+
+    recipe = prepare(tmp_path / "recipe", steps=1, problems_per_step=2, group_size=2)
+    overrides = {"engine.kind": "transformers", "rl.max_response_tokens": 32, "rl.max_turns": 2, "evaluate.sets": {}}
+    papermill.execute_notebook(
+        HERE / "09_cluster.ipynb",
+        tmp_path / "out.ipynb",
+        parameters={
+            "recipe": str(recipe),
+            "overrides": overrides,
+            "runs_dir": str(tmp_path / "runs"),
+            "timeout_s": 1800,
+        },
+        cwd=HERE,
+        progress_bar=False,
+        start_timeout=600,
+        execution_timeout=2000,
+    )
+    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+    told = " ".join(
+        output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.get("outputs", [])
+    )
+    assert "status=finished" in told and "status=stopped" in told
+    assert "to ray" in told, "submit says what it sends and where"
+    run = json.loads((tmp_path / "runs" / "parity-rl" / "run.json").read_text())
+    assert run["status"] == "finished"
+
+
+def test_the_pair_is_in_step_and_without_outputs():
+    text = jupytext.read(HERE / "09_cluster.py")
+    notebook = nbformat.read(HERE / "09_cluster.ipynb", as_version=4)
+    assert [cell.source for cell in text.cells] == [cell.source for cell in notebook.cells]
+    assert not any(cell.get("outputs") for cell in notebook.cells)

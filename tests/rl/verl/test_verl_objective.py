@@ -1,0 +1,120 @@
+"""Our objective under verl's names, against verl's own functions, on batches that are uneven and padded as verl pads them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rstar_lab.rl import objective
+
+core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+ours = pytest.importorskip("rstar_lab.rl.verl.objective")
+
+pytestmark = pytest.mark.slow  # verl takes seconds to import
+AGGREGATIONS = [
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-token-mean",
+]
+
+
+def batch(rows=6, padding=2, width=9, seed=0):
+    """Rows of different lengths, the last `padding` of them masked out whole; groups of two and four."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, width + 1, (rows,), generator=random).tolist() + [0] * padding
+    mask = torch.arange(width)[None, :] < torch.tensor(lengths)[:, None]
+    log_probs = -torch.rand(rows + padding, width, generator=random)
+    old = log_probs + 0.3 * torch.randn(log_probs.shape, generator=random)
+    advantages = torch.randn(rows + padding, 1, generator=random).expand_as(log_probs) * mask
+    groups = ["a", "a", *["b"] * (rows - 2)]
+    return log_probs.requires_grad_(), old, advantages, mask, lengths[:rows], groups
+
+
+def config(mask, *, global_batch_size, horizon=None):
+    return SimpleNamespace(
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.28,
+        global_batch_info={
+            "dp_size": 1,
+            "batch_num_tokens": int(mask.sum()),
+            "global_batch_size": global_batch_size,
+            "loss_scale_factor": horizon,
+        },
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo"])
+def test_an_uneven_padded_batch_trains_as_its_real_rows_alone(aggregation, variant):
+    log_probs, old, advantages, mask, tokens, groups = batch()
+    weights = ours.row_weights(groups, tokens, aggregation, global_batch_size=8)
+    spread = torch.ones_like(old) if weights is None else torch.tensor([*weights, 1.0, 1.0])[:, None].expand_as(old)
+    name = aggregation.replace("group-", "")
+    loss, _ = core_algos.get_policy_loss_fn(ours.loss_name(variant))(
+        old, log_probs, advantages, mask, name, config(mask, global_batch_size=8, horizon=9), spread
+    )
+    loss.backward()
+    alone = log_probs.detach()[:6].requires_grad_()
+    normaliser = objective.group_normaliser(tokens, groups) if aggregation == "group-token-mean" else None
+    expected, _ = objective.policy_loss(
+        alone,
+        old[:6],
+        advantages[:6],
+        mask[:6],
+        aggregation=aggregation,
+        variant=variant,
+        normaliser=normaliser,
+        horizon=9,
+    )
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(log_probs.grad[:6], alone.grad)
+    assert log_probs.grad[6:].abs().max() == 0
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[:4])
+def test_the_loss_is_verls_own_where_verl_has_it(aggregation):
+    log_probs, old, advantages, mask, _, _ = batch(padding=0)
+    full = config(mask, global_batch_size=6, horizon=9)
+    loss, _ = core_algos.get_policy_loss_fn("rstar-grpo")(old, log_probs, advantages, mask, aggregation, full)
+    ratio = (log_probs - old).exp()
+    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.28))
+    verls = core_algos.agg_loss(losses, mask, aggregation, **full.global_batch_info)
+    torch.testing.assert_close(loss, verls)
+
+
+def test_without_the_weights_verls_normaliser_would_be_wrong():
+    """The reason for row_weights: two of eight rows are padding, and verl divides by eight."""
+    log_probs, old, advantages, mask, tokens, groups = batch()
+    loss, _ = core_algos.get_policy_loss_fn("rstar-grpo")(
+        old, log_probs, advantages, mask, "seq-mean-token-sum", config(mask, global_batch_size=8)
+    )
+    right, _ = objective.policy_loss(log_probs[:6], old[:6], advantages[:6], mask[:6], aggregation="seq-mean-token-sum")
+    torch.testing.assert_close(loss * 8 / 6, right)
+    assert ours.row_weights(groups, tokens, "token-mean", 8) is None
+    assert ours.row_weights(groups, tokens, "seq-mean-token-sum", 6) is None
+
+
+def test_advantages_are_those_of_the_local_trainer_exactly_and_verls_closely():
+    rewards, groups = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0], ["a", "a", "a", "b", "b", "b"]
+    mask = torch.ones(6, 4)
+    scores = torch.zeros(6, 4)
+    scores[:, -1] = torch.tensor(rewards)
+    found, _ = core_algos.get_adv_estimator_fn("rstar")(
+        token_level_rewards=scores, response_mask=mask, index=groups, config={}
+    )
+    expected = objective.group_advantages(rewards, groups)
+    assert np.array_equal(found[:, 0].numpy(), expected.astype(np.float32))
+    verls, _ = core_algos.compute_grpo_outcome_advantage(scores, mask, np.array(groups, dtype=object))
+    torch.testing.assert_close(found, verls)
+
+
+def test_registration_is_asserted_not_hoped_for(monkeypatch):
+    hooks = pytest.importorskip("rstar_lab.rl.verl.hooks")
+    hooks.assert_registered()
+    monkeypatch.delitem(core_algos.POLICY_LOSS_REGISTRY, "rstar-gspo")
+    with pytest.raises(RuntimeError, match="policy loss"):
+        hooks.assert_registered()

@@ -1,0 +1,106 @@
+"""verl's real trainer on this machine's CPU: two GRPO-RoC steps, the second after a resume, against the local trainer.
+
+One problem set, model, seeds, scripted engine and a real sandbox on both sides. The verl run takes minutes: all tests here
+look at the same one.
+"""
+
+import asyncio
+import json
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+import torch
+
+from rstar_lab.runs.reader import RunReader
+
+pytest.importorskip("verl")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(the local trainer's run, verl's run: one step, then the same command with two)."""
+    from rstar_lab.rl.verl.parity import prepare, train_locally, train_with_verl
+
+    folder = tmp_path_factory.mktemp("verl")
+    recipe = prepare(folder)
+    ours = train_locally(recipe, folder / "local")
+    train_with_verl(recipe, folder / "verl", "stages.0.steps=1")
+    return ours, train_with_verl(recipe, folder / "verl")
+
+
+def test_the_same_rollouts_are_kept_with_the_same_advantages_masks_loss_and_gradient(runs):
+    from rstar_lab.rl.verl.parity import compare
+
+    found = compare(*runs)
+    assert found.differences == []
+    assert found.steps == 2 and found.rollouts == 2 * 4 * 8
+
+
+def test_the_comparison_had_something_to_compare(runs):
+    table = ds.dataset(runs[1] / "trajectories", partitioning=None).to_table().to_pandas()
+    assert set(table["kept"]) == {True, False}
+    assert set(table["reward"]) == {0.0, 1.0}
+    assert table["p_err"].nunique() > 2
+    assert {"ok", "exception"} <= {outcome for row in table["outcomes"] for outcome in row}, "the sandbox was real"
+    metrics = RunReader(runs[1]).metrics()
+    assert all(np.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in metrics)
+
+
+def test_the_weights_after_both_steps_are_the_local_trainers_though_verl_was_resumed_in_between(runs):
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(run / "checkpoints" / "step=000002" / "model.safetensors") for run in runs)
+    start = load_file(runs[0].parent.parent / "model" / "model.safetensors")
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name].float(), tensor.float(), rtol=0, atol=2e-4)
+    assert any((tensor - start[name]).abs().max() > 5e-4 for name, tensor in ours.items()), "training moved the weights"
+
+
+def test_the_run_store_has_each_step_once_and_every_rollout_dropped_ones_too(runs):
+    info = json.loads((runs[1] / "run.json").read_text())
+    assert info["status"] == "finished" and info["attempts"] == 2
+    assert [line["step"] for line in RunReader(runs[1]).metrics()] == [1, 2]
+    table = ds.dataset(runs[1] / "trajectories", partitioning=None).to_table().to_pandas()
+    assert len(table) == 64 and table["traj_id"].is_unique
+    kept, dropped = table[table["kept"]], table[~table["kept"]]
+    assert kept["trainer_log_prob"].notna().all() and kept["entropy"].notna().all()
+    assert dropped["trainer_log_prob"].isna().all() and dropped["advantage"].isna().all()
+    assert table.groupby("step")["kept"].sum().le(16).all()
+
+
+def test_dropped_rollouts_cost_no_training_compute(runs):
+    for line in RunReader(runs[1]).metrics():
+        assert line["sequence_tokens_informative"] / line["sequence_tokens_kept"] >= 1.5
+
+
+def test_the_exported_model_loads_in_transformers_and_vllm_with_equal_weights(runs):
+    from rstar_lab.rl.engine import Sampling
+    from rstar_lab.rl.engines import CPU_ENVIRONMENT
+    from rstar_lab.rl.model import load_model, load_tokenizer
+    from rstar_lab.rl.vllm_engine import VllmEngine
+
+    folder = runs[1] / "checkpoints" / "step=000002"
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, torch.float32)
+    prompt = tokenizer.encode("What is six times seven?", add_special_tokens=False)
+    options = {
+        "dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "skip_tokenizer_init": True, "enforce_eager": True,
+        "distributed_executor_backend": "uni", "kv_cache_memory_bytes": 2**28, "logprobs_mode": "raw_logprobs",
+    }  # fmt: skip
+
+    async def ask():
+        engine = VllmEngine(folder, options=options, env=CPU_ENVIRONMENT)
+        await engine.start()
+        try:
+            return await engine.generate(prompt, Sampling(max_tokens=16, seed=1))
+        finally:
+            await engine.aclose()
+
+    done = asyncio.run(ask())
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + done.token_ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = logits.gather(-1, torch.tensor(done.token_ids)[:, None])[:, 0]
+    np.testing.assert_allclose(done.log_probs, expected.numpy(), atol=1e-4)

@@ -1,0 +1,60 @@
+"""A step that hangs is noticed, says what it waits for and where, and ends as a failed run."""
+
+import json
+import threading
+
+import pytest
+
+pytest.importorskip("verl")
+
+from rstar_lab.rl.verl.waits import Waits
+from rstar_lab.rl.verl.watchdog import Watchdog
+from rstar_lab.runs.writer import RunWriter
+
+
+@pytest.mark.parametrize("what", ["generation", "tools", "reward"])
+def test_a_hung_step_says_what_its_rollouts_wait_for_and_where(tmp_path, what):
+    waits, gave_up = Waits(), threading.Event()
+    with (
+        RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer,
+        waits.of("run-000001-0000-03", what),
+    ):
+        watchdog = Watchdog(0.2, writer, lambda: [waits.report()], gave_up.set)
+        watchdog.enter("generation, tools and reward", 1)
+        assert gave_up.wait(60)
+        report = json.loads((writer.run_dir / "watchdog.json").read_text())
+        info = json.loads((writer.run_dir / "run.json").read_text())
+    assert report["step"] == 1 and report["phase"] == "generation, tools and reward"
+    assert report["workers"][0]["waits"][what]["traj_id"] == "run-000001-0000-03"
+    assert report["workers"][0]["host"]
+    assert info["status"] == "failed"
+    assert f"1 rollouts wait for {what}" in info["error"] and "run-000001-0000-03" in info["error"]
+
+
+def test_a_step_that_moves_on_is_left_alone(tmp_path):
+    gave_up = threading.Event()
+    with RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer:
+        watchdog = Watchdog(5.0, writer, list, gave_up.set)
+        watchdog.enter("update", 1)
+        watchdog.leave()
+        assert not gave_up.wait(7)
+        assert not (writer.run_dir / "watchdog.json").exists()
+
+
+def test_a_worker_that_cannot_be_asked_does_not_hide_the_hang(tmp_path):
+    gave_up = threading.Event()
+
+    def broken():
+        raise ConnectionError("node gone")
+
+    with RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer:
+        Watchdog(0.2, writer, broken, gave_up.set).enter("update", 7)
+        assert gave_up.wait(60)
+        assert "node gone" in (writer.run_dir / "watchdog.json").read_text()
+
+
+def test_waits_count_what_is_open_only():
+    waits = Waits()
+    with waits.of("a", "tools"), waits.of("b", "tools"):
+        assert waits.report()["waits"]["tools"]["count"] == 2
+    assert waits.report()["waits"] == {}
