@@ -1,7 +1,11 @@
 """code-judge's API: the fields, meanings and reasons that its clients rely on."""
 
+import base64
+
 import aiohttp
 import pytest
+
+from rstar_lab.sandbox.code_judge import with_imports_shown
 
 FIELDS = {"sub_id", "success", "run_success", "cost", "reason", "stdout", "stderr"}
 OURS = {"outcome", "value"}
@@ -198,3 +202,13 @@ async def test_a_client_that_sends_as_the_release_does(service):
     told = [(r["run_success"] and r["success"], r["reason"], r["stdout"], r["stderr"]) for r in results]
     assert told == [(True, "", "word\n", ""), (False, "", "", "no\n"), (False, "worker_timeout", "", "")]
     assert all(isinstance(result["cost"], float) for result in results)
+
+
+@pytest.mark.parametrize("padding", ["", "#", "##"])
+def test_programs_wrapped_in_base64_show_what_they_import(padding):
+    """As the release's client sends them; else the import of sympy would count as the program's own time."""
+    inner = base64.b64encode(f"{padding}\nimport sympy\nprint(sympy.pi)".encode()).decode()
+    wrapped = f"import base64\nexec(base64.b64decode('{inner}'))"
+    shown = with_imports_shown(wrapped)
+    assert shown.startswith(wrapped) and shown.endswith("\n# sympy")
+    assert with_imports_shown("import base64\nprint(1)") == "import base64\nprint(1)"
