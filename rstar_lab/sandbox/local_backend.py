@@ -22,7 +22,8 @@ class LocalBackend:
         self.threads = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
 
     async def start(self) -> "LocalBackend":
-        await asyncio.gather(self.sandbox.start(), asyncio.to_thread(warm_up))
+        await self.sandbox.start()
+        self.threads.submit(warm_up)  # the first answer that comes waits for it, calls do not
         return self
 
     async def aclose(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -241,6 +242,26 @@ async def test_entries_that_are_no_calls_stop_nobody(calm):
         results = await client.redis.xrange(transport.results_of("other"))
         outcomes = [json.loads(fields[b"body"])["outcome"] for _, fields in results]
         assert outcomes == ["invalid_arguments"] * 6
+        await nothing_is_left(client)
+
+
+async def test_random_entries_stop_nobody(calm):
+    rng = random.Random(0)
+    good = {b"id": b"other:1", b"client": b"fuzz", b"wait": b"5", b"body": dumps(work_to_dict(Call("print(1)")))}
+    async with backend(calm) as client:
+        for _ in range(200):
+            entry = {name: value for name, value in good.items() if rng.random() < 0.9} or {b"x": b""}
+            name = rng.choice(list(entry))
+            damaged = bytearray(entry[name])
+            for _ in range(rng.randint(1, 4)):
+                where = rng.randint(0, len(damaged))
+                damaged[where : where + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+            await client.redis.xadd(transport.CALLS, entry | {name: bytes(damaged)})
+        assert (await client.run(Call("print(2)"))).stdout == "2\n"
+        deadline = time.monotonic() + 60
+        while await client.redis.xlen(transport.CALLS):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
         await nothing_is_left(client)
 
 
