@@ -149,7 +149,7 @@ class Runs:
         """One row a turn of the model: its text, calls, outcomes, and seconds its calls queued and ran."""
         messages = self.transcript(traj_id)
         said = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
-        calls = self._query("SELECT * FROM calls", {"traj_id": traj_id}, 'turn, "index"')
+        calls = self._calls_of(traj_id).sort_values(["turn", "index"])
         of_turn = calls.groupby("turn")
         frame = pd.DataFrame({"traj_id": traj_id, "turn": said.index, "text": said.to_numpy()})
         frame["calls"] = frame.turn.map(of_turn.size()).fillna(0).astype(int)
@@ -197,6 +197,18 @@ class Runs:
             return None
         return [vocabulary[token] if 0 <= token < len(vocabulary) else None for token in ids]
 
+    def _calls_of(self, traj_id: str) -> pd.DataFrame:
+        """Its rows of the calls; none where the run kept no calls."""
+        source = self._views.of_steps("calls", *self._place(traj_id))
+        return self.sql(f"SELECT * FROM ({source}) WHERE traj_id = ?", [traj_id])
+
+    def _place(self, traj_id: str) -> tuple[str, list[Any]]:
+        """The condition on run and step that narrows a question to the files of one trajectory."""
+        place = self._query("SELECT run_id, step FROM trajectories", {"traj_id": traj_id})
+        if place.empty:
+            raise RunStoreError(f"no trajectory {traj_id!r} in {self.path}")
+        return "run_id = ? AND step = ?", [place.run_id[0], int(place.step[0])]
+
     def _vocabulary(self, run_id: str) -> list[str] | None:
         if run_id not in self._vocabularies:
             self._vocabularies[run_id] = self._views.reader(run_id).vocabulary()
@@ -204,8 +216,8 @@ class Runs:
 
     def _after(self, traj_id: str, size: int) -> np.ndarray:
         after = np.full(size, None, object)
-        calls = self._query("SELECT position, outcome FROM calls", {"traj_id": traj_id}, "position")
-        for position, outcome in calls.dropna().itertuples(index=False):
+        calls = self._calls_of(traj_id)[["position", "outcome"]].dropna().sort_values("position")
+        for position, outcome in calls.itertuples(index=False):
             after[int(position) :] = "ok" if outcome == "ok" else "error"
         return after
 

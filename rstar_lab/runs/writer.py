@@ -33,7 +33,8 @@ COMPRESSION = {
     "transcripts": {field.name: "zstd" if pa.types.is_list(field.type) else "lz4" for field in LEVELS["transcripts"]},
 }
 _TOKENS_A_ROW_GROUP = 250_000  # one transcript is read by decoding its row group: a few milliseconds
-_ROWS_A_GROUP = {"trajectories": 131_072, "calls": 131_072, "transcripts": 1000}
+# Few enough that a list sorted by step reads some groups of a long run, enough that reading them all costs no more.
+_ROWS_A_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000}
 
 
 class RunWriter:
