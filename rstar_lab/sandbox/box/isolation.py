@@ -39,22 +39,19 @@ def _attempt(missing: Missing, layer: str, step, *arguments) -> bool:
     return layer not in missing
 
 
-def _write(path: str, text: str) -> None:
+def _write(path: str, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY)
     try:
-        os.write(fd, text.encode())
+        os.write(fd, data)
     finally:
         os.close(fd)
 
 
 def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
     """Of this process, which has just entered a new user namespace."""
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{inside} {outside_uid} 1"),
-        ("gid_map", f"{inside} {outside_gid} 1"),
-    ):
-        _write(f"/proc/self/{name}", text)
+    _write("/proc/self/setgroups", b"deny")
+    _write("/proc/self/uid_map", b"%d %d 1" % (inside, outside_uid))
+    _write("/proc/self/gid_map", b"%d %d 1" % (inside, outside_gid))
 
 
 def enter_outer(missing: Missing) -> bool:
@@ -101,8 +98,9 @@ class Isolation:
     def __init__(self, missing: Missing, root: bool, readable: list[str]) -> None:
         self.missing = missing
         self.root = root
-        self._devices = [f"/dev/{name}" for name in view.DEVICES]
-        self._readable = ["/"] if self.has("mount_namespace") else [*readable, "/proc/self"]
+        # The view holds nothing that may not be read, and its /dev nothing but harmless devices.
+        self._devices = ["/dev"] if self.has("mount_namespace") else [f"/dev/{name}" for name in view.DEVICES]
+        self._readable = ["/"] if self.has("mount_namespace") else readable
         self._rules: landlock.Rules | None = None
         self._filter: seccomp.Filter | None = None
 
@@ -115,6 +113,8 @@ class Isolation:
 
     def prepare(self) -> None:
         """Once in each zygote: what forks share."""
+        _bound(resource.RLIMIT_CORE, 0)
+        _bound(resource.RLIMIT_MSGQUEUE, 0)
         if not self.root:
             self.missing.setdefault("user_id", "programs run under the user's own id")
         version = landlock.abi()
@@ -128,8 +128,10 @@ class Isolation:
         except OSError as error:
             self.missing.setdefault("seccomp", str(error))
 
-    def enter(self, request: Request, number: int, scratch: str = "", report: Report | None = None) -> None:
-        """scratch: a folder to write to, where there is no mount namespace to make one in.
+    def enter(
+        self, request: Request, number: int, scratch: str = "", first_fd: int = 0, report: Report | None = None
+    ) -> None:
+        """scratch: a folder to write to, where there is no mount namespace to make one in. first_fd: close from here.
 
         Raises OSError for the first layer that fails, or hands its name to report(layer, error) and goes on."""
 
@@ -145,7 +147,7 @@ class Isolation:
 
         # The kernel's out-of-memory killer takes programs first, and their keeper last.
         with contextlib.suppress(OSError):
-            _write("/proc/self/oom_score_adj", "1000")
+            _write("/proc/self/oom_score_adj", b"1000")
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
         step("mount_namespace", self._scratch, request, flags)
         step("private_proc", self._proc)
@@ -170,6 +172,8 @@ class Isolation:
         kernel.drop_capabilities()
         if self._rules is not None:
             step("landlock", self._rules.enforce, scratch)
+        if first_fd:
+            kernel.close_from(first_fd)
         if self._filter is not None:
             step("seccomp", self._filter.install)
 
@@ -193,25 +197,24 @@ class Isolation:
         map_ids(INSIDE_ID, uid, gid)
 
     def _resources(self, request: Request) -> None:
-        def bound(kind: int, value: int) -> None:
-            hard = resource.getrlimit(kind)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (value, value))
-
-        bound(resource.RLIMIT_CORE, 0)
-        bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
-        bound(resource.RLIMIT_NOFILE, request.open_files)
-        # Without a group, hundreds of processes are slow to watch and to end.
+        _bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
+        _bound(resource.RLIMIT_NOFILE, request.open_files)
         if not self.has("cgroup"):
             others = 0 if self.has("user_namespace") else processes.threads_of_user(os.geteuid())
-            bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))
+            _bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))
+            _bound(resource.RLIMIT_AS, (request.memory_mb + 1024) << 20)
         elif self.has("user_namespace"):
-            bound(resource.RLIMIT_NPROC, request.processes)
-        bound(resource.RLIMIT_MSGQUEUE, 0)
+            _bound(resource.RLIMIT_NPROC, request.processes)
         if not request.session:
-            bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)
-        if not self.has("cgroup"):
-            bound(resource.RLIMIT_AS, (request.memory_mb + 1024) << 20)
+            _bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)
+
+
+def _bound(kind: int, value: int) -> None:
+    try:
+        resource.setrlimit(kind, (value, value))
+    except ValueError:
+        # Above our own hard limit, which then holds.
+        pass
 
 
 def dry_run(isolation: Isolation, request: Request) -> Missing:
@@ -222,7 +225,7 @@ def dry_run(isolation: Isolation, request: Request) -> Missing:
     pid = fork_into(init, own)
     if pid == 0:
         try:
-            isolation.enter(request, 0, "", lambda layer, error: os.write(writing, f"{layer}\t{error}\n".encode()))
+            isolation.enter(request, 0, "", 0, lambda layer, error: os.write(writing, f"{layer}\t{error}\n".encode()))
             os.write(writing, b".")
         except BaseException as error:
             os.write(writing, f"other\t{error!r}\n".encode())
@@ -255,7 +258,9 @@ def fork_into(init: int, own: int) -> int:
 
 
 def settle() -> None:
-    """Keep the collector's hands off what forks share."""
+    """Keep the collector's hands off what forks share; programs switch it on again."""
     gc.collect()
+    with contextlib.suppress(AttributeError):
+        kernel.libc.malloc_trim(0)
     gc.freeze()
     gc.disable()

@@ -80,8 +80,7 @@ class Program:
         if channel is not None:
             os.dup2(channel.fileno(), 3)
             os.dup2(self.cell, 4)
-        kernel.close_from(5 if channel else 3)
-        keeper.isolation.enter(request, keeper.number, keeper.scratch)
+        keeper.isolation.enter(request, keeper.number, keeper.scratch, 5 if channel else 3)
         self._started[0] = 1
         self._started.close()
         if channel is not None:
@@ -295,6 +294,8 @@ def keep(sock: socket.socket, isolation: Isolation, group: Group | None, number:
     """Serve calls on this socket until it closes."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
+    # No handler: what has none cannot be woken in its sleep (kernel.new_pid_namespace).
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if group:
         group.join()
         with contextlib.suppress(OSError):

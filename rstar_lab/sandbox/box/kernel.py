@@ -40,6 +40,7 @@ SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF =
 libc = ctypes.CDLL(None, use_errno=True)
 libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 libc.syscall.restype = ctypes.c_long
+libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
 
@@ -58,9 +59,8 @@ def setns(fd: int, kind: int) -> None:
     _checked(libc.setns(fd, kind), "setns")
 
 
-def prctl(option: int, *arguments: int) -> int:
-    padded = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
-    return _checked(libc.prctl(option, *padded), f"prctl {option}")
+def prctl(option: int, value: int = 0, pointer: int = 0) -> int:
+    return _checked(libc.prctl(option, value, pointer, 0, 0), "prctl")
 
 
 def mount(source: bytes, target: bytes, kind: bytes | None = None, flags: int = 0, data: bytes | None = None) -> None:
@@ -115,12 +115,10 @@ def new_pid_namespace() -> int:
 
     The init shares this process's memory and sleeps in pause(2) for ever, so it costs no page tables; programs join
     as its siblings and keep ordinary signal semantics, which process 1 has not. Nothing ever runs on its stack but
-    pause, so one stack serves. It ignores SIGCHLD, so orphans are reaped.
+    pause, so one stack serves. The caller must have no signal handler, so that nothing ends the pause. It ignores
+    SIGCHLD, so orphans are reaped.
     """
-    everything = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        return _checked(libc.clone(_PAUSE, _STUB_STACK_TOP, CLONE_VM | CLONE_NEWPID | signal.SIGCHLD, None), "clone")
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, everything)
+    init = libc.clone(_PAUSE, _STUB_STACK_TOP, CLONE_VM | CLONE_NEWPID | signal.SIGCHLD, None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return _checked(init, "clone")

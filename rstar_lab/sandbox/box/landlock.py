@@ -30,28 +30,37 @@ class Rules:
         everything = _RIGHTS[min(version, 5)]
         self._attributes = struct.pack("=QQQ", everything, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
         self._size = 24 if version >= 6 else 16 if version >= 4 else 8
-        self._paths = [(path, READ) for path in read] + [(path, everything) for path in write]
-        self._paths += [(path, DEVICE) for path in devices]
         self._everything = everything
+        # Opened once: a rule is on the file itself, whatever mount namespace it is seen from.
+        self._fixed = [rule for path in read for rule in self._rule(path, READ)]
+        self._fixed += [rule for path in devices for rule in self._rule(path, DEVICE)]
+        self._write = write
+
+    def _rule(self, path: str, rights: int) -> list[bytes]:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return []
+        if not os.path.isdir(path):
+            rights &= _FILE_RIGHTS & self._everything
+        return [struct.pack("=Qi", rights, fd)]
 
     def enforce(self, scratch: str = "") -> None:
         """On this process and all it starts, from now on; no_new_privs must be set. scratch: one more writable folder."""
-        ruleset = kernel.libc.syscall(kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
-        if ruleset < 0:
-            raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
-        for path, rights in [*self._paths, (scratch, self._everything)] if scratch else self._paths:
-            try:
-                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            except OSError:
-                continue
-            if not os.path.isdir(path):
-                rights &= _FILE_RIGHTS & self._everything
-            rule = struct.pack("=Qi", rights, fd)
-            failed = kernel.libc.syscall(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0) < 0
-            number = ctypes.get_errno()
+        ruleset = _checked(kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
+        for rule in self._fixed:
+            _checked(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
+        for path in [*self._write, scratch] if scratch else self._write:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            _checked(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", self._everything, fd), 0)
             os.close(fd)
-            if failed:
-                raise OSError(number, f"landlock_add_rule {path}")
-        if kernel.libc.syscall(kernel.SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0) < 0:
-            raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+        _checked(kernel.SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)
         os.close(ruleset)
+
+
+def _checked(number: int, *arguments: int | bytes) -> int:
+    result = kernel.libc.syscall(number, *arguments)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"landlock: {os.strerror(error)}")
+    return result

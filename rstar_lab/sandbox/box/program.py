@@ -5,6 +5,7 @@ raised; the keeper decides everything else by what the kernel tells it.
 """
 
 import ast
+import atexit
 import builtins
 import contextlib
 import gc
@@ -12,6 +13,7 @@ import linecache
 import mmap
 import os
 import random
+import signal
 import struct
 import sys
 import traceback
@@ -47,21 +49,35 @@ class Report:
 
 
 def reseed(seed: int | None) -> None:
-    if seed is None:
-        random.seed()
-    else:
+    """Without a seed, `random` has drawn fresh state at the fork by itself; numpy has not."""
+    if seed is not None:
         random.seed(seed)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(None if seed is None else seed % 2**32)
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0, 1 and 2 that keep any byte, and whose lines outlive a kill."""
+    """Text streams over descriptors 0, 1 and 2 that keep any byte, and whose lines outlive a kill.
+
+    Opened in the zygote: the descriptors beneath them change with every program.
+    """
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", 1, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
+
+
+def rehearse(code: str) -> None:
+    """Run code in the zygote, so that what every program would do for the first time is done once for all of them:
+    caches are filled, lazy imports done, hot bytecode is specialised."""
+    out, err = sys.stdout, sys.stderr
+    with open(os.devnull, "w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        for text in (code, "1 / 0", "x = ("):
+            run_cell(text.encode(), new_main().__dict__, 1000)
+    sys.stdout, sys.stderr = out, err
+    linecache.clearcache()
 
 
 def new_main() -> types.ModuleType:
@@ -72,10 +88,25 @@ def new_main() -> types.ModuleType:
     return main
 
 
+def ends_in_print(source: str) -> bool:
+    """Is the last expression surely the None of a print? Most programs end so, and need no syntax tree then."""
+    last = source.rstrip().rpartition("\n")[2]
+    if not last.startswith("print(") or '"""' in source or "'''" in source:
+        return False
+    depth = 0
+    for position, letter in enumerate(last):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and letter == ")":
+            return position == len(last) - 1
+    return False
+
+
 def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
     """The statements, and the last expression where the code ends in one."""
     source = code.decode("utf-8", "surrogatepass")
     linecache.cache[filename] = (lambda: source,)
+    if ends_in_print(source):
+        return compile(source, filename, "exec", dont_inherit=True), None
     tree = ast.parse(source, filename)
     last = None
     if tree.body and isinstance(ending := tree.body[-1], ast.Expr):
@@ -141,8 +172,6 @@ def run_cell(code: bytes, namespace: dict, most: int, filename: str = FILENAME) 
 
 def finish() -> None:
     """What the interpreter does at its end: join threads, run exit handlers, flush."""
-    import atexit
-
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -162,7 +191,7 @@ def run_session(channel: int, cell: int, most: int, report: Report) -> None:
     """Be a session's interpreter: run a cell for each byte on the channel; never return."""
     me = os.getpid()
     try:
-        open_streams()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         reseed(None)
         gc.enable()
         namespace = new_main().__dict__
@@ -192,7 +221,7 @@ def run_program(code: bytes, seed: int | None, most: int, report: Report) -> Non
     """Be the user's program; never return."""
     me = os.getpid()
     try:
-        open_streams()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         reseed(seed)
         gc.enable()
         ending, value = run_cell(code, new_main().__dict__, most)

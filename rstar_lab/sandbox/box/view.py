@@ -9,10 +9,12 @@ from rstar_lab.sandbox.box import kernel
 SCRATCH = "/box"
 WORK, TEMPORARY, SHARED_MEMORY = f"{SCRATCH}/work", f"{SCRATCH}/tmp", f"{SCRATCH}/shm"
 DEVICES = ("null", "zero", "full", "random", "urandom")
-_SYSTEM = [f"/usr/{part}" for part in ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share")]
-_SYSTEM += [f"/usr/local/{part}" for part in ("bin", "lib", "include")]
-_SYSTEM += ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"]
-_SYSTEM += ["/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime"]
+# Few, for every program copies the table of mounts; and never all of /usr, where some images keep applications.
+_SYSTEM = [f"/usr/{part}" for part in ("bin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share")]
+_SYSTEM += ["/usr/local/bin", "/usr/local/lib", "/nix/store", "/gnu/store"]
+_SYSTEM += ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
+_COPIED = ["/etc/ld.so.cache", "/etc/localtime"]
+_ALTERNATIVES = "/etc/alternatives"
 _LINKS = {
     "/tmp": TEMPORARY,
     "/var/tmp": TEMPORARY,
@@ -34,7 +36,7 @@ def readable() -> list[str]:
     """Existing paths a program may read: system libraries and compilers, and of Python's homes no more than its code."""
     paths = list(_SYSTEM)
     for prefix in {sys.base_prefix, sys.prefix, sys.base_exec_prefix, sys.exec_prefix}:
-        paths += [f"{prefix}/{part}" for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+        paths += [f"{prefix}/{part}" for part in ("bin", "lib", "lib64")]
     paths += [path for path in sys.path if path.endswith("-packages")]
     # The interpreter may be a chain of links through folders of its own.
     link = sys.executable
@@ -48,15 +50,46 @@ def readable() -> list[str]:
     return [path for path in kept if not os.path.islink(path) or path in _SYSTEM or path == sys.executable]
 
 
+def _files() -> dict[str, bytes]:
+    """Small files of the view: some made up, some copied."""
+    files = {path: text.encode() for path, text in _FILES.items()}
+    for path in [*_COPIED, *{f"{prefix}/pyvenv.cfg" for prefix in (sys.prefix, sys.exec_prefix)}]:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            files[path] = file.read()
+    return files
+
+
+def _links() -> dict[str, str]:
+    links = {path: os.readlink(path) for path in readable() if os.path.islink(path)} | _LINKS
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_ALTERNATIVES):
+            with contextlib.suppress(OSError):
+                links[f"{_ALTERNATIVES}/{name}"] = os.readlink(f"{_ALTERNATIVES}/{name}")
+    return links
+
+
+def _devices(root: str) -> list[str]:
+    """Make the devices where we may; the others have to be bound."""
+    os.makedirs(f"{root}/dev", 0o755, exist_ok=True)
+    left = []
+    for name in DEVICES:
+        try:
+            os.mknod(f"{root}/dev/{name}", 0o20666, os.stat(f"/dev/{name}").st_rdev)
+            os.chmod(f"{root}/dev/{name}", 0o666)
+        except OSError:
+            left.append(name)
+    return left
+
+
 def build() -> None:
     """Replace this process's file system by the view; its mount namespace is its own. Raises OSError."""
     kernel.mount(b"none", b"/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     root = "/tmp"
     sources = [(path, os.open(path, os.O_PATH)) for path in readable() if not os.path.islink(path)]
-    links = {path: os.readlink(path) for path in readable() if os.path.islink(path)} | _LINKS
-    devices = [(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in DEVICES]
+    links, files = _links(), _files()
     os.umask(0o022)
     kernel.mount(b"sandbox", root.encode(), b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=16m")
+    devices = [(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in _devices(root)]
     for path, fd in sources + devices:
         target = root + path
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
@@ -68,10 +101,10 @@ def build() -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         kernel.mount(source.encode(), target.encode(), None, kernel.MS_BIND | kernel.MS_REC)
         os.close(fd)
-    for path, text in _FILES.items():
+    for path, data in files.items():
         os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
         fd = os.open(root + path, os.O_CREAT | os.O_WRONLY, 0o644)
-        os.write(fd, text.encode())
+        os.write(fd, data)
         os.close(fd)
     for folder in (SCRATCH, "/proc"):
         os.makedirs(root + folder, 0o755, exist_ok=True)

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 
-from rstar_lab.sandbox.box import cgroup, isolation, kernel, processes, view
+from rstar_lab.sandbox.box import cgroup, isolation, kernel, processes, program, view
 from rstar_lab.sandbox.box.exercise import EXERCISES
 from rstar_lab.sandbox.box.frames import Request
 from rstar_lab.sandbox.box.keeper import keep
@@ -25,6 +25,32 @@ TIERS = {
     "numpy": ["numpy", "numpy.random", "numpy.linalg"],
     "sympy": ["sympy"],
     "scipy": [f"scipy.{part}" for part in SCIPY],
+}
+# What programs of the tier mostly do, done once in the zygote.
+REHEARSALS = {
+    "bare": """
+import collections, fractions, itertools, math, random, re
+print(sum(range(10)), f"{math.pi:.3f}", [x * x for x in range(5)], {1: 2}, "a,b".split(","))
+fractions.Fraction(1, 3) + 1, math.gcd(12, 18), list(itertools.permutations(range(3))), collections.Counter("ab")
+""",
+    "numpy": """
+import numpy as np
+a = np.arange(12.0).reshape(3, 4)
+print(a.sum(), a @ a.T, np.linalg.det(np.eye(3)), np.linalg.solve(np.eye(2), np.ones(2)), np.sqrt(a).mean(), a > 1)
+np.random.rand(3), np.linspace(0, 1, 5), np.array([1, 2, 3]), np.roots([1, -3, 2])
+""",
+    "sympy": """
+from sympy import *
+x, y, n = symbols("x y n")
+print(solve(x**2 - 5*x + 6, x), solve([x + y - 3, x - y - 1], [x, y]), factor(x**2 - 1), expand((x + 1)**3))
+print(simplify(sin(x)**2 + cos(x)**2), diff(x**3, x), integrate(x**2, x), limit(sin(x)/x, x, 0), Rational(1, 3) + 1)
+print(factorint(360), gcd(12, 18), isprime(97), sqrt(8), N(pi, 10), Matrix([[1, 2], [3, 4]]).det(), latex(x**2 / 2))
+print(summation(n, (n, 1, 10)), binomial(10, 3), series(exp(x), x, 0, 4), Eq(x, 1), divisors(12), solveset(x**2 - 4, x))
+""",
+    "scipy": """
+from scipy import integrate, optimize
+optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), optimize.minimize(lambda x: x @ x, [1.0])
+""",
 }
 PREFIX = "rstar-sandbox"
 _DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
@@ -42,9 +68,14 @@ class Zygote:
         self.others: set[int] = set()
         self.stale: set[str] = set()
 
+    def rehearse(self) -> None:
+        """Do what every program would have to do for the first time."""
+        program.open_streams()
+        program.rehearse(REHEARSALS[self.tier])
+        isolation.settle()
+
     def serve(self) -> None:
         """Until the control socket closes."""
-        isolation.settle()
         # Orphans of a killed keeper come to us, and the end of any child wakes us.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -119,6 +150,7 @@ def tiers(
         zygote.others.add(pid)
     for other in controls[1:]:
         other.close()
+    zygote.rehearse()
     with contextlib.suppress(BrokenPipeError):
         controls[0].sendall(f"{'+' if present else '-'}{word}\n".encode())
         zygote.serve()
@@ -152,8 +184,8 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
     if group is None:
         missing["cgroup"] = "this user may make none with a memory and a process controller"
     else:
-        # One slot of ours weighs as much as two ordinary processes outside.
-        group.weigh(2 * cgroup.NORMAL * workers)
+        # A rollout waits for every call: one slot of ours weighs as much as four ordinary processes outside.
+        group.weigh(4 * cgroup.NORMAL * workers)
     root = isolation.enter_outer(missing)
     pid = os.fork()
     if pid == 0:
