@@ -23,6 +23,8 @@ from rstar_lab.rl.recipe import Problems, Recipe, RecipeError, SftConfig
 from rstar_lab.rl.report import Reporter
 from rstar_lab.rl.reward import verify
 from rstar_lab.rl.sft import sft
+from rstar_lab.rl.stages import stage_model, stage_table
+from rstar_lab.rl.state import State
 from rstar_lab.rl.tokenizer import train_tokenizer
 from rstar_lab.rl.tools import Tool, make_tools
 from rstar_lab.rl.traces import Segments, Trace, TraceMix, make_traces
@@ -115,7 +117,8 @@ def open_run(lab: Lab, piece: str, kind: str, matters: Sequence[str], **details:
     recipe = lab.recipe.model_dump(mode="json")
     folder = lab.runs_dir / lab.run_id(piece)
     if (folder / "run.json").exists():
-        old = RunReader(folder).info["recipe"]
+        # Through the model, so that a key that has come since counts as left at its default.
+        old = Recipe.model_validate(RunReader(folder).info["recipe"]).model_dump(mode="json")
         for key in matters:
             if differ := _difference(old.get(key), recipe[key], key):
                 raise RecipeError(
@@ -221,7 +224,7 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
     total = sum(stage.steps for stage in recipe.stages)
     with open_run(lab, "rl", "train", _RL_KEYS, parent=parent) as writer:
         found = writer.latest_checkpoint()
-        if found and found[0] == total:
+        if found and State.read(found[1]).finished:
             writer.finish("finished")
             return found[1]
         model = load_model(model_dir, torch.float32)
@@ -311,11 +314,21 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
     async with Lab.open(recipe, reporter) as lab:
         base, after_sft = await fine_tune(lab)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
+        parents = {"sft": {"run": lab.run_id("sft"), "step": None}}
         if stages and recipe.stages:
-            models["rl"] = await train(lab, after_sft)
+            models["rl"] = await train(lab, after_sft, parent=parents["sft"] if recipe.sft else None)
+            run_dir = recipe.runs / lab.run_id("rl")
+            table = stage_table(recipe, run_dir)
+            parents["rl"] = {"run": run_dir.name, "step": table[-1]["last_step"]}
+            for row in table[:-1]:  # the last one's is "rl"
+                name = f"rl-{row['stage']}"
+                models[name] = stage_model(run_dir, row["stage"])
+                parents[name] = {"run": run_dir.name, "step": row["last_step"]}
         results: dict[str, Any] = {f"model_{name}": str(path) for name, path in models.items()}
         if evaluations:
             for name, path in models.items():
                 for held_out, problems in lab.held_out.items():
-                    results[f"{name}/{held_out}"] = await evaluate_model(lab, path, problems, f"{held_out}-{name}")
+                    results[f"{name}/{held_out}"] = await evaluate_model(
+                        lab, path, problems, f"{held_out}-{name}", parent=parents.get(name)
+                    )
         return results

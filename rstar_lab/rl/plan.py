@@ -1,6 +1,7 @@
 """What is rolled out in which step: the same for the local trainer and for verl, and a pure function of the recipe."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,8 +18,12 @@ def step_seed(seed: int, step: int) -> int:
 def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: str) -> Problem:
     """The problem at `position` of a stage: an order of the whole pool for each pass through it, one after the other."""
     epoch, place = divmod(position, len(pool))
-    order = np.random.default_rng(derive_seed(seed, "order", stage, epoch)).permutation(len(pool))
-    return pool[order[place]]
+    return pool[_order(derive_seed(seed, "order", stage, epoch), len(pool))[place]]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(count)
 
 
 def rollout_task(problem: Problem, *, run: str, seed: int, step: int, group: int, sample: int) -> RolloutTask:

@@ -52,10 +52,13 @@ def micro_batches(batch: Sequence[Trajectory], max_tokens: int, device: torch.de
         yield MicroBatch(index, ids.to(device), mask.to(device))
 
 
-def log_probs_and_entropy(model: PreTrainedModel, micro: MicroBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def log_probs_and_entropy(
+    model: PreTrainedModel, micro: MicroBatch, temperature: float = 1.0, *, fp32_head: bool = False
+) -> tuple[Tensor, Tensor]:
     """Of each own token under the model: (log_probs_BT, entropy_BT), float32, 0 where the mask is False.
 
     Padding is on the right and attention causal, so no attention mask is needed. Gradients flow through the log-probs only.
+    fp32_head: the LM head's product in float32 whatever the rest runs in (ScaleRL, arXiv 2510.13786).
     """
     hidden_BTH = model.model(input_ids=micro.ids_BT, use_cache=False).last_hidden_state
     before = micro.mask_BT.roll(-1, dims=1)  # the positions whose next token is the model's own
@@ -64,9 +67,11 @@ def log_probs_and_entropy(model: PreTrainedModel, micro: MicroBatch, temperature
     pieces = []
     for hidden, target in zip(hidden_NH.split(chunk), target_N.split(chunk), strict=True):
         if len(target_N) > chunk and torch.is_grad_enabled():
-            pieces.append(checkpoint(_token_stats, model.lm_head, hidden, target, temperature, use_reentrant=False))
+            pieces.append(
+                checkpoint(_token_stats, model.lm_head, hidden, target, temperature, fp32_head, use_reentrant=False)
+            )
         else:
-            pieces.append(_token_stats(model.lm_head, hidden, target, temperature))
+            pieces.append(_token_stats(model.lm_head, hidden, target, temperature, fp32_head))
     log_probs_BT = torch.zeros(micro.ids_BT.shape, device=micro.ids_BT.device)
     entropy_BT = torch.zeros_like(log_probs_BT)
     if pieces:
@@ -76,9 +81,13 @@ def log_probs_and_entropy(model: PreTrainedModel, micro: MicroBatch, temperature
 
 
 def _token_stats(
-    head: torch.nn.Module, hidden_NH: Tensor, target_N: Tensor, temperature: float
+    head: torch.nn.Linear, hidden_NH: Tensor, target_N: Tensor, temperature: float, fp32_head: bool
 ) -> tuple[Tensor, Tensor]:
-    logits_NV = head(hidden_NH).float() / temperature
+    if fp32_head:
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            logits_NV = torch.nn.functional.linear(hidden_NH.float(), head.weight.float()) / temperature
+    else:
+        logits_NV = head(hidden_NH).float() / temperature
     log_probs_NV = logits_NV.log_softmax(-1)
     with torch.no_grad():
         entropy_N = -(log_probs_NV.exp() * log_probs_NV).sum(-1)

@@ -110,7 +110,7 @@ class RlSection(Section):
     roc_penalties: tuple[Literal["errors", "format"], ...] = ("errors", "format")
     clip_low: float = 0.2
     clip_high: float = 0.28
-    variant: Literal["grpo", "gspo", "cispo"] = "grpo"
+    variant: Literal["grpo", "gspo", "cispo", "clip_cov", "kl_cov"] = "grpo"
     aggregation: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-token-mean"
     ] = "token-mean"
@@ -132,6 +132,59 @@ class RlSection(Section):
     checkpoint_every: Positive = 10
     keep_checkpoints: Positive = 2
     tools: tuple[Literal["python", "python_released", "jupyter"], ...] = ("python",)
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of the update's products; weights are fp32. auto: bf16 on a GPU, else fp32"
+    )
+    gradient_checkpointing: bool = False
+    # Published additions, each off (docs/algorithm.md).
+    importance_cap: float | None = Field(
+        None, gt=0, description="truncated importance sampling: cap of a token's trainer / engine probability"
+    )
+    kl_coefficient: float = Field(0.0, ge=0, description="of the KL to the model the stage started from")
+    overlong_buffer: NotNegative = Field(
+        0, description="tokens before the limit over which the reward falls by 1, for advantages only"
+    )
+    drop_void_turns: bool = Field(False, description="leave out rollouts with a turn of neither call nor answer")
+    fp32_head: bool = Field(False, description="LM head in fp32 where the rest runs in bf16")
+    dynamic_sampling: NotNegative = Field(
+        0, description="most further rounds of problems in place of groups without signal"
+    )
+    retire_from: float | None = Field(
+        None, gt=0, le=1, description="pass rate in a step from which a problem is not drawn again"
+    )
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> "RlSection":
+        if self.importance_cap is not None and self.old_log_probs == "engine":
+            raise ValueError("importance_cap needs old_log_probs: trainer (with engine the ratio holds the correction)")
+        if self.overlong_buffer > self.max_response_tokens:
+            raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
+        return self
+
+
+class HandOff(Section):
+    """What ends a stage before its `steps`: any of these, looked at after each step."""
+
+    solved_groups: float | None = Field(
+        None, gt=0, le=1, description="share of groups solved by all their rollouts, mean over `window` steps"
+    )
+    truncation_plateau: float | None = Field(
+        None, ge=0, description="largest change of the truncated share from one `window` of steps to the next"
+    )
+    window: Positive = 10
+
+    @model_validator(mode="after")
+    def _has_a_trigger(self) -> "HandOff":
+        if self.solved_groups is None and self.truncation_plateau is None:
+            raise ValueError("give solved_groups, truncation_plateau or both")
+        return self
+
+
+class DifficultyFilter(Section):
+    """Before a stage: roll out its problems with the newest policy, drop what it can do (paper: stage 3, 8 of 8)."""
+
+    samples: Positive = 8
+    drop_from: float = Field(1.0, gt=0, le=1, description="pass rate from which a problem is dropped")
 
 
 class Stage(Section):
@@ -139,7 +192,10 @@ class Stage(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     problems: Problems
-    steps: Positive
+    steps: Positive = Field(description="with hand_off: at most so many")
+    hand_off: HandOff | None = None
+    filter: DifficultyFilter | None = None
+    reset_optimizer: bool = Field(False, description="forget AdamW's moments at the start")
     rl: dict[str, Any] = {}
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""The trainer's decisions, on made-up trajectories; whole runs are in test_runs_resume.py."""
+"""Which rollouts the trainer keeps, on made-up trajectories; whole runs are in test_runs_resume.py."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,7 +9,7 @@ from test_policy import trajectory
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.trainer import keep
+from rstar_lab.rl.selection import keep
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 
 
@@ -35,7 +35,7 @@ def test_roc_keeps_shares_and_drops_groups_that_teach_nothing():
 
 
 def test_clean_successes_are_kept_more_often():
-    counts = Counter()
+    counts: Counter[str] = Counter()
     rollouts = group("g", [1, 1, 1, 1, 0, 0, 0, 0], [0.0, 0.9, 0.9, 0.9, 0, 0, 0, 0])
     for seed in range(200):
         counts.update(t.traj_id for t in keep(rollouts, RL, seed).trajectories)
