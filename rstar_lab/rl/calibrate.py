@@ -98,9 +98,10 @@ class VllmServer:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=environment, start_new_session=True
             )
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=None, limits=httpx.Limits(max_connections=None))
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)  # uvicorn closes idle connections after 5 s
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=None, limits=limits)
 
-    async def ready(self, timeout_s: float = 300.0) -> None:
+    async def ready(self, timeout_s: float = 600.0) -> None:
         """Wait until it serves. Raises EngineError where it ends or takes too long."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.process.poll() is None:

@@ -234,7 +234,7 @@ class Adaptive:
     SPREAD = np.array([0.5, 0.9, 1.6])  # thirds of a lognormal with sigma 0.6, over its mean
     TOKEN_WORK = 400  # a token's own arithmetic, in tokens of context read
 
-    def __init__(self, predictor: LengthPredictor, *, fill: float = 0.85, probes: int = 2, margin: float = 1.5) -> None:
+    def __init__(self, predictor: LengthPredictor, *, fill: float = 0.9, probes: int = 2, margin: float = 1.5) -> None:
         self.predictor = predictor
         self.fill, self.probes = fill, probes
         self._margin = margin * self._work(0.0, predictor.max_tokens)
