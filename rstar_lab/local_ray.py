@@ -17,14 +17,14 @@ from rstar_lab.errors import UserError
 from rstar_lab.processes import JOB_VARIABLE, end_processes
 
 START_S = 300
-# A raylet waits 15 s for its agent to say which ports it chose, and dies where the machine is too busy for that: choose
-# them. And the agents of two raylets would fight for the one port with a fixed number.
-# All that Ray's daemons grant each other in time, stretched alike.
+ATTEMPTS = 3
+# What Ray's daemons grant each other in time, stretched for a busy machine.
 PATIENCE = {
     "RAY_raylet_start_wait_time_s": str(START_S),
     "RAY_agent_register_timeout_ms": str(1000 * START_S),
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_S),
 }
+# Chosen here: the agents of two raylets would fight for the one port with a fixed number.
 PORTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
 
 
@@ -41,8 +41,22 @@ class LocalRay:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
+        for attempt in range(ATTEMPTS):
+            try:
+                self._open()
+                return self
+            except UserError:
+                self.close()
+                if attempt + 1 == ATTEMPTS:
+                    raise
+            except BaseException:
+                self.close()
+                raise
+        raise AssertionError
+
+    def _open(self) -> None:
         # Ray's socket paths must stay under 108 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+        self.folder, self._processes = Path(tempfile.mkdtemp(prefix="r", dir="/tmp")), []
         token = self.folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -55,21 +69,15 @@ class LocalRay:
         }
         self._outer = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
-        try:
-            self._start(
-                "--head", f"--port={self.port}", f"--dashboard-port={web}", "--dashboard-host=127.0.0.1",
-                f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
-            )  # fmt: skip
-            # The API answers before the head is a node of its own cluster, and until then nobody can join.
-            self.wait_for_nodes(1)
-            for _ in range(self.nodes - 1):
-                self.add_node()
-            if self.nodes > 1:
-                self.wait_for_nodes(self.nodes)
-        except BaseException:
-            self.close()
-            raise
-        return self
+        self._start(
+            "--head", f"--port={self.port}", f"--dashboard-port={web}", "--dashboard-host=127.0.0.1",
+            f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
+        )  # fmt: skip
+        # The API answers before the head is a node of its own cluster, and until then nobody can join.
+        self.wait_for_nodes(1)
+        for _ in range(self.nodes - 1):
+            self.add_node()
+        self.wait_for_nodes(self.nodes)
 
     def add_node(self) -> subprocess.Popen[bytes]:
         """One more raylet; the process that keeps it is returned, so that a test can kill it."""
@@ -103,9 +111,11 @@ class LocalRay:
         """Wait until so many nodes are alive. Raises UserError with the end of a daemon's log."""
         deadline = time.monotonic() + START_S
         while self.alive() < count:
-            dead = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
-            if dead is not None or time.monotonic() > deadline:
-                raise UserError(f"Ray has not {count} nodes after {START_S} s: {self._last_words()}")
+            # A raylet gives its agent 15 s to say which ports it listens on, whatever the settings, and dies otherwise.
+            words = self._last_words()
+            dead = "Check failed" in words or any(process.poll() is not None for process in self._processes)
+            if dead or time.monotonic() > deadline:
+                raise UserError(f"Ray has not {count} nodes after {START_S} s: {words}")
             time.sleep(0.5)
 
     def _last_words(self) -> str:

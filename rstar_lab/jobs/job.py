@@ -139,7 +139,7 @@ def submit(
     name: str | None = None,
     backend: str | None = None,
     address: str | None = None,
-    preflight: bool = False,
+    preflight: bool = True,
     say: Callable[[str], None] = print,
 ) -> Job:
     """Run `recipe` on the hardware of `profile`, detached.

@@ -44,6 +44,10 @@ class Finding:
     message: str
 
 
+class NotNeeded(Exception):
+    """A check that has nothing to look at on this profile: it passes."""
+
+
 class Skip(Exception):
     """What a check cannot see from here."""
 
@@ -68,7 +72,7 @@ class Subject:
     @property
     def on_gpus(self) -> Profile:
         if not self.profile.hardware.gpus:
-            raise Skip(f"profile {self.profile.name} has no GPU")
+            raise NotNeeded(f"profile {self.profile.name} has no GPU")
         return self.profile
 
 
@@ -92,6 +96,8 @@ def preflight(recipe: str, profile: str, overrides: Mapping[str, Any] | None = N
     for name, check in CHECKS.items():
         try:
             yield Finding(name, Status.PASS, check(subject))
+        except NotNeeded as reason:
+            yield Finding(name, Status.PASS, f"not needed: {reason}")
         except Skip as reason:
             yield Finding(name, Status.SKIP, str(reason))
         except Warn as reason:
@@ -121,7 +127,7 @@ def unread_keys(subject: Subject) -> str:
 def verl_configuration(subject: Subject) -> str:
     """The whole configuration, composed from verl's own files and validated by verl."""
     if subject.profile.trainer != "verl":
-        raise Skip(f"profile {subject.profile.name} trains without verl")
+        raise NotNeeded(f"profile {subject.profile.name} trains without verl")
     try:
         from rstar_lab.rl.verl import config
         from rstar_lab.rl.verl.train import stages_of
@@ -144,6 +150,8 @@ def token_contract(subject: Subject) -> str:
     from rstar_lab.rl import chat
 
     folder = Path(subject.recipe.model)
+    if subject.recipe.model == "tiny":
+        raise NotNeeded("the run makes its own tokenizer")
     if not (folder / "tokenizer_config.json").is_file():
         raise Skip(f"tokenizer of {subject.recipe.model} is not on this machine")
     from rstar_lab.rl.model import load_tokenizer
@@ -333,7 +341,10 @@ def disk(subject: Subject) -> str:
         free = shutil.disk_usage(folder).free / estimate.GB
     else:
         free = subject.profile.hardware.disk_gb
-    message = f"checkpoints {checkpoints / estimate.GB:.1f} GB, run store {store / estimate.GB:.1f} GB; {free:.0f} GB {'free' if here else 'by the profile'}"
+    where = "free" if here else "by the profile"
+    message = (
+        f"checkpoints {checkpoints / estimate.GB:.1f} GB, run store {store / estimate.GB:.1f} GB; {free:.0f} GB {where}"
+    )
     if needed > free:
         raise UserError(f"{message}: fewer rl.keep_checkpoints, rl.token_arrays: sampled, or another storage.runs")
     return message

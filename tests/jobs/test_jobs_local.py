@@ -171,9 +171,17 @@ def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
     """The command is the public command line, so that a notebook and a terminal start the same run."""
     seen = {}
     monkeypatch.setattr(job_module.local, "start", lambda folder, spec: seen.setdefault("spec", spec) and {})
-    job = submit("tiny", "laptop", {"rl.lr": 1e-4, "rl.roc": "none"}, runs_dir=tmp_path, name="trial")
+    job = submit("tiny", "laptop", {"rl.lr": 1e-4, "rl.roc": "none"}, runs_dir=tmp_path, name="trial", preflight=False)
     command = seen["spec"].command
     assert command[1:4] == ["-m", "rstar_lab.cli", "run"]
     assert command[5:9] == ["--set", "rl.lr=0.0001", "--set", "rl.roc=none"]
     assert job.id.startswith("trial-")
     assert attach(job.id, runs_dir=tmp_path).spec.overrides == {"rl.lr": 1e-4, "rl.roc": "none", "name": "trial"}
+
+
+@pytest.mark.slow
+def test_submit_looks_first_and_sends_nothing_that_cannot_work(tmp_path):
+    (tmp_path / "bad.yaml").write_text("model: tiny\nrll: {}\n")
+    with pytest.raises(UserError, match=r"preflight failed: recipe: .*rll"):
+        submit(tmp_path / "bad.yaml", runs_dir=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
