@@ -8,6 +8,7 @@ removes what has no line.
 import json
 import os
 import shutil
+from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -115,16 +116,18 @@ class RunWriter:
     ) -> None:
         try:
             if kind is not None and self._info["status"] == "running":
-                self.finish(
-                    "stopped" if issubclass(kind, KeyboardInterrupt) else "failed", error=str(error) or kind.__name__
-                )
+                # Ctrl-C reaches a coroutine as its cancellation.
+                stopped = issubclass(kind, KeyboardInterrupt | CancelledError)
+                self.finish("stopped" if stopped else "failed", error=str(error) or kind.__name__)
         except RunStoreError:
             if kind is None:  # a full disk must not hide what ended the block
                 raise
         finally:
-            self._lock.release()
+            self.close()
 
-    close = __exit__
+    def close(self) -> None:
+        """Let go of the run as it stands; without a `finish` before, readers see it as interrupted."""
+        self._lock.release()
 
     def write_step(
         self,

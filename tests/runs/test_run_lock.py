@@ -52,8 +52,8 @@ def test_a_forked_child_that_lives_on_does_not_hold_the_run(tmp_path):
         os.close(receiver)
         with pytest.raises(RunLocked):
             RunWriter.open(tmp_path, "a", **TRAIN)  # the child's copy is gone, the writer's own is not
-        writer.close(None, None, None)
-        RunWriter.open(tmp_path, "a", **TRAIN).close(None, None, None)
+        writer.close()
+        RunWriter.open(tmp_path, "a", **TRAIN).close()
     finally:
         os.close(sender)
         os.waitpid(pid, 0)

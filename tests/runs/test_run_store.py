@@ -2,6 +2,7 @@
 
 import json
 import math
+from asyncio import CancelledError
 
 import numpy as np
 import pyarrow as pa
@@ -177,7 +178,9 @@ def test_run_json_says_where_a_run_came_from_and_keeps_no_secret(tmp_path):
     assert info["result"] == {"pass1": [0.5, 0.4, 0.6]}
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "stopped"), (RuntimeError, "failed")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, "stopped"), (CancelledError, "stopped"), (RuntimeError, "failed")]
+)
 def test_an_error_in_the_block_is_the_runs_end(tmp_path, error, status):
     with pytest.raises(error), RunWriter.open(tmp_path, "a", **TRAIN):
         raise error("why")
@@ -186,7 +189,7 @@ def test_an_error_in_the_block_is_the_runs_end(tmp_path, error, status):
 
 
 def test_a_writer_that_vanished_leaves_an_interrupted_run(tmp_path):
-    RunWriter.open(tmp_path, "a", **TRAIN).close(None, None, None)
+    RunWriter.open(tmp_path, "a", **TRAIN).close()
     assert RunReader(tmp_path / "a").info["status"] == "running"
     assert RunReader(tmp_path / "a").status == "interrupted"
 
