@@ -47,7 +47,7 @@ def why_over(stage: Stage, lines: Sequence[Mapping[str, Any]]) -> str | None:
 def triggered(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str | None:
     """Which trigger of a hand-off rule fires after these steps.
 
-    Source: rStar2-Agent, section 4.2: limits grow when the truncated share stays where it is, problems get harder when
+    Source: rStar2-Agent, multi-stage training: limits grow when the truncated share stays where it is, problems get harder when
     most groups of a step are solved by all their rollouts.
     """
 
