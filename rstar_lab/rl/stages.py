@@ -123,7 +123,7 @@ def difficulty_file(run_dir: Path, stage: str) -> Path:
 
 async def filter_problems(
     problems: Sequence[Problem], rule: DifficultyFilter, rl: RlSection, *, stage: str, step: int, recipe: Recipe,
-    writer: RunWriter, **rolling: Any,
+    run_dir: Path, **rolling: Any,
 ) -> list[Problem]:  # fmt: skip
     """Leave out what the newest policy solves already. Measured once: the table stays in the run folder.
 
@@ -131,14 +131,13 @@ async def filter_problems(
     goes on where it was. step: of the policy; rolling: what `evaluate` needs besides. Raises UserError where nothing
     is left.
     """
-    path = difficulty_file(writer.run_dir, stage)
+    path = difficulty_file(run_dir, stage)
     if not path.exists():
-        run_id = f"{writer.run_dir.name}-{stage}-filter"
-        parent = {"run": writer.run_dir.name, "step": step}
-        recipe_kept = recipe.model_dump(mode="json")
+        parent = {"run": run_dir.name, "step": step}
         with RunWriter.open(
-            writer.run_dir.parent, run_id, kind="evaluate", recipe=recipe_kept, seed=recipe.seed, parent=parent
-        ) as own:
+            run_dir.parent, f"{run_dir.name}-{stage}-filter", kind="evaluate", recipe=recipe.model_dump(mode="json"),
+            seed=recipe.seed, parent=parent,
+        ) as writer:  # fmt: skip
             settings = EvaluateSection(
                 samples=rule.samples,
                 temperature=rl.temperature,
@@ -147,18 +146,26 @@ async def filter_problems(
                 max_response_tokens=rl.max_response_tokens,
             )
             await evaluate(
-                problems, settings, writer=own, seed=recipe.seed, mode=rl.rollout, max_tool_chars=rl.max_tool_chars,
+                problems, settings, writer=writer, seed=recipe.seed, mode=rl.rollout, max_tool_chars=rl.max_tool_chars,
                 **rolling,
             )  # fmt: skip
-            rows = RunReader(own.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
-        table = difficulty_table(rows, rule, run_id=writer.run_dir.name, stage=stage, step=step)
-        path.parent.mkdir(exist_ok=True)
+            rows = RunReader(writer.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
+        table = difficulty_table(rows, rule, run_id=run_dir.name, stage=stage, step=step)
         with whole_file(path) as file:
             pq.write_table(table, file)
+    return without_solved(problems, path)
+
+
+def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
+    """The problems that a difficulty table keeps. Raises UserError where there is no table or it keeps none."""
+    if not path.exists():
+        raise UserError(f"{path}: no difficulty table yet; `python -m rstar_lab.rl.filter_command` makes it")
     left = set(pq.read_table(path).filter(pc.field("kept"))["problem_id"].to_pylist())
     kept = [problem for problem in problems if problem.problem_id in left]
     if not kept:
-        raise UserError(f"stage {stage}: the filter leaves no problem: the policy solves them all ({path})")
+        raise UserError(
+            f"{path}: the filter leaves no problem, the policy solves them all: end the stage before, or add harder ones"
+        )
     return kept
 
 

@@ -100,7 +100,7 @@ class Trainer:
             return problems
         return await filter_problems(
             problems, stage.filter, rl, stage=stage.name, step=self.state.step - self.state.stage_step,
-            recipe=self.recipe, writer=self.writer, engines=self.engines, codec=self.codec, tools=self.tools,
+            recipe=self.recipe, run_dir=self.writer.run_dir, engines=self.engines, codec=self.codec, tools=self.tools,
             reward=self.reward,
         )  # fmt: skip
 

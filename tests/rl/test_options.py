@@ -57,9 +57,11 @@ def update(rl: RlSection, rollouts, *, model=None, reference=None):
     learner.begin_stage(rl, reset=False, reference=reference)
     gradients: list[torch.Tensor] = []
     assert learner.optimizer is not None
-    learner.optimizer.step = lambda: gradients.append(  # type: ignore[assignment, method-assign, return-value]
-        torch.cat([p.grad.flatten() for p in learner.model.parameters()])
-    )
+
+    def note_gradient() -> None:
+        gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
+
+    learner.optimizer.step = note_gradient  # type: ignore[assignment, method-assign]
     metrics = learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5).metrics
     return metrics, gradients[0]
 
@@ -253,7 +255,7 @@ async def test_solved_problems_retire_and_stay_retired(tmp_path):
     stages = [{"name": "one", "steps": 8}]
     trainer, whole = await train(tmp_path / "whole", stages, {"one": MIXED}, retire_from=0.9)
     drawn = RunReader(whole).read("trajectories", columns=["step", "problem_id"]).to_pylist()
-    steps = {}
+    steps: dict[str, set[int]] = {}
     for row in drawn:
         steps.setdefault(row["problem_id"], set()).add(row["step"])
     assert {f"easy{i}" for i in range(4)} <= set(trainer.state.retired)
