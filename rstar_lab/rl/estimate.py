@@ -149,8 +149,8 @@ FORMULA = (
 def step_time(model: Architecture, rl: RlSection, profile: Profile) -> StepTime:
     """The estimate of FORMULA for one step of a stage."""
     hardware, engine, measured = profile.hardware, profile.engine, profile.measured
-    rollouts = rl.problems_per_step * rl.group_size * rl.oversample
-    kept = rl.problems_per_step * rl.group_size * (rl.oversample if rl.roc == "none" else 1)
+    kept = rl.problems_per_step * rl.group_size
+    rollouts = kept * (1 if rl.roc == "none" else rl.oversample)
     response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
     context = PROMPT_TOKENS + response / 2
     tensor = engine.tensor_parallel

@@ -28,6 +28,9 @@ LOCAL_ONLY = {
     "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype",
     "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "rl.rollout": "nothing: verl rolls out asynchronously",
 }  # fmt: skip
+# Keys of the local trainer that the adapters of verl do not offer.
+NOT_IN_VERL = ("importance_cap", "fp32_head", "dynamic_sampling", "retire_from", "precision", "gradient_checkpointing")
+STAGE_NOT_IN_VERL = ("filter", "hand_off")
 
 
 class Status(StrEnum):
@@ -119,6 +122,12 @@ def unread_keys(subject: Subject) -> str:
         section, _, name = key.partition(".")
         if getattr(getattr(recipe, section), name) != getattr(getattr(default, section), name):
             found.append(f"{key} (verl reads the profile's {instead})")
+    for stage in recipe.stages:
+        rl, plain = recipe.settings(stage), type(recipe.rl)()
+        found += [f"{stage.name}: {name}" for name in NOT_IN_VERL if getattr(rl, name) != getattr(plain, name)]
+        found += [f"{stage.name}: {name}" for name in STAGE_NOT_IN_VERL if getattr(stage, name, None)]
+        if rl.variant not in ("grpo", "gspo", "cispo"):
+            found.append(f"{stage.name}: variant {rl.variant}")
     if found:
         raise Warn(f"set, but not read by verl: {'; '.join(found)}")
     return "verl reads every key that is set"
@@ -316,7 +325,7 @@ def batches(subject: Subject) -> str:
     told = []
     for stage in subject.recipe.stages:
         rl = subject.recipe.settings(stage)
-        kept = rl.group_size * (rl.oversample if rl.roc == "none" else 1)
+        kept = rl.group_size
         if rl.problems_per_step % rl.mini_batches:
             raise UserError(
                 f"stages.{stage.name}: problems_per_step {rl.problems_per_step} / mini_batches {rl.mini_batches} is not whole"

@@ -58,7 +58,9 @@ def overrides(
         "actor_rollout_ref.actor.loss_agg_mode": keys.aggregation.replace("group-", ""),
         "actor_rollout_ref.actor.clip_ratio_low": keys.clip_low,
         "actor_rollout_ref.actor.clip_ratio_high": keys.clip_high,
-        "actor_rollout_ref.actor.use_kl_loss": False,
+        "actor_rollout_ref.actor.use_kl_loss": keys.kl_coefficient > 0,
+        "actor_rollout_ref.actor.kl_loss_coef": keys.kl_coefficient,
+        "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
         "actor_rollout_ref.actor.entropy_coeff": 0,
         "actor_rollout_ref.actor.optim.lr": keys.lr,
         "actor_rollout_ref.actor.optim.lr_warmup_steps": keys.warmup_steps,
@@ -73,7 +75,7 @@ def overrides(
         "actor_rollout_ref.actor.use_torch_compile": not on_cpu,
         "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "actor_rollout_ref.rollout.name": "rstar" if on_cpu else "vllm",
-        "actor_rollout_ref.rollout.n": settings.kept_per_group,
+        "actor_rollout_ref.rollout.n": keys.group_size,
         "actor_rollout_ref.rollout.temperature": keys.temperature,
         "actor_rollout_ref.rollout.prompt_length": MAX_PROMPT_TOKENS,
         "actor_rollout_ref.rollout.response_length": keys.max_response_tokens,
@@ -115,6 +117,8 @@ def overrides(
         * keys.group_size
         * keys.oversample,
     }
+    if settings.stage.reset_optimizer and _latest(run_dir) == settings.first_step - 1:
+        found["actor_rollout_ref.actor.checkpoint.load_contents"] = ["model", "extra"]
     if keys.old_log_probs == "engine":
         found["algorithm.rollout_correction.bypass_mode"] = True
     if model_dtype == "float32":
@@ -122,7 +126,7 @@ def overrides(
             "param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32",
         }  # fmt: skip
     if on_cpu:
-        found |= _cpu(settings, engine.max_sequences, longest)
+        found |= _cpu(settings, longest)
     for key, value in (extra or {}).items():
         found.pop("+" + key.removeprefix("+"), None)
         found.pop(key.removeprefix("+"), None)
@@ -133,20 +137,19 @@ def overrides(
     return found
 
 
-def _cpu(settings: Settings, max_sequences: int, longest: int) -> dict[str, Any]:
-    from rstar_lab.rl.engines import CPU_ENVIRONMENT
+def _latest(run_dir: Path) -> int:
+    """The step of verl's newest checkpoint, 0 without one."""
+    path = run_dir / "verl" / "latest_checkpointed_iteration.txt"
+    return int(path.read_text()) if path.exists() else 0
 
-    run_dir = settings.runs_dir / settings.run
-    cache = int((settings.recipe.engine.kv_cache_gb or 1.0) * 2**30)
-    options = {
-        "dtype": "float32", "max_model_len": longest, "max_num_seqs": max_sequences, "skip_tokenizer_init": True,
-        "logprobs_mode": "processed_logprobs", "seed": settings.recipe.seed, "enforce_eager": True,
-        "distributed_executor_backend": "uni", "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(longest, 8192), "kv_cache_memory_bytes": cache,
-        "env": CPU_ENVIRONMENT, "log": str(run_dir / "vllm-0.log"),
-    }  # fmt: skip
+
+def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
+    recipe = settings.recipe
+    section = recipe.engine.model_dump() | {"dtype": "float32"}
+    log = str(settings.runs_dir / settings.run / "vllm-0.log")
+    options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "log": log}
     return {
-        "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:vllm_on_cpu", "options": options},
+        "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options},
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "trainer.device": "cpu",
     }  # fmt: skip

@@ -142,10 +142,19 @@ class ServerAdapter(BaseRollout):
         await server.load_weights.remote(str(path), global_steps or 0)
 
 
-def vllm_on_cpu(model: str, options: dict[str, Any]) -> Any:
-    """The local trainer's vLLM process, as a server of verl."""
-    from rstar_lab.rl.vllm_engine import VllmEngine
+class CpuVllm:
+    """The local trainer's vLLM process, as `Replica` asks for it. options: section (of the recipe), max_tokens, seed, log."""
 
-    env = options.pop("env", {})
-    log = options.pop("log", None)
-    return VllmEngine(model, name="vllm-0", options=options, env=env, log=Path(log) if log else None)
+    def __init__(self, model: str, options: dict[str, Any]):
+        from rstar_lab.rl.engines import CPU_ENVIRONMENT, engine_options
+        from rstar_lab.rl.recipe import EngineSection
+        from rstar_lab.rl.vllm_engine import VllmEngine
+
+        self.model = Path(model)
+        section = EngineSection(**options["section"])
+        self.options = engine_options(section, self.model, options["max_tokens"], options["seed"])
+        self.engine = VllmEngine(env=CPU_ENVIRONMENT, log=Path(options["log"]), stall_s=section.stall_s)
+        self.generate, self.load_weights = self.engine.generate, self.engine.load_weights
+
+    async def start(self) -> None:
+        await self.engine.start(self.model, self.options)

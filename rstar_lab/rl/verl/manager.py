@@ -36,5 +36,5 @@ class OversamplingManager(AgentLoopManagerTQ):
         ]
         tensordict_utils.assign_non_tensor_stack(prompts, "group", groups)
         tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
-        tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", keys.group_size * keys.oversample)
+        tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)
         super().generate_sequences(prompts)

@@ -9,6 +9,7 @@ from typing import Any
 from rstar_lab.rl.pipeline import read_problems
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage, parse_recipe
+from rstar_lab.rl.stages import difficulty_file, without_solved
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,17 @@ class Settings:
         return self.stage.name == self.recipe.stages[-1].name
 
     @property
-    def kept_per_group(self) -> int:
-        return self.keys.group_size * (self.keys.oversample if self.keys.roc == "none" else 1)
+    def rollouts_per_group(self) -> int:
+        return self.keys.group_size * (1 if self.keys.roc == "none" else self.keys.oversample)
 
     @cached_property
     def pool(self) -> list[Problem]:
-        """The stage's problems, without those that an evaluation asks."""
+        """The stage's problems, without those that an evaluation asks and those that its filter has left out."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
-        return read_problems(self.stage.problems, held_out)
+        problems = read_problems(self.stage.problems, held_out)
+        if self.stage.filter is None:
+            return problems
+        return without_solved(problems, difficulty_file(self.runs_dir / self.run, self.stage.name))
 
     async def open_sandbox(self) -> Any:
         """The sandbox of the recipe: embedded in this process's tree, or the cluster's."""

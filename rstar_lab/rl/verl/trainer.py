@@ -98,6 +98,7 @@ class RstarTrainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
+        self._put_advantages(batch)
         rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         masks = tq.kv_batch_get(keys=rows, partition_id=batch.partition_id, select_fields=["response_mask"])
         own = [int(mask.sum()) for mask in masks["response_mask"]]
@@ -106,17 +107,22 @@ class RstarTrainer(PPOTrainerSync):
         weights = row_weights([key.split("_")[0] for key in rows], own, self.settings.keys.aggregation, size)
         if weights is not None:
             by_key = dict(zip(rows, weights, strict=True))
-            everyone = tq.kv_batch_get(
-                keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
-            )
-            filled = [
-                torch.full(mask.shape, by_key.get(key, 1.0))
-                for key, mask in zip(batch.keys, everyone["response_mask"], strict=True)
-            ]
-            nested = torch.nested.as_nested_tensor(filled, layout=torch.jagged)
-            fields = TensorDict({"rollout_is_weights": nested}, batch_size=len(batch))
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+            self._put_rows(batch, "rollout_is_weights", [by_key.get(key, 1.0) for key in batch.keys])
         return batch
+
+    def _put_advantages(self, batch: KVBatchMeta) -> None:
+        """Those of the selection, which knows of shaping; verl's estimator sees rewards only."""
+        step = self.replay_buffer.last
+        of_key = {step.keys[t.traj_id]: a for t, a in zip(step.kept.trajectories, step.kept.advantages, strict=True)}
+        self._put_rows(batch, "advantages", [of_key.get(key, 0.0) for key in batch.keys])
+
+    def _put_rows(self, batch: KVBatchMeta, field: str, values: list[float]) -> None:
+        """One number a rollout, on each of its own tokens."""
+        masks = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        filled = [value * mask.float() for value, mask in zip(values, masks["response_mask"], strict=True)]
+        nested = torch.nested.as_nested_tensor(filled, layout=torch.jagged)
+        fields = TensorDict({field: nested}, batch_size=len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Without signal there is no update, as in the local trainer: weight decay alone would move the weights."""

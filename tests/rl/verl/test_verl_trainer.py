@@ -92,8 +92,8 @@ def test_the_exported_model_loads_in_transformers_and_vllm_with_equal_weights(ru
     }  # fmt: skip
 
     async def ask():
-        engine = VllmEngine(folder, options=options, env=CPU_ENVIRONMENT)
-        await engine.start()
+        engine = VllmEngine(env=CPU_ENVIRONMENT)
+        await engine.start(folder, options)
         try:
             return await engine.generate(prompt, Sampling(max_tokens=16, seed=1))
         finally:
