@@ -33,6 +33,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
     started = time.monotonic()
     with PeakMemory() as memory:
         async with Lab.open(recipe, reporter) as lab:
+            lab.warm_up()
             base, after_sft = await fine_tune(lab)
             problems = [problem for group in lab.held_out.values() for problem in group]
             parent = {"run": lab.run_id("sft"), "step": None}

@@ -73,13 +73,8 @@ def is_tied(model_dir: Path) -> bool:
     return bool(json.loads((model_dir / "config.json").read_text()).get("tie_word_embeddings"))
 
 
-def spawn_engines(
-    section: EngineSection, model_dir: Path, work_dir: Path, max_tokens: int, seed: int
-) -> list[AnyEngine]:
-    """Start the processes without waiting for them. max_tokens: the longest prompt and response together."""
-    work_dir.mkdir(parents=True, exist_ok=True)
-    if section.kind == "transformers":
-        return [HfEngine(model_dir, dtype=getattr(torch, section.dtype), max_batch=section.max_batch)]
+def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, seed: int) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM`. max_tokens: the longest prompt and response together."""
     options: dict[str, Any] = {
         "dtype": section.dtype,
         "max_model_len": max_tokens,
@@ -88,30 +83,34 @@ def spawn_engines(
         "logprobs_mode": "processed_logprobs",
         "seed": seed,
     }
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        options["gpu_memory_utilization"] = section.memory_share
-    else:
-        # On a CPU vLLM cannot take back a random draw of a request with a seed, which it does for a prompt that is only
-        # partly computed in a step: prompts are computed whole.
-        options |= {
-            "enforce_eager": True,
-            "distributed_executor_backend": "uni",
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(max_tokens, 8192),
-            "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
-        }
-        if is_tied(model_dir):
-            # vLLM on a CPU keeps the old head when tied weights are loaded anew: the head gets weights of its own, which
-            # only `EngineGroup.load` brings.
-            options |= {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
+    if torch.cuda.is_available():
+        return options | {"gpu_memory_utilization": section.memory_share}
+    # On a CPU vLLM cannot take back a random draw of a request with a seed, which it does for a prompt that is only partly
+    # computed in a step: prompts are computed whole.
+    options |= {
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(max_tokens, 8192),
+        "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
+    }
+    if is_tied(model_dir):
+        # vLLM on a CPU keeps the old head when tied weights are loaded anew: the head gets weights of its own, which only
+        # `EngineGroup.load` brings.
+        options |= {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
+    return options
+
+
+def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
+    """Start the processes before there is a model to serve: they import vLLM meanwhile."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    if section.kind == "transformers":
+        return [HfEngine(max_batch=section.max_batch)]
     engines: list[AnyEngine] = []
     for number in range(engine_count(section)):
-        env = {"CUDA_VISIBLE_DEVICES": str(number)} if on_gpu else CPU_ENVIRONMENT
+        env = {"CUDA_VISIBLE_DEVICES": str(number)} if torch.cuda.is_available() else CPU_ENVIRONMENT
         name = f"vllm-{number}"
-        engine = VllmEngine(
-            model_dir, name=name, options=options, env=env, log=work_dir / f"{name}.log", stall_s=section.stall_s
-        )
+        engine = VllmEngine(name=name, env=env, log=work_dir / f"{name}.log", stall_s=section.stall_s)
         engine.spawn()
         engines.append(engine)
     return engines
@@ -119,13 +118,22 @@ def spawn_engines(
 
 @asynccontextmanager
 async def open_engines(
-    section: EngineSection, model_dir: Path, work_dir: Path, max_tokens: int, seed: int = 0
+    section: EngineSection,
+    model_dir: Path,
+    work_dir: Path,
+    max_tokens: int,
+    seed: int = 0,
+    spawned: Sequence[AnyEngine] | None = None,
 ) -> AsyncIterator[EngineGroup]:
-    """Engines that serve the model in `model_dir` until the block ends, whatever ends it. Raises UserError."""
-    engines = spawn_engines(section, model_dir, work_dir, max_tokens, seed)
+    """Engines that serve the model in `model_dir` until the block ends, whatever ends it. Raises UserError.
+
+    spawned: what `spawn_engines` has started already.
+    """
+    engines = spawned or spawn_engines(section, work_dir)
+    options = engine_options(section, model_dir, max_tokens, seed)
     try:
-        await asyncio.gather(*(engine.start() for engine in engines))
-        holds = None if torch.cuda.is_available() is False and is_tied(model_dir) else model_dir
+        await asyncio.gather(*(engine.start(model_dir, options) for engine in engines))
+        holds = None if "load_format" in options else model_dir
         yield EngineGroup(engines, work_dir, section.max_batch, holds)
     finally:
         for engine in engines:

@@ -7,6 +7,7 @@ does not depend on what else is in the batch, up to rounding.
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -21,21 +22,18 @@ Request = tuple[list[int], Sampling, asyncio.Future[Completion]]
 class HfEngine:
     """Requests that wait while a batch is generated go together into the next one."""
 
-    def __init__(
-        self, model: Path | str, *, name: str = "transformers", dtype: torch.dtype = torch.float32, max_batch: int = 64
-    ):
+    def __init__(self, *, name: str = "transformers", max_batch: int = 64):
         self.name, self.max_batch, self.kv_tokens = name, max_batch, 10**9
-        self._folder, self._dtype = model, dtype
         self._queue: list[Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._version = 0
 
-    def spawn(self) -> None: ...
-
-    async def start(self) -> None:
-        """Load the model. Raises UserError where it cannot be loaded."""
-        self._model: PreTrainedModel = await asyncio.to_thread(load_model, self._folder, self._dtype)
-        self._model.to("cuda" if torch.cuda.is_available() else "cpu").eval()  # type: ignore[arg-type]
+    async def start(self, model: Path | str, options: dict[str, Any]) -> None:
+        """Load the model; options: dtype. Raises UserError where it cannot be loaded."""
+        dtype = getattr(torch, options["dtype"])
+        self._model: PreTrainedModel = await asyncio.to_thread(load_model, model, dtype)
+        self._model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+        self._model.eval()
 
     async def aclose(self) -> None:
         if self._worker:
@@ -97,7 +95,7 @@ class HfEngine:
             raise EngineError("the prompt leaves no room for a response")
         sampler = _Sampler([sampling for _, sampling in batch])
         stops = sorted({token for _, sampling in batch for token in sampling.stop_token_ids})
-        out = self._model.generate(
+        out = self._model.generate(  # type: ignore[operator]
             input_ids=ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             max_new_tokens=limit,

@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl import families
 from rstar_lab.rl.agent_loop import Codec
 from rstar_lab.rl.data.mix import read_mix
-from rstar_lab.rl.engines import EngineGroup, open_engines
+from rstar_lab.rl.engines import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.evaluate import Estimate, evaluate
 from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.problems import Problem, load_problems
@@ -43,6 +43,7 @@ class Lab:
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
         self._engines: EngineGroup | None = None
+        self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
 
     @classmethod
@@ -74,11 +75,22 @@ class Lab:
         section = self.recipe.sandbox
         return make_tools(self.recipe.rl.tools, await self.sandbox(), section.timeout_s, section.memory_mb)
 
+    @property
+    def work_dir(self) -> Path:
+        return self.runs_dir / ".engines" / self.recipe.name
+
+    def warm_up(self) -> None:
+        """Start the engines' processes now; they import vLLM while the model is still being made."""
+        self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
+        for engine in self._spawned:
+            self._stack.push_async_callback(engine.aclose)
+
     async def engines(self, model_dir: Path) -> EngineGroup:
         """Engines for models of this shape; the caller loads the weights it wants."""
         if self._engines is None:
-            work_dir = self.runs_dir / ".engines" / self.recipe.name
-            context = open_engines(self.recipe.engine, model_dir, work_dir, self.longest(model_dir), self.recipe.seed)
+            context = open_engines(
+                self.recipe.engine, model_dir, self.work_dir, self.longest(model_dir), self.recipe.seed, self._spawned
+            )
             self._engines = await self._stack.enter_async_context(context)
         return self._engines
 

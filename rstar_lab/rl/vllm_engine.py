@@ -25,22 +25,20 @@ class VllmEngine:
     A dead or hung process is started again with the newest weights, and the requests it held are sent again: with seeds
     they give the same tokens, so nothing is lost or counted twice.
 
-    options: keyword arguments of `vllm.LLM`. stall_s: silence after which a busy process counts as hung.
+    stall_s: silence after which a busy process counts as hung.
     """
 
     def __init__(
         self,
-        model: Path | str,
         *,
         name: str = "vllm-0",
-        options: dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
         log: Path | None = None,
         stall_s: float = 300.0,
         max_restarts: int = 3,
     ):
-        self.model, self.name, self.log, self.stall_s, self.restarts_left = str(model), name, log, stall_s, max_restarts
-        self.options, self.env = options or {}, env or {}
+        self.name, self.log, self.stall_s, self.restarts_left = name, log, stall_s, max_restarts
+        self.env = env or {}
         self._ids = count()
         self._pending: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self._weights: tuple[str, int] | None = None
@@ -52,7 +50,7 @@ class VllmEngine:
     # Life of the process
 
     def spawn(self) -> None:
-        """Start the process and return at once; `start` waits until it can serve."""
+        """Start the process and return at once: it imports vLLM meanwhile."""
         ours, theirs = socket.socketpair()
         life_read, life_write = os.pipe()
         environment = os.environ | {
@@ -80,12 +78,16 @@ class VllmEngine:
                 output.close()
         self._life = life_write
         self._connection = Connection(ours.detach())
-        self._connection.send((self.model, self.options))
 
-    async def start(self) -> None:
-        """Wait until the process serves. Raises UserError where it cannot load the model."""
+    async def start(self, model: Path | str, options: dict[str, Any]) -> None:
+        """Give the process its model and wait until it serves. Raises UserError where it cannot load it.
+
+        options: keyword arguments of `vllm.LLM`.
+        """
         if self._process is None:
             self.spawn()
+        self.model, self.options = str(model), options
+        self._send((self.model, self.options))
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(None, self._receive)
         if answer is None or answer[0] == "failed":
@@ -155,9 +157,8 @@ class VllmEngine:
             return
         self.restarts_left -= 1
         self._watchdog.cancel()
-        self._process = None
         try:
-            await self.start()
+            await self.start(self.model, self.options)
         except UserError as error:
             self._fail(EngineError(str(error)))
             return
@@ -184,10 +185,11 @@ class VllmEngine:
     def _reap(self) -> None:
         if self._process is None:
             return
+        process, self._process = self._process, None
         os.close(self._life)
         self._connection.close()
-        self._process.kill()
-        self._process.wait()
+        process.kill()
+        process.wait()
 
     async def aclose(self) -> None:
         """End the process. Safe to call twice."""

@@ -75,10 +75,15 @@ class Worker:
             logprobs=0,
             detokenize=False,
         )
+        limit = self.engine.vllm_config.model_config.max_model_len
+        if len(prompt_ids) >= limit:  # vLLM would end the process, and with it everybody else's requests
+            text = f"a prompt of {len(prompt_ids)} tokens leaves no room in {limit}"
+            self.connection.send(("refused", request_id, text))
+            return
         try:
             self.engine.add_request(str(request_id), TokensPrompt(prompt_token_ids=prompt_ids), params)
-        except ValueError as error:  # a request the engine cannot take must not stop the others
-            self.connection.send(("refused", request_id, str(error)))
+        except Exception as error:
+            self.connection.send(("refused", request_id, f"{type(error).__name__}: {error}"))
 
     def finished(self, output: Any) -> tuple[int, list[int], list[float], str, int]:
         completion = output.outputs[0]
@@ -100,6 +105,8 @@ def main() -> None:
     socket_fd, life_fd = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(life_fd)
     connection = Connection(socket_fd)
+    import vllm  # noqa: F401  (takes seconds: done while the parent may still be making the model)
+
     model, options = connection.recv()
     try:
         worker = Worker(connection, model, options)

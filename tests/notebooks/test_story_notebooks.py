@@ -23,10 +23,10 @@ SMALL = {
 }
 
 
-def execute(name: str, folder: Path, **parameters) -> nbformat.NotebookNode:
-    out = folder / name
+def execute(notebook: str, folder: Path, **parameters) -> nbformat.NotebookNode:
+    out = folder / notebook
     papermill.execute_notebook(
-        NOTEBOOKS / name, out, parameters=parameters, kernel_name="python3", cwd=str(folder), progress_bar=False,
+        NOTEBOOKS / notebook, out, parameters=parameters, kernel_name="python3", cwd=str(folder), progress_bar=False,
         start_timeout=120, execution_timeout=400, store_widget_state=False,
     )  # fmt: skip
     return nbformat.read(out, as_version=4)

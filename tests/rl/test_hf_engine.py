@@ -19,8 +19,8 @@ async def sample(engine, count: int = 10, **keys):
 
 async def test_log_probs_seeds_and_weights(tmp_path):
     model = make_model(tmp_path / "model")
-    engine = HfEngine(tmp_path / "model", max_batch=4)
-    await engine.start()
+    engine = HfEngine(max_batch=4)
+    await engine.start(tmp_path / "model", {"dtype": "float32"})
     first, again = await sample(engine), await sample(engine)
     assert [c.token_ids for c in first] == [c.token_ids for c in again]
     assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), first, strict=False)) < 2e-5
@@ -46,8 +46,8 @@ async def test_log_probs_seeds_and_weights(tmp_path):
 
 async def test_greedy_and_nucleus(tmp_path):
     model = make_model(tmp_path / "model")
-    engine = HfEngine(tmp_path / "model")
-    await engine.start()
+    engine = HfEngine()
+    await engine.start(tmp_path / "model", {"dtype": "float32"})
     for completion, prompt in zip(await sample(engine, 3, temperature=0.0), prompts(), strict=False):
         ids = torch.tensor([prompt + completion.token_ids])
         best = model(ids).logits[0, len(prompt) - 1 : -1].argmax(-1)
