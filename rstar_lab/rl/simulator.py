@@ -22,7 +22,7 @@ from rstar_lab.rl.scheduler import EngineState, Policy, TurnRequest
 class Rates:
     """Seconds of one engine step: step_s + max(weights_s, token_s * tokens in the batch) + context_s * tokens attended to.
 
-    request_s: added once for each request admitted (HTTP, tokens in and out).
+    request_s: added once for each request (HTTP, tokens in and out).
     """
 
     step_s: float
@@ -129,6 +129,7 @@ class _Engine:
         self.version = 0
         self.busy_s = 0.0
         self.preemptions = self.computed = self.hit = 0
+        self.preempted: set[int] = set()  # rollouts among the waiting ones that have been admitted before
         self.began: dict[int, float] | None = None
 
     def elapsed(self, k: int) -> float:
@@ -178,7 +179,7 @@ class _Engine:
                     del running[rollout]
                     self._release(rollout)
                     ended.append(rollout)
-        prompt_tokens = admitted = 0
+        prompt_tokens = admitted = again = 0
         room = self._room()
         if running and room < 1:
             while len(running) > 1 and room < 1:
@@ -186,6 +187,7 @@ class _Engine:
                 self.left[rollout] = step - self.steps
                 self._release(rollout)
                 self.waiting.appendleft(rollout)
+                self.preempted.add(rollout)
                 self.preemptions += 1
                 room = self._room()
         else:
@@ -205,6 +207,9 @@ class _Engine:
                 self.computed += fresh
                 prompt_tokens += fresh
                 admitted += 1
+                if rollout in self.preempted:
+                    self.preempted.remove(rollout)
+                    again += 1
                 self.tokens += size
                 self.offset[rollout] = size - self.steps
                 running[rollout] = step = self.steps + self.left[rollout]
@@ -234,7 +239,7 @@ class _Engine:
                 self.step_s
                 + max(self.weights_s, self.token_s * tokens)
                 + self.context_s * self.tokens
-                + self.request_s * admitted
+                + self.request_s * (admitted - again)
             )
             return ended
         ends = self.ends

@@ -31,6 +31,7 @@ def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[flo
     waiting, running = deque(range(len(rollouts))), []
     away: list[tuple[float, int]] = []
     cache: dict[int, int] = {}
+    preempted: set[int] = set()
 
     def used() -> float:
         return sum(context[i] + waste for i in running)
@@ -48,12 +49,13 @@ def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[flo
         for item in sorted(a for a in away if a[0] <= now + 1e-12):
             away.remove(item)
             waiting.append(item[1])
-        fresh = admitted = 0
+        fresh = admitted = requests = 0
         if running and used() + len(running) > spec.kv_tokens:
             while len(running) > 1 and used() + len(running) > spec.kv_tokens:
                 victim = running.pop()
                 cache[victim] = context[victim]
                 waiting.appendleft(victim)
+                preempted.add(victim)
                 preemptions += 1
         else:
             while waiting and len(running) < spec.max_running:
@@ -67,6 +69,8 @@ def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[flo
                 cache.pop(i, None)
                 fresh += computed
                 admitted += 1
+                requests += i not in preempted
+                preempted.discard(i)
                 running.append(i)
         trim()
         tokens = len(running) - admitted + max(fresh, admitted)
@@ -74,7 +78,7 @@ def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[flo
             rates.step_s
             + max(rates.weights_s, rates.token_s * tokens)
             + rates.context_s * sum(context[i] for i in running)
-            + rates.request_s * admitted
+            + rates.request_s * requests
         )
         for i in list(running):
             context[i] += 1
