@@ -37,8 +37,9 @@ class State:
     def read(cls, folder: Path) -> Self:
         """The state in a checkpoint. Raises UserError where there is none that this version reads."""
         try:
-            return cls(**json.loads((folder / "trainer.json").read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            found = json.loads((folder / "trainer.json").read_text())
+            return cls(**{name: found[name] for name in cls.__slots__})  # type: ignore[attr-defined]
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"checkpoint {folder}: trainer.json cannot be read ({error}); remove the checkpoint"
             ) from None

@@ -55,6 +55,7 @@ def update(rl: RlSection, rollouts, *, model=None, reference=None):
     """One update without moving the weights: (metrics, gradient)."""
     learner = Learner(model or tiny())
     learner.begin_stage(rl, reset=False, reference=reference)
+    assert learner.model.is_gradient_checkpointing == rl.gradient_checkpointing
     gradients: list[torch.Tensor] = []
     assert learner.optimizer is not None
 

@@ -107,3 +107,11 @@ async def test_the_optimizer_is_reset_where_asked_and_only_there(tmp_path, reset
     await train(tmp_path / "cut", stages, mixed, stop_after=4, **kept)
     trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, **kept)
     assert trainer.counts == ([2] if reset else [4])  # type: ignore[attr-defined]
+
+
+async def test_a_checkpoint_that_is_not_understood_is_one_clear_error(tmp_path):
+    _, run_dir = await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED}, stop_after=1)
+    for text in ('{"step": 1}', "[]", "{"):
+        (run_dir / "checkpoints/step=000001/trainer.json").write_text(text)
+        with pytest.raises(UserError, match=r"step=000001: trainer.json cannot be read"):
+            await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED})
