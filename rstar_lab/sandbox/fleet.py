@@ -176,13 +176,25 @@ class Fleet:
         ready = self._ready[tier]
         if not word:
             asyncio.get_running_loop().remove_reader(control)
-            self._broken = True
-            if not ready.done():
+            if ready.done():
+                self._broken = True
+            else:
+                # It died of its imports: as good as missing.
                 ready.set_result(False)
         elif not ready.done():
             if word[1:].strip():
                 self.missing = json.loads(word[1:])
             ready.set_result(word[:1] == b"+")
+
+    async def nearest(self, tier: str) -> str:
+        """Wait until the tier's zygote is warm; its name, or where its libraries are missing that of the next below.
+
+        Raises KeeperDied where not even the bare one is there.
+        """
+        for name in reversed(TIERS[: TIERS.index(tier) + 1]):
+            if await asyncio.shield(self._ready[name]):
+                return name
+        raise KeeperDied
 
     async def borrow(self, tier: str) -> KeeperLink:
         """An idle keeper, or a new one."""
@@ -203,11 +215,7 @@ class Fleet:
 
     async def new_keeper(self, tier: str) -> KeeperLink:
         """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""
-        for name in reversed(TIERS[: TIERS.index(tier) + 1]):
-            if await asyncio.shield(self._ready[name]):
-                break
-        else:
-            raise KeeperDied
+        name = await self.nearest(tier)
         ours, theirs = socket.socketpair()
         with theirs:
             try:

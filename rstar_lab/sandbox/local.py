@@ -184,10 +184,11 @@ class LocalSandbox:
 
     async def _run_once(self, call: Call, message: bytes, patience_s: float) -> CallResult:
         queued = time.monotonic()
+        tier = tier_of(call.code)
+        await self._warm(tier)
         try:
             async with self._turn() as turn:
                 started = time.monotonic()
-                tier = tier_of(call.code)
                 for attempt in range(ATTEMPTS):
                     if attempt:
                         self.retries += 1
@@ -218,6 +219,8 @@ class LocalSandbox:
     async def _run_cell(self, call: Call, message: bytes, patience_s: float) -> CallResult:
         assert call.session is not None
         queued = time.monotonic()
+        tier = tier_of(call.code)
+        await self._warm("sympy" if tier != "scipy" else tier)
         session = self._sessions.open(call.session)
         try:
             async with session.lock, self._turn() as turn:
@@ -230,7 +233,7 @@ class LocalSandbox:
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                     session.link = None
                 try:
-                    result = await self._on_session(session, tier_of(call.code), message, patience_s, turn)
+                    result = await self._on_session(session, tier, message, patience_s, turn)
                 except (KeeperDied, KeeperSilent):
                     session.link = None
                     self._sessions.lose(session.name, "it was lost")
@@ -261,6 +264,11 @@ class LocalSandbox:
         except BaseException:
             fleet.lose(link)
             raise
+
+    async def _warm(self, tier: str) -> None:
+        """Wait for the tier's zygote outside the slots, so that an import holds up nobody else."""
+        with contextlib.suppress(KeeperDied):
+            await (await self._live_fleet()).nearest(tier)
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[Turn]:

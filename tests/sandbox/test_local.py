@@ -175,7 +175,7 @@ async def test_exit_codes(sandbox):
 async def test_a_sleeper_is_cut_off_at_its_limit(sandbox):
     result = await sandbox.run("import time\ntime.sleep(30)", timeout_s=0.5)
     assert result.outcome == Outcome.TIMEOUT
-    assert 0.45 < result.duration_s < 3.5
+    assert 0.45 < result.duration_s < 0.5 + 3
 
 
 async def test_processor_time_of_all_processes_counts():

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 BACKGROUND, NORMAL, BOOSTED = 64, 1024, 8192
@@ -95,8 +96,7 @@ class Group:
 
     def limit(self, memory_mb: int, processes: int) -> None:
         if memory_mb != self._memory_mb:
-            name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
-            _write(self.folders["memory"], name, str(memory_mb << 20))
+            self._limit_memory(memory_mb)
             if self.version == 2 and not self._memory_mb:
                 with contextlib.suppress(OSError):
                     _write(self.folders["memory"], "memory.swap.max", "0")
@@ -104,6 +104,18 @@ class Group:
         if processes != self._processes:
             _write(self.folders["pids"], "pids.max", str(processes))
             self._processes = processes
+
+    def _limit_memory(self, memory_mb: int) -> None:
+        name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+        for left in range(100, -1, -1):
+            try:
+                _write(self.folders["memory"], name, str(memory_mb << 20))
+                return
+            except OSError:
+                # The last call's files may still be on their way out.
+                if not left:
+                    raise
+                time.sleep(0.005)
 
     def weigh(self, weight: int) -> None:
         """Share of the processor beside other groups, 1024 being normal."""

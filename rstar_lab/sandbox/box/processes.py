@@ -56,13 +56,12 @@ def threads_of_user(uid: int) -> int:
     return count
 
 
-def waiting_s(pid: int) -> float:
-    """Seconds that this process's most unlucky thread was ready to run and had no processor."""
-    most = 0
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            most = max(most, int(_read(f"/proc/{pid}/task/{task}/schedstat").split()[1]))
-    return most / 1e9
+def runnable(task: int) -> bool:
+    """Is this thread on a processor, or waiting for one?"""
+    try:
+        return _read(f"/proc/{task}/stat").rpartition(")")[2][1] == "R"
+    except (OSError, IndexError):
+        return False
 
 
 def end_all(pid: int) -> None:

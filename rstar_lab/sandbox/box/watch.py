@@ -18,9 +18,9 @@ BACKGROUND_SHARE = 1 / 8
 class Watch:
     """Judges one call at every tick.
 
-    The limit is on the seconds the program had: on a processor, asleep or blocked. Seconds in which it was ready to
-    run and others had the processor do not count, up to the slack; a call that falls behind gets more weight, and one
-    that still has not had its time when the slack is gone was starved by us.
+    The limit is on the seconds the program had: on a processor, or asleep and blocked with all it started. Seconds in
+    which it was ready to run and others had the processor do not count, up to the slack; a call that falls behind gets
+    more weight, and one that still has not had its time when the slack is gone was starved by us.
     """
 
     def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
@@ -28,11 +28,11 @@ class Watch:
         self.pid = pid
         self.group = group
         self.outputs = outputs
-        self.start = time.monotonic()
+        self.start = self._last = time.monotonic()
         self.yielded = False
         self.last_cpu_s = 0.0
+        self._idle_s = 0.0
         self._base_s = processes.usage([pid])[0] if request.session and not group else 0.0
-        self._base_waiting_s = processes.waiting_s(pid) if request.session else 0.0
         if group:
             group.begin()
 
@@ -52,8 +52,10 @@ class Watch:
     def verdict(self) -> str | None:
         """The outcome, where the call has to be ended now."""
         request = self.request
+        tree: list[int] = []
         if self.group is None:
-            cpu_s, memory_mb = processes.usage([self.pid, *processes.descendants(self.pid)])
+            tree = [self.pid, *processes.descendants(self.pid)]
+            cpu_s, memory_mb = processes.usage(tree)
             self.last_cpu_s = cpu_s - self._base_s
             if memory_mb > request.memory_mb:
                 return "memory"
@@ -61,26 +63,31 @@ class Watch:
             return "memory"
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
-        cpu, wall = self.cpu_s(), self.wall_s()
-        if cpu >= request.timeout_s:
+        now = time.monotonic()
+        if not self._runnable(tree):
+            self._idle_s += now - self._last
+        self._last = now
+        had_s = self.cpu_s() + self._idle_s
+        if had_s >= request.timeout_s:
             return "timeout"
-        if wall >= request.timeout_s and wall - self._waited_s() >= request.timeout_s:
-            return "timeout"
-        left = request.timeout_s + request.wall_slack_s - wall
-        if left <= 0:
-            return "timeout" if self.yielded and cpu >= request.timeout_s * BACKGROUND_SHARE else "sandbox_error"
-        self._weigh(cpu, left)
+        left_s = request.timeout_s + request.wall_slack_s - (now - self.start)
+        if left_s <= 0:
+            in_background = self.yielded and self.last_cpu_s >= request.timeout_s * BACKGROUND_SHARE
+            return "timeout" if in_background else "sandbox_error"
+        self._weigh(request.timeout_s - had_s, left_s)
         return None
 
-    def _waited_s(self) -> float:
-        return processes.waiting_s(self.pid) - self._base_waiting_s
+    def _runnable(self, tree: list[int]) -> bool:
+        """Is any thread of the call running or ready to run?"""
+        if processes.runnable(self.pid):
+            return True
+        tasks = self.group.tasks() if self.group else tree
+        return any(processes.runnable(task) for task in tasks if task not in (self.pid, os.getpid()))
 
-    def _weigh(self, cpu: float, left: float) -> None:
-        in_background = self.yielded and cpu > self.request.timeout_s * BACKGROUND_SHARE
+    def _weigh(self, needed_s: float, left_s: float) -> None:
+        in_background = self.yielded and self.last_cpu_s > self.request.timeout_s * BACKGROUND_SHARE
         if self.group:
-            behind = not self.yielded and self.request.timeout_s - cpu > left - self.request.wall_slack_s / 2
-            # Asleep is not behind.
-            behind = behind and self._waited_s() > self.request.wall_slack_s / 4
+            behind = not self.yielded and left_s - needed_s < self.request.wall_slack_s * 3 / 4
             self.group.weigh(BACKGROUND if in_background else BOOSTED if behind else NORMAL)
         elif in_background:
             with contextlib.suppress(OSError):
