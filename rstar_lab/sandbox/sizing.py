@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 # The share of each kind of call and its CPU time in ms, zygote, HTTP and JSON included; docs/sandbox.md names the machine.
-MIX = {"bare": (0.72, 3.7), "numpy": (0.16, 5.5), "sympy": (0.12, 22.0)}
+MIX = {"bare": (0.72, 3.1), "numpy": (0.16, 4.2), "sympy": (0.12, 15.0)}
 
 
 def mean_cpu_ms(mix: dict[str, tuple[float, float]]) -> float:
