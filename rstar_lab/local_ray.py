@@ -17,6 +17,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.processes import JOB_VARIABLE, end_processes
 
 START_S = 300
+# One for all clusters of this process: Ray's clients read the token once and keep it.
+TOKEN = secrets.token_hex(32)
 ATTEMPTS = 3
 # What Ray's daemons grant each other in time, stretched for a busy machine.
 PATIENCE = {
@@ -59,7 +61,7 @@ class LocalRay:
         self.folder, self._processes = Path(tempfile.mkdtemp(prefix="r", dir="/tmp")), []
         token = self.folder / "token"
         token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
+        token.write_text(TOKEN)
         self.port, web = _free_port(), _free_port()
         self.address = f"http://127.0.0.1:{web}"
         self.environment = {
