@@ -151,6 +151,6 @@ async def test_the_same_seed_gives_the_same_randomness_in_the_tool(tokenizer, to
 
 async def test_special_tokens_in_tool_output_stay_text(tokenizer, tools):
     code = "print('<|im' + '_end|>')"
-    trajectory, engine = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", ANSWER])
+    trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", ANSWER])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert trajectory.response_ids.count(end) == 3  # two turns of the model, one of the tools
