@@ -63,7 +63,7 @@ def same_files(one: Path, other: Path) -> bool:
 
 def reference_loss(model, examples):
     """One conversation at a time, all logits, the mask by hand."""
-    total = 0.0
+    total = torch.zeros(())
     for example in examples:
         logits = model(torch.tensor([example.ids])).logits[0]
         for position, own in enumerate(example.mask):
@@ -149,7 +149,8 @@ def test_learning_rate_warms_up_and_falls():
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "packing": True, "schedule": "cosine"}])
 def test_it_learns_and_leaves_a_model_folder(tmp_path, changes):
-    model, lines = fresh(), []
+    lines: list[dict[str, float]] = []
+    model = fresh()
     config = SftConfig(**TINY | changes | {"epochs": 20})
     result = sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path, on_step=lines.append)
     assert result["steps"] == len(lines) == 160
@@ -172,7 +173,8 @@ def test_micro_batches_and_precision_of_the_weights(tmp_path):
 
 def test_a_finished_run_is_not_run_again_and_another_one_is_refused(tmp_path):
     config = SftConfig(**TINY)
-    model, again, lines = fresh(), fresh(), []
+    lines: list[dict[str, float]] = []
+    model, again = fresh(), fresh()
     result = sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path)
     assert sft(again, TOKENIZER, DATASET, config=config, out_dir=tmp_path, on_step=lines.append) == result
     assert not lines

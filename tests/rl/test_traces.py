@@ -24,6 +24,11 @@ async def traces():
         return await make_traces(PROBLEMS, sandbox, seed=0)
 
 
+class NoSandbox:
+    async def run_many(self, calls):
+        raise AssertionError("nothing should be run")
+
+
 def assistant_text(trace):
     return "\n".join(text.removesuffix(chat.END_OF_TURN) for text, own in trace.segments() if own)
 
@@ -97,7 +102,7 @@ async def test_seed_fixes_the_traces_and_the_cache_gives_them_back(tmp_path):
         assert await make_traces(problems, sandbox, seed=2, cache=tmp_path) != first
         assert await make_traces(problems, sandbox, seed=1, mix=TraceMix(guess=5), cache=tmp_path) != first
     # No sandbox is needed for what is cached; the folder holds whole files only.
-    assert await make_traces(problems, None, seed=1, cache=tmp_path) == first
+    assert await make_traces(problems, NoSandbox(), seed=1, cache=tmp_path) == first
     assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl"}
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -116,10 +121,10 @@ def test_mix_refuses_what_makes_no_sense():
     with pytest.raises(ValidationError, match="weight 0"):
         TraceMix(**dict.fromkeys(kinds, 0))
     with pytest.raises(ValidationError, match="clena"):
-        TraceMix(clena=0.5)
+        TraceMix(**{"clena": 0.5})
 
 
 async def test_foreign_problems_have_no_traces():
     foreign = PROBLEMS[0].model_copy(update={"question": "Why?", "source": "aime"})
     with pytest.raises(UserError, match="aime"):
-        await make_traces([foreign], None, seed=0)
+        await make_traces([foreign], NoSandbox(), seed=0)
