@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import pytest_asyncio
 from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
@@ -18,7 +19,7 @@ from rstar_lab.verify import verify
 PROBLEMS = synthesize(0, 320)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def traces():
     async with LocalSandbox() as sandbox:
         return await make_traces(PROBLEMS, sandbox, seed=0)
