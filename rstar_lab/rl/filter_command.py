@@ -47,7 +47,7 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     from rstar_lab.runs.reader import RunReader
 
     stage = next((one for one in recipe.stages if one.name == stage_name and one.filter), None)
-    if stage is None:
+    if stage is None or stage.filter is None:
         named = ", ".join(one.name for one in recipe.stages if one.filter) or "none has"
         raise UserError(f"stage {stage_name}: the recipe has no such stage with a filter ({named})")
     async with Lab.open(recipe, Reporter()) as lab:

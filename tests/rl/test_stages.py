@@ -1,13 +1,16 @@
 """Stages: when one ends, what the next begins with, and that a kill between or inside them changes nothing."""
 
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from scripted_training import problem, train, weights
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.filter_command import measure
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import HandOff, Stage
+from rstar_lab.rl.recipe import HandOff, Stage, load_recipe
 from rstar_lab.rl.stages import difficulty_file, stage_model, triggered, why_over
 from rstar_lab.rl.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
@@ -88,9 +91,10 @@ async def test_the_filter_drops_what_is_solved_and_runs_once(tmp_path):
 
 
 class Counting(Trainer):
-    """Notes AdamW's step count when each stage has begun."""
+    """Notes AdamW's step count before each step."""
 
     async def step(self, stage, rl, pool):
+        assert self.learner.optimizer
         state = self.learner.optimizer.state
         count = max((int(value["step"]) for value in state.values()), default=0)
         self.counts = [*getattr(self, "counts", []), count]
@@ -101,11 +105,11 @@ class Counting(Trainer):
 async def test_the_optimizer_is_reset_where_asked_and_only_there(tmp_path, reset):
     mixed = {"one": [problem("mixed", 0.5)], "two": [problem("mixed", 0.5)]}
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "reset_optimizer": reset}]
-    kept = {"dynamic_sampling": 10}  # so that every step has an update
-    trainer, _ = await train(tmp_path / "whole", stages, mixed, trainer_class=Counting, **kept)
+    # Dynamic sampling, so that every step has an update.
+    trainer, _ = await train(tmp_path / "whole", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
     assert trainer.counts == ([0, 1, 0, 1, 2] if reset else [0, 1, 2, 3, 4])  # type: ignore[attr-defined]
-    await train(tmp_path / "cut", stages, mixed, stop_after=4, **kept)
-    trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, **kept)
+    await train(tmp_path / "cut", stages, mixed, stop_after=4, dynamic_sampling=10)
+    trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
     assert trainer.counts == ([2] if reset else [4])  # type: ignore[attr-defined]
 
 
@@ -115,3 +119,8 @@ async def test_a_checkpoint_that_is_not_understood_is_one_clear_error(tmp_path):
         (run_dir / "checkpoints/step=000001/trainer.json").write_text(text)
         with pytest.raises(UserError, match=r"step=000001: trainer.json cannot be read"):
             await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED})
+
+
+async def test_measuring_a_stage_without_a_filter_is_refused():
+    with pytest.raises(UserError, match="stage two: the recipe has no such stage with a filter \\(three\\)"):
+        await measure(load_recipe("tiny_three_stage"), "two", Path("model"))
