@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rstar_lab.analysis.views import Views
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import run_folders
 
+_SEARCH_BYTES = 64 * 2**20  # texts kept for the next search
 Where = str | dict[str, Any] | None
 
 
@@ -26,6 +28,8 @@ class Runs:
     def __init__(self, folders: Sequence[Path], root: Path | None):
         self._views = Views(folders, root, {"runs": self.runs, "steps": self.steps})
         self._vocabularies: dict[str, list[str] | None] = {}
+        # The texts searched last: who searches changes the word more often than the steps.
+        self._searched: tuple[tuple, pa.Table] | None = None
 
     @property
     def path(self) -> str:
@@ -257,12 +261,25 @@ class Runs:
         where: condition on run_id, stage and step; name a run and a range of steps, transcripts are large.
         """
         condition, parameters = condition_of(where)
-        source = self._views.of_steps("transcripts", condition, parameters)
         needle = json.dumps(text)[1:-1].lower()  # as it stands inside the JSON of the messages
-        query = f"""
-            SELECT traj_id, run_id, stage, step, substr(messages, greatest(1, strpos(lower(messages), ?) - 60), ?) AS excerpt
-            FROM ({source}) WHERE {condition} AND contains(lower(messages), ?) LIMIT {int(limit)}"""
-        return self.sql(query, [needle, 160 + len(needle), *parameters, needle])
+        columns = ["traj_id", "run_id", "stage", "step"]
+        scope = (condition, tuple(parameters), self._views.state())
+        if self._searched is None or self._searched[0] != scope:
+            source = self._views.of_steps("transcripts", condition, parameters)
+            rows = f"SELECT {', '.join(columns)}, messages FROM ({source}) WHERE {condition}"
+            size = self.sql(f"SELECT sum(strlen(messages)) AS size FROM ({rows})", parameters)["size"][0]
+            if size > _SEARCH_BYTES:
+                start = "greatest(1, strpos(lower(messages), ?) - 60)"
+                query = f"""SELECT {", ".join(columns)}, substr(messages, {start}, ?) AS excerpt FROM ({rows})
+                            WHERE contains(lower(messages), ?) LIMIT {int(limit)}"""
+                return self.sql(query, [needle, 160 + len(needle), *parameters, needle])
+            read = self._views.arrow(rows, parameters)
+            self._searched = scope, read.append_column("small", pc.utf8_lower(read["messages"]))
+        table = self._searched[1]
+        found = table.filter(pc.match_substring(table["small"], needle)).slice(0, limit)
+        frame = found.select(columns).to_pandas()
+        frame["excerpt"] = [_around(said, needle) for said in found["messages"].to_pylist()]
+        return frame
 
     def _query(
         self, select: str, where: Where, order: str | None = None, limit: int | None = None, offset: int = 0
@@ -307,6 +324,11 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
     if len(roots) == 1:
         return Runs(folders, roots[0])
     return Runs(folders + [found for root in roots for found in run_folders(root)], None)
+
+
+def _around(text: str, needle: str) -> str:
+    at = text.lower().find(needle)
+    return text[max(0, at - 60) : at + len(needle) + 100]
 
 
 def rows_of(frame: pd.DataFrame) -> list[Any]:

@@ -43,6 +43,10 @@ class Views:
         """Any DuckDB query over the tables. Raises RunStoreError with DuckDB's own words where it is wrong."""
         return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df())
 
+    def state(self) -> tuple:
+        """Changes whenever one of the runs does."""
+        return tuple((reader.run_dir, self._state(reader)) for reader in self.readers())
+
     def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
         """SELECT over the files alone that hold the steps which a condition on run_id, stage and step lets through."""
         steps = self.sql(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters)
