@@ -177,6 +177,10 @@ class DispatchedSeat:
 
     def leave(self) -> None:
         self.dispatcher.waiting.pop(self.index, None)
+        if self.request is not None:  # it ended in the middle of a turn
+            self.dispatcher.policy.finished(self.request, 0, True)
+            self.request = None
+            self.dispatcher.pump()
 
 
 async def roll_out(

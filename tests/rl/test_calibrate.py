@@ -5,7 +5,7 @@ import pytest
 from rstar_lab.rl.calibrate import REGIME, Measurement, calibrate, disagreements
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_two_servers_rank_the_policies_as_the_simulator_does():
     regime = REGIME.model_copy(update={"rollouts": 16, "mean_tokens": 120, "max_tokens": 400, "kv_tokens": 1536})
