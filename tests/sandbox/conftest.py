@@ -20,9 +20,9 @@ def http(service):
 
 
 @pytest.fixture
-def redis_url():
+def redis():
     """A redis-server of its own for each test, on loopback, with a password and an append-only file."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
-    with own_redis() as url:
-        yield url
+    with own_redis() as server:
+        yield server
