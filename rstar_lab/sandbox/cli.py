@@ -27,9 +27,7 @@ QueueTimeout = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start where this machine lacks a layer of isolation.")
 ]
-REDIS_HELP = (
-    "redis://:PASSWORD@HOST:PORT/0; the environment's RSTAR_LAB_REDIS_URL keeps it out of the process list."
-)
+REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0; the environment's RSTAR_LAB_REDIS_URL keeps it out of the process list."
 
 
 @app.command()
