@@ -308,12 +308,9 @@ def test_a_start_that_comes_too_late_heals_itself(lab: Lab, folder: Path, tmp_pa
     with lab.notebook(book(tmp_path, *cells), init=LATE) as opened:
         opened.run_all()
         shown(opened, "sample 2")
-        assert any("Failed to initialize model" in error for error in opened.errors), (
-            "the trap was not sprung: this tests nothing"
-        )
+        assert opened.late_starts, "the trap was not sprung: this tests nothing"
         python(opened, "inspector.show('one step', step=2, run_id='roc')")
         listed(opened, 32)
-        opened.errors[:] = [error for error in opened.errors if "Failed to initialize model" not in error]
 
 
 def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab, folder: Path, tmp_path: Path):

@@ -94,8 +94,12 @@ export function greet(model) {
   const hear = (message) => message?.op === "welcome" && stop();
   model.on("msg:custom", hear);
   const timer = setInterval(() => {
-    if ((tries += 1) > 10) stop();
-    else model.send({ op: "deaf" });
+    if ((tries += 1) > 10) return stop();
+    try {
+      return model.send({ op: "deaf" });
+    } catch {
+      return stop(); // the kernel was restarted: nobody is there to hear
+    }
   }, 4000);
   model.send({ op: "hello" });
   return stop;
