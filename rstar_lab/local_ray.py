@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -88,16 +89,30 @@ class LocalRay:
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         log = (self.folder / f"node-{len(self._processes)}.log").open("wb")
         with log:
+            ports, node = {name: _free_port() for name in PORTS}, secrets.token_hex(28)
+            threading.Thread(target=self._tell_port, args=(node, ports["dashboard-agent-listen"]), daemon=True).start()
             process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, "--node-ip-address=127.0.0.1",
-                 *(f"--{name}-port={_free_port()}" for name in PORTS),
+                 *(f"--{name}-port={port}" for name, port in ports.items()),
                  f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-                | PATIENCE | {JOB_VARIABLE: self._mark},
+                | PATIENCE | {JOB_VARIABLE: self._mark, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
         return process
+
+    def _tell_port(self, node: str, port: int) -> None:
+        """Write the file by which a node's agent would tell its raylet the port it was given.
+
+        A raylet waits 15 s for that file, whatever the settings, and dies without it: too short on a busy machine.
+        """
+        session = self.folder / "session_latest"
+        deadline = time.monotonic() + START_S
+        while not session.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            (session.resolve() / f"dashboard_agent_listen_port_{node}").write_text(str(port))
 
     def alive(self) -> int:
         """Nodes that are alive; 0 while nobody answers. Asked of the control store: the job API needs longer to come up."""
@@ -113,7 +128,6 @@ class LocalRay:
         """Wait until so many nodes are alive. Raises UserError with the end of a daemon's log."""
         deadline = time.monotonic() + START_S
         while self.alive() < count:
-            # A raylet gives its agent 15 s to say which ports it listens on, whatever the settings, and dies otherwise.
             words = self._last_words()
             dead = "Check failed" in words or any(process.poll() is not None for process in self._processes)
             if dead or time.monotonic() > deadline:
