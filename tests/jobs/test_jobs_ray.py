@@ -54,7 +54,7 @@ def start_job(cluster, tmp_path, code, *, job_id, secrets=None) -> Job:
     return Job(folder)
 
 
-def until(condition, timeout_s=120):
+def until(condition, timeout_s=600):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -70,7 +70,7 @@ def test_a_ray_job_runs_with_its_files_environment_and_secrets_and_tells_none(cl
         print("nodes", len([node for node in ray.nodes() if node["Alive"]]))
     """
     job = start_job(cluster, tmp_path, code, job_id="ray-1", secrets={"WANDB_API_KEY": "abc123secret"})
-    assert job.wait(timeout_s=200) == JobStatus.FINISHED, job.logs()
+    assert job.wait(timeout_s=900) == JobStatus.FINISHED, job.logs()
     assert "sent along red ***" in job.logs()
     assert "nodes 2" in job.logs()
     client = ray_jobs._client(job.spec)
@@ -90,7 +90,7 @@ def test_a_ray_job_is_found_again_and_stopped(cluster, tmp_path):
 
 def test_a_failing_ray_job_says_so(cluster, tmp_path):
     job = start_job(cluster, tmp_path, "raise SystemExit(3)", job_id="ray-3")
-    assert job.wait(timeout_s=200) == JobStatus.FAILED
+    assert job.wait(timeout_s=900) == JobStatus.FAILED
     assert job.exit_code == 3
 
 
