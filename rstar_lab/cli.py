@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Coroutine
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,7 +131,9 @@ def evaluate(
 def preflight(
     recipe: RecipeName,
     profile: Annotated[str, typer.Option(help="Hardware profile: a name of cluster/profiles, or a file.")] = "laptop",
-    strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be looked at from here.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail where something cannot be looked at from here.")
+    ] = False,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,8 +185,6 @@ def _mount() -> None:
         "data": ("rstar_lab.rl.data_cli", "Make and prepare problems and conversations."),
     }
     for name, (module, text) in floors.items():
-        if not find_spec(module):
-            continue
         app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)
 
 

@@ -22,8 +22,6 @@ def test_help_names_every_command_and_each_explains_itself():
         "train",
         "run",
         "evaluate",
-        "chat",
-        "serve",
         "sandbox",
         "data",
         "jobs",

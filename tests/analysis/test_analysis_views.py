@@ -9,6 +9,7 @@ from make_runs import make_run
 from rstar_lab.analysis.biographies import biography, compare_transcripts, problems
 from rstar_lab.analysis.microscope import group, plot_replays, replay
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.step_times import plot_time, xray
 from rstar_lab.analysis.tokens import (
     KINDS,
     count_words,
@@ -19,7 +20,6 @@ from rstar_lab.analysis.tokens import (
     token_table,
     word_list,
 )
-from rstar_lab.analysis.step_times import plot_time, xray
 from rstar_lab.runs import RunStoreError, RunWriter
 
 
