@@ -22,6 +22,8 @@ class _CpuDevice(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
             return lambda *_: 0
+        if name == "get_device_name":
+            return lambda *_: "cpu"
         if name == "mem_get_info":
             return lambda *_: (0, 1)
         if name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all"):
