@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.job import JobStatus, submit
+from rstar_lab.jobs.job import Job, JobStatus, submit
 from rstar_lab.runs.reader import RunReader
 
 
@@ -30,7 +30,7 @@ def run_grid(
     common = dict(overrides or {})
     model = runs / f"{name}-sft" / "sft" / "model"
     if not (model / "config.json").exists():
-        _wait(submit(recipe, profile, common, command="sft", runs_dir=runs, name=name, say=say), say)
+        _wait(submit(recipe, profile, common, command="sft", runs_dir=runs, name=name, say=say))
     total, done, made = len(arms) * len(seeds), 0, []
     for seed in seeds:
         for arm, keys in arms.items():
@@ -42,14 +42,14 @@ def run_grid(
                 continue
             say(f"{done}/{total}: {arm}, seed {seed}")
             own = {"model": str(model.resolve()), "sft": None, "seed": seed, "label": arm}
-            _wait(
-                submit(recipe, profile, common | dict(keys) | own, command="train", runs_dir=runs, name=run, say=say),
-                say,
-            )
+            keys = common | dict(keys) | own
+            # The recipe was checked when the SFT was submitted.
+            job = submit(recipe, profile, keys, command="train", runs_dir=runs, name=run, preflight=False, say=say)
+            _wait(job)
     return made
 
 
-def _wait(job: Any, say: Callable[[str], None]) -> None:
+def _wait(job: Job) -> None:
     try:
         status = job.wait()
     except KeyboardInterrupt:

@@ -9,7 +9,8 @@ from rstar_lab.errors import UserError
 
 # Ray refuses a working_dir past 100 MiB, with a bare HTTP 413.
 LIMIT_MB = 90
-SKIPPED_FOLDERS = {".git", ".venv", "runs", "out", "node_modules", "__pycache__", ".ipynb_checkpoints"}
+SKIPPED_FOLDERS = {".git", ".venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
+SKIPPED_AT_THE_ROOT = {"runs", "out"}  # rstar_lab/runs is code
 # Files that hold secrets by custom: never sent, tracked or not.
 SECRET_FILES = {".env", ".netrc", "id_rsa", "id_ed25519", "credentials", "secrets.yaml", "secrets.json"}
 
@@ -40,7 +41,9 @@ def listed(root: Path) -> list[Path]:
         names = [Path(name) for name in git.stdout.decode().split("\0") if name]
     else:
         names = [path.relative_to(root) for path in root.rglob("*")]
-    names = [name for name in names if not SKIPPED_FOLDERS & set(name.parts)]
+    names = [
+        name for name in names if not SKIPPED_FOLDERS & set(name.parts) and name.parts[0] not in SKIPPED_AT_THE_ROOT
+    ]
     return sorted(name for name in names if (root / name).is_file())
 
 

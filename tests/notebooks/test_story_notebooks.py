@@ -14,7 +14,7 @@ GOLDEN = ROOT / "tests" / "golden" / "runs"
 
 SMALL = {
     "sft.problems.synthetic.count": 400,
-    "rl.problems_per_step": 3,
+    "rl.problems_per_step": 4,
     "rl.group_size": 4,
     "rl.max_response_tokens": 64,
     "evaluate.max_response_tokens": 64,
@@ -50,7 +50,14 @@ def ablation(tmp_path_factory):
     """A grid of two arms, as jobs: SFT once, then both."""
     folder = tmp_path_factory.mktemp("ablation")
     arms = {"GRPO": {"rl.roc": "none"}, "RoC (paper)": {"rl.roc": "paper"}}
-    parameters = {"runs_dir": str(folder / "runs"), "recipe": "tiny", "seeds": [0], "steps": 2, "arms": arms, "overrides": SMALL}
+    parameters = {
+        "runs_dir": str(folder / "runs"),
+        "recipe": "tiny",
+        "seeds": [0],
+        "steps": 2,
+        "arms": arms,
+        "overrides": SMALL,
+    }
     return folder, parameters, execute("06_ablation.ipynb", folder, **parameters)
 
 

@@ -351,6 +351,7 @@ async def test_control_groups_do_not_pile_up():
     if "memory" not in groups:
         pytest.skip("no version 1 control groups here")
     base = Path("/sys/fs/cgroup/pids")
+    before = set(base.glob("rstar-sandbox-*"))  # other sandboxes of this process
     async with LocalSandbox(workers=1) as sandbox:
         await sandbox.run("1")
         for i in range(5):
@@ -358,7 +359,8 @@ async def test_control_groups_do_not_pile_up():
             await sandbox.close_session(str(i))
         await asyncio.sleep(0.5)
         await sandbox.run("x = 1", session="last")
-        (mine,) = [path for path in base.glob("rstar-sandbox-*") if psutil.Process().pid in _owners(path)]
+        new = set(base.glob("rstar-sandbox-*")) - before
+        (mine,) = [path for path in new if psutil.Process().pid in _owners(path)]
         slots = [path.name for path in mine.iterdir() if path.is_dir()]
         assert len(slots) <= 4
     assert not mine.exists()

@@ -17,7 +17,7 @@ ANSWER_S = LIMIT_S + SLACK_S + 1.0
 MODEL = {Outcome.OK, Outcome.EXCEPTION, Outcome.TIMEOUT, Outcome.MEMORY, Outcome.KILLED, Outcome.OUTPUT_LIMIT}
 
 HOSTILE = {
-    "fork bomb": ("import os\nwhile True:\n try: os.fork()\n except OSError: pass", {Outcome.TIMEOUT}),
+    "fork bomb": ("import os\nwhile True:\n try: os.fork()\n except OSError: pass", {Outcome.TIMEOUT, Outcome.MEMORY}),
     "thread bomb": (
         "import threading, time\nwhile True:\n try: threading.Thread(target=time.sleep, args=(99,)).start()\n"
         " except RuntimeError: pass",

@@ -16,7 +16,7 @@ from rstar_lab.runs.reader import RunReader
 
 pytest.importorskip("verl")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
