@@ -77,7 +77,7 @@ def test_verls_own_files_compose_the_configuration_and_refuse_keys_they_do_not_h
         ({}, {"rl.problems_per_step": 511}, "mi300x_8x8", "batches", "cannot be cut over 64 ranks"),
         ({}, {"rl.mini_batches": 3}, "mi300x_8x8", "batches", "is not whole"),
         ({"model": "Qwen/Qwen3-14B"}, {"rl.max_response_tokens": 400_000}, "one_gpu", "memory", "does not fit"),
-        ({}, {"rl.token_arrays": "all", "stages.0.steps": 30_000}, "mi300x_8x8", "disk", "sampled"),
+        ({}, {"rl.token_arrays": "all", "stages.0.steps": 120_000}, "mi300x_8x8", "disk", "sampled"),
     ],
 )
 def test_what_cannot_work_fails_with_the_key_or_the_way_out(recipe, changes, overrides, profile, check, words):
@@ -131,9 +131,9 @@ def test_on_a_laptop_sandbox_and_tokens_are_really_looked_at(recipe, tmp_path):
     assert findings["sandbox"].status is Status.PASS and "ms a call" in findings["sandbox"].message
     assert findings["tokens"].status is Status.PASS, findings["tokens"].message
 
-    settings = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
-    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["content"] != "<|im_end|>"]
-    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(settings).replace("<|im_end|>", "<|xx_end|>"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = tmp_path / "model" / name
+        path.write_text(path.read_text().replace("<|im_end|>", "<|xx_end|>"))
     broken = found(text, "laptop")["tokens"]
     assert broken.status is Status.FAIL and "<|im_end|>" in broken.message
 
@@ -189,5 +189,7 @@ def test_time_grows_as_it_must():
     assert longer.generation > 2 * base.generation, "twice the tokens, with more cache to read each"
     plain = estimate.step_time(model, RlSection(roc="none"), profile)
     assert plain.update == base.update, "G of each group are trained on, with RoC and without"
-    assert plain.generation == pytest.approx(base.generation / 2), "RoC rolls out twice as many"
+    assert base.generation / 2 <= plain.generation < base.generation, (
+        "RoC rolls out twice as many; reading weights is shared"
+    )
     assert estimate.step_time(model, RlSection(old_log_probs="engine"), profile).old_log_probs == 0
