@@ -20,6 +20,7 @@ from rstar_lab.rl.records import Verdict, call_rows, trajectory_row, transcript_
 from rstar_lab.rl.rollout import RolloutTask, roll_out
 from rstar_lab.rl.step_metrics import rollout_metrics
 from rstar_lab.rl.tools import Tool
+from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -103,58 +104,46 @@ async def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Roll out what the run lacks, then summarise all of it; the result is kept in run.json and returned."""
+    run = writer.run_dir.name
+
+    async def roll(chunk: Sequence[Problem]) -> list[Trajectory]:
+        tasks = [
+            RolloutTask(
+                problem,
+                traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
+                group_id=problem.problem_id,
+                sample=sample,
+                seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
+            )
+            for problem in chunk
+            for sample in range(settings.samples)
+        ]
+        return await roll_out(
+            tasks,
+            seats=engines.seats(tasks, mode),
+            codec=codec,
+            tools=tools,
+            reward=reward,
+            limits=LoopLimits(settings.max_response_tokens, settings.max_turns, max_tool_chars),
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+        )
+
     size = max(1, CHUNK // settings.samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
     writer.cut(len(chunks))
     for number, chunk in enumerate(chunks, start=1):
         if number > (writer.last_step or 0):
-            await _chunk(number, chunk, settings, engines, codec, tools, reward, writer, seed, mode, max_tool_chars)
+            trajectories = await roll(chunk)
+            writer.write_step(
+                "evaluate",
+                number,
+                trajectories=[trajectory_row(t, Verdict(False)) for t in trajectories],
+                calls=[row for t in trajectories for row in call_rows(t)],
+                transcripts=[transcript_row(t, Verdict(False), arrays=True) for t in trajectories],
+                metrics=rollout_metrics(trajectories),
+            )
         progress(min(number * size, len(problems)), len(problems))
     result = summarise(RunReader(writer.run_dir).read("trajectories").to_pylist())
     writer.finish("finished", result=result)
     return result
-
-
-async def _chunk(
-    number: int,
-    problems: Sequence[Problem],
-    settings: EvaluateSection,
-    engines: EngineGroup,
-    codec: Codec,
-    tools: Mapping[str, Tool],
-    reward: Callable[[str, str], float],
-    writer: RunWriter,
-    seed: int,
-    mode: str,
-    max_tool_chars: int,
-) -> None:
-    run = writer.run_dir.name
-    tasks = [
-        RolloutTask(
-            problem,
-            traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
-            group_id=problem.problem_id,
-            sample=sample,
-            seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
-        )
-        for problem in problems
-        for sample in range(settings.samples)
-    ]
-    trajectories = await roll_out(
-        tasks,
-        seats=engines.seats(tasks, mode),
-        codec=codec,
-        tools=tools,
-        reward=reward,
-        limits=LoopLimits(settings.max_response_tokens, settings.max_turns, max_tool_chars),
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-    )
-    writer.write_step(
-        "evaluate",
-        number,
-        trajectories=[trajectory_row(t, Verdict(False)) for t in trajectories],
-        calls=[row for t in trajectories for row in call_rows(t)],
-        transcripts=[transcript_row(t, Verdict(False), arrays=True) for t in trajectories],
-        metrics=rollout_metrics(trajectories),
-    )
