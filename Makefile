@@ -34,10 +34,10 @@ demo: setup  ## train a tool user from nothing on this machine, and open its sto
 
 # Real browsers, servers and engines on a machine that others use too: a failure is tried once more before it counts.
 test: setup services  ## every test but the long soaks
-	$(PYTEST) -m "not soak" --reruns 1
+	$(PYTEST) -m "not soak" --reruns 1 --durations 40
 
 test-all: setup services  ## the soaks and Slurm too
-	$(PYTEST)
+	HYPOTHESIS_PROFILE=explore $(PYTEST)
 
 lab: setup  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir .

@@ -58,7 +58,7 @@ def resample(
     rewards: positive where > 0. penalties: p_err + p_format of each, at least 0. rng: None draws fresh randomness.
     min_positive, min_negative: so many of a side are kept, where it has them.
 
-    paper: each side keeps its share of `keep` (halves to even), at least one where it has any and `keep` allows it;
+    paper: each side keeps its share of `keep` (halves to even), at least one where it has any and the rest allows it;
     where one side has too few the other fills up. Negatives uniformly. Positives one after the other without
     replacement, each with probability inversely proportional to max(penalty, PENALTY_FLOOR).
     released: as microsoft/rStar does: shares without the least one; the positives of the lowest penalties and the
@@ -92,9 +92,10 @@ def resample(
     positives, negatives = np.flatnonzero(reward > 0), np.flatnonzero(reward <= 0)
     if rule == "paper":
         keep_positive = round(keep * len(positives) / count)
-        both = 1 if keep > 1 else 0
-        keep_positive = min(keep_positive, keep - min(len(negatives), max(both, min_negative)))
-        keep_positive = max(keep_positive, min(len(positives), max(both, min_positive)))
+        least_negative = min(len(negatives), min_negative)
+        least_positive = min(len(positives), max(min_positive, 1 if keep > 1 and least_negative < keep else 0))
+        least_negative = min(len(negatives), max(min_negative, 1 if keep > 1 and least_positive < keep else 0))
+        keep_positive = max(least_positive, min(keep_positive, keep - least_negative))
     else:
         keep_positive = _released_share(len(positives), len(negatives), keep, min_positive, min_negative)
     keep_positive = min(max(keep_positive, keep - len(negatives)), len(positives))
