@@ -1,5 +1,6 @@
-"""Peak memory of this process and all below it, sampled (Linux)."""
+"""Memory of this process and all below it (Linux): its peak, sampled, and giving back what is not used."""
 
+import ctypes
 import os
 import threading
 from pathlib import Path
@@ -22,6 +23,14 @@ def tree_bytes(pid: int) -> int:
         except OSError:  # it ended meanwhile
             continue
     return total
+
+
+def release() -> None:
+    """Give free heap pages back to the system. Batches of ever new shapes tear the heap: without this a process that
+    trains the tiny model grows to three times what it uses."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
 
 
 class PeakMemory:

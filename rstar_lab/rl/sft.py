@@ -27,12 +27,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data_parallel import Helpers, Ranks
+from rstar_lab.rl.memory import release
 from rstar_lab.rl.model import load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.runs.files import whole_file, write_json
 
 _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE = 2**26
+_WIDTH_MULTIPLE = 32
+_RELEASE_EVERY = 10  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,8 @@ def _train(
                 group["lr"] = group["initial_lr"] * scale
             optimizer.step()
         model.zero_grad(set_to_none=True)
+        if step % _RELEASE_EVERY == 0 and model.device.type == "cpu":
+            release()
         line = {
             "step": step,
             "steps": steps,
@@ -176,7 +181,9 @@ def _train(
 
 def _loss(model: PreTrainedModel, rows: list[Example], packing: bool) -> Tensor:
     """Sum of the negative log-likelihoods of the model's own tokens; the LM head sees only what comes before them."""
-    width = sum(len(row.ids) for row in rows) if packing else max(len(row.ids) for row in rows)
+    lengths = [len(row.ids) for row in rows]
+    # Few widths: every new shape costs a CPU kernels to prepare and memory to keep them.
+    width = sum(lengths) if packing else -(-max(lengths) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     shape = (1, width) if packing else (len(rows), width)
     ids_BT = torch.zeros(shape, dtype=torch.long)
     mask_BT = torch.zeros(shape, dtype=torch.bool)

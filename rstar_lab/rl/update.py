@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import derive_seed
+from rstar_lab.rl.memory import release
 from rstar_lab.rl.objective import group_normaliser, kl_loss, policy_loss, truncated_weights
 from rstar_lab.rl.policy import MicroBatch, log_probs_and_entropy, micro_batches
 from rstar_lab.rl.recipe import RlSection
@@ -117,6 +118,8 @@ class Learner:
             self.optimizer.step()
             self.optimizer.zero_grad()
             update.grad_norms.append(float(norm))
+        if self.device.type == "cpu":
+            release()
         return update
 
     def forward(self, model: PreTrainedModel, micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
