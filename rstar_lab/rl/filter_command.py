@@ -42,7 +42,6 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     from rstar_lab.rl.model import load_tokenizer
     from rstar_lab.rl.pipeline import Lab, read_problems
     from rstar_lab.rl.report import Reporter
-    from rstar_lab.rl.reward import verify
     from rstar_lab.rl.stages import filter_problems
     from rstar_lab.runs.reader import RunReader
 
@@ -58,7 +57,7 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
         await engines.load_folder(model)
         kept = await filter_problems(
             problems, stage.filter, recipe.settings(stage), stage=stage.name, step=max(steps, default=0), recipe=recipe,
-            run_dir=run_dir, engines=engines, codec=Codec(load_tokenizer(model), tools), tools=tools, reward=verify,
+            run_dir=run_dir, engines=engines, codec=Codec(load_tokenizer(model), tools), tools=tools, reward=lab.reward,
         )  # fmt: skip
         return len(kept), len(problems)
 

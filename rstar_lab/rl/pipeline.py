@@ -19,9 +19,9 @@ from rstar_lab.rl.engines import AnyEngine, EngineGroup, open_engines, spawn_eng
 from rstar_lab.rl.evaluate import Estimate, evaluate
 from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.problems import Problem, load_problems
-from rstar_lab.rl.recipe import Problems, Recipe, RecipeError, SftConfig
+from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, SftConfig
 from rstar_lab.rl.report import Reporter
-from rstar_lab.rl.reward import verify
+from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.sft import sft
 from rstar_lab.rl.stages import stage_model, stage_table
 from rstar_lab.rl.state import State
@@ -45,6 +45,9 @@ class Lab:
         self._engines: EngineGroup | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
+        self.reward = make_reward(recipe.rl.reward)
+        # For their errors, before anything is started.
+        make_tools([name for name in recipe.rl.tools if name not in CODE_TOOLS], None)
 
     @classmethod
     @asynccontextmanager
@@ -72,8 +75,9 @@ class Lab:
         return self._sandbox
 
     async def tools(self) -> dict[str, Tool]:
-        section = self.recipe.sandbox
-        return make_tools(self.recipe.rl.tools, await self.sandbox(), section.timeout_s, section.memory_mb)
+        section, rl = self.recipe.sandbox, self.recipe.rl
+        sandbox = await self.sandbox() if set(rl.tools) & set(CODE_TOOLS) else None
+        return make_tools(rl.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=rl.tool_timeout_s)
 
     @property
     def work_dir(self) -> Path:
@@ -121,7 +125,7 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
 
 
 _SFT_KEYS = ("model", "vocabulary", "seed", "sft")
-_RL_KEYS = (*_SFT_KEYS, "rl", "stages")
+RL_KEYS = (*_SFT_KEYS, "rl", "stages")
 
 
 def open_run(lab: Lab, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
@@ -234,7 +238,7 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
     if not recipe.stages:
         raise RecipeError("recipe: it has no stages to train")
     total = sum(stage.steps for stage in recipe.stages)
-    with open_run(lab, "rl", "train", _RL_KEYS, parent=parent) as writer:
+    with open_run(lab, "rl", "train", RL_KEYS, parent=parent) as writer:
         found = writer.latest_checkpoint()
         if found and State.read(found[1]).finished:
             writer.finish("finished")
@@ -250,7 +254,7 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
                 tokenizer=tokenizer,
                 engines=await lab.engines(model_dir),
                 tools=await lab.tools(),
-                reward=verify,
+                reward=lab.reward,
                 writer=writer,
                 problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
                 on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
@@ -307,7 +311,7 @@ async def evaluate_model(
                 engines=engines,
                 codec=Codec(tokenizer, tools),
                 tools=tools,
-                reward=verify,
+                reward=lab.reward,
                 writer=writer,
                 seed=recipe.seed,
                 mode=recipe.rl.rollout,

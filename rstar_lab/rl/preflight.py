@@ -16,7 +16,9 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl import estimate
-from rstar_lab.rl.recipe import Recipe, load_recipe
+from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, load_recipe
+from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.tools import make_tools
 
 # The paper's own figure, which estimates of its recipe are put beside: 510 steps on 64 MI300X in one week.
 PAPER_STEPS, PAPER_HOURS = 510, 168.0
@@ -25,12 +27,9 @@ CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
 # Recipe keys that only the local trainer reads, with the profile's part that verl reads instead.
 LOCAL_ONLY = {
     "engine.count": "engine.tensor_parallel", "engine.max_batch": "engine.max_sequences",
-    "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype",
+    "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype", "engine.kind": "backend: verl has vLLM",
     "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "rl.rollout": "nothing: verl rolls out asynchronously",
 }  # fmt: skip
-# Keys of the local trainer that the adapters of verl do not offer.
-NOT_IN_VERL = ("importance_cap", "fp32_head", "dynamic_sampling", "retire_from", "precision", "gradient_checkpointing")
-STAGE_NOT_IN_VERL = ("filter", "hand_off")
 
 
 class Status(StrEnum):
@@ -112,24 +111,33 @@ def preflight(recipe: str, profile: str, overrides: Mapping[str, Any] | None = N
 # Configuration
 
 
+def own_functions(subject: Subject) -> str:
+    """The tools and the reward that the recipe names are there, and say what they take."""
+    rl = subject.recipe.rl
+    own = [name for name in rl.tools if name not in CODE_TOOLS]
+    if not own and rl.reward == "verify":
+        raise NotNeeded("the recipe names none")
+    make_tools(own, None, own_timeout_s=rl.tool_timeout_s)
+    make_reward(rl.reward)
+    return ", ".join([*own, *([rl.reward] if rl.reward != "verify" else [])])
+
+
 def unread_keys(subject: Subject) -> str:
-    """Keys that were set, but that the chosen trainer does not read."""
+    """Keys that the chosen trainer cannot honour, and such that another place decides."""
     if subject.profile.trainer != "verl":
         return "the local trainer reads every key"
+    from rstar_lab.rl.verl.offer import refusals
+
+    if refused := refusals(subject.recipe):
+        raise UserError(f"not under verl: {'; '.join(refused)}")
     recipe, default = subject.recipe, Recipe(model=subject.recipe.model)
     found = []
     for key, instead in LOCAL_ONLY.items():
         section, _, name = key.partition(".")
         if getattr(getattr(recipe, section), name) != getattr(getattr(default, section), name):
             found.append(f"{key} (verl reads the profile's {instead})")
-    for stage in recipe.stages:
-        rl, plain = recipe.settings(stage), type(recipe.rl)()
-        found += [f"{stage.name}: {name}" for name in NOT_IN_VERL if getattr(rl, name) != getattr(plain, name)]
-        found += [f"{stage.name}: {name}" for name in STAGE_NOT_IN_VERL if getattr(stage, name, None)]
-        if rl.variant not in ("grpo", "gspo", "cispo"):
-            found.append(f"{stage.name}: variant {rl.variant}")
     if found:
-        raise Warn(f"set, but not read by verl: {'; '.join(found)}")
+        raise Warn(f"set, but decided elsewhere: {'; '.join(found)}")
     return "verl reads every key that is set"
 
 
@@ -139,7 +147,7 @@ def verl_configuration(subject: Subject) -> str:
         raise NotNeeded(f"profile {subject.profile.name} trains without verl")
     try:
         from rstar_lab.rl.verl import config
-        from rstar_lab.rl.verl.train import stages_of
+        from rstar_lab.rl.verl.progress import stages_of
     except ImportError as error:
         raise Skip(f"verl is not installed here ({error})") from error
     recipe = subject.recipe
@@ -432,7 +440,7 @@ def duration(subject: Subject) -> str:
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
-    "unread keys": unread_keys, "verl configuration": verl_configuration, "tokens": token_contract, "data": data,
+    "unread keys": unread_keys, "verl configuration": verl_configuration, "tokens": token_contract, "data": data, "own functions": own_functions,
     "sandbox": sandbox, "memory": gpu_memory, "batches": batches, "disk": disk, "GPU variables": gpu_variables,
     "versions": versions, "devices": devices, "time": duration,
 }  # fmt: skip

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data.mix import MixEntry
+from rstar_lab.rl.named import NAME
 from rstar_lab.rl.problems import FIELDS
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
 class RecipeError(UserError):
@@ -131,7 +133,12 @@ class RlSection(Section):
     token_arrays: Literal["all", "kept", "sampled"] = "kept"
     checkpoint_every: Positive = 10
     keep_checkpoints: Positive = 2
-    tools: tuple[Literal["python", "python_released", "jupyter"], ...] = ("python",)
+    tools: tuple[str, ...] = Field(
+        ("python",),
+        description="python, python_released, jupyter; own ones: module:function, module:Class, or a URL (docs/own-tools.md)",
+    )
+    tool_timeout_s: float = Field(30.0, gt=0, description="of a call of an own tool; code has sandbox.timeout_s")
+    reward: str = Field("verify", description="verify: 1 for a right answer, else 0; or module:function")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="of the update's products; weights are fp32. auto: bf16 on a GPU, else fp32"
     )
@@ -152,6 +159,21 @@ class RlSection(Section):
     retire_from: float | None = Field(
         None, gt=0, le=1, description="pass rate in a step from which a problem is not drawn again"
     )
+
+    @field_validator("tools")
+    @classmethod
+    def _tools_have_names(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        for tool in tools:
+            if tool not in CODE_TOOLS and not NAME.fullmatch(tool) and not tool.startswith(("http://", "https://")):
+                raise ValueError(f"{tool!r} is none of {', '.join(CODE_TOOLS)}, no module:function and no URL")
+        return tools
+
+    @field_validator("reward")
+    @classmethod
+    def _reward_has_a_name(cls, reward: str) -> str:
+        if reward != "verify" and not NAME.fullmatch(reward):
+            raise ValueError(f"{reward!r} is neither verify nor module:function")
+        return reward
 
     @model_validator(mode="after")
     def _options_fit(self) -> "RlSection":
@@ -210,7 +232,11 @@ class Stage(Section):
 class EngineSection(Section):
     """The inference engines. count None: one a core on a CPU (two at the most useful), one a GPU elsewhere."""
 
-    kind: Literal["vllm", "transformers"] = "vllm"
+    kind: Literal["vllm", "transformers", "server"] = Field(
+        "vllm", description="server: vLLM servers at `urls`, such as `rstar-lab serve` starts"
+    )
+    urls: tuple[str, ...] = Field((), description="of servers; their token is the environment's RSTAR_LAB_API_KEY")
+    deadline_s: float = Field(3600.0, gt=0, description="of one request to a server")
     count: Positive | None = None
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     kv_cache_gb: float | None = Field(None, gt=0, description="CPU only")
@@ -221,6 +247,16 @@ class EngineSection(Section):
         None,
         description="largest mean |log-prob difference| to the trainer; none: 0.001 in float32, no limit in bfloat16",
     )
+
+    @model_validator(mode="after")
+    def _urls_for_servers(self) -> "EngineSection":
+        if (self.kind == "server") != bool(self.urls):
+            raise ValueError(
+                "urls and kind: server belong together: --set engine.kind=server --set engine.urls=[URL, ...]"
+            )
+        if wrong := next((url for url in self.urls if not url.startswith(("http://", "https://"))), None):
+            raise ValueError(f"urls: {wrong!r} does not begin with http:// or https://")
+        return self
 
 
 class SandboxSection(Section):
@@ -268,8 +304,15 @@ class Recipe(Section):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
+        if self.engine.kind == "server" and "lockstep" in {
+            rl.rollout for rl in (self.rl, *map(self.settings, self.stages))
+        }:
+            raise ValueError("rl.rollout: servers make their own batches: async with engine.kind: server, not lockstep")
         for stage in self.stages:
-            self.settings(stage)
+            settings = self.settings(stage)
+            for key in ("tools", "reward"):
+                if getattr(settings, key) != getattr(self.rl, key):
+                    raise ValueError(f"stages.{stage.name}.{key}: it is one for the whole run; set rl.{key}")
         return self
 
 

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rstar_lab.errors import UserError
 from rstar_lab.outcomes import OURS, Outcome
 from rstar_lab.rl.chat import CODE_TOOL, JUPYTER_TOOL, RELEASED_TOOL, render_tool_result
+from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.sandbox.call import Call, CallResult
 
 RETRIES = 2  # of a call whose failure is ours
@@ -62,7 +64,11 @@ def argument_error(schema: dict[str, Any], arguments: dict[str, Any]) -> str | N
         if name not in properties:
             return f"unknown argument '{name}' of {function['name']}; it takes {', '.join(properties)}"
         kind = properties[name].get("type", "string")
-        if not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        if not isinstance(kind, str) or (value is None and properties[name].get("nullable")):
+            continue  # one of several types: for the tool itself to say
+        if not isinstance(value, kinds.get(kind, object)) or (
+            isinstance(value, bool) and kind in ("integer", "number")
+        ):
             return f"argument '{name}' of {function['name']} must be a {kind}"
     return None
 
@@ -113,12 +119,30 @@ async def run_code(sandbox: Sandbox, call: Call) -> ToolResult:
 
 
 def make_tools(
-    names: Sequence[str], sandbox: Sandbox, timeout_s: float | None = None, memory_mb: int | None = None
+    names: Sequence[str],
+    sandbox: Sandbox | None,
+    timeout_s: float | None = None,
+    memory_mb: int | None = None,
+    *,
+    own_timeout_s: float = 30.0,
 ) -> dict[str, Tool]:
-    """The tools that a recipe names: python (the paper's), python_released, jupyter."""
-    known: dict[str, Tool] = {
-        "python": CodeTool(sandbox, timeout_s, memory_mb),
-        "python_released": CodeTool(sandbox, timeout_s, memory_mb, RELEASED_TOOL),
-        "jupyter": JupyterTool(sandbox, timeout_s, memory_mb),
-    }
-    return {tool_name(known[name].schema): known[name] for name in names}
+    """The tools that a recipe names: python (the paper's), python_released, jupyter, or the user's own (own_tools.py).
+
+    sandbox: None where none of `CODE_TOOLS` is among them. own_timeout_s: of a call of an own tool. Raises UserError.
+    """
+    tools: dict[str, Tool] = {}
+    for name in names:
+        if name in CODE_TOOLS:
+            assert sandbox is not None
+            schemas = {"python": CODE_TOOL, "python_released": RELEASED_TOOL}
+            tool: Tool = JupyterTool(sandbox, timeout_s, memory_mb)
+            if name in schemas:
+                tool = CodeTool(sandbox, timeout_s, memory_mb, schemas[name])
+        else:
+            from rstar_lab.rl.own_tools import own_tool
+
+            tool = own_tool(name, own_timeout_s)
+        if (told := tool_name(tool.schema)) in tools:
+            raise UserError(f"rl.tools: {name}: the model sees two tools called {told}; give one another name")
+        tools[told] = tool
+    return tools

@@ -20,6 +20,7 @@ RECIPE = {
     "rl": {
         "problems_per_step": 3, "group_size": 4, "max_response_tokens": 40, "max_turns": 2, "lr": 1e-3, "warmup_steps": 2,
         "mini_batches": 2, "rollout": "lockstep", "token_arrays": "all", "checkpoint_every": 2,
+        "reward": "scored_run:score",
     },
     "stages": [
         {"name": "one", "problems": {"synthetic": {"count": 10, "levels": [1]}}, "steps": 3},
@@ -42,7 +43,6 @@ def make_model(folder: Path) -> None:
 async def main(runs_dir: Path) -> None:
     if not (runs_dir / "model").exists():
         make_model(runs_dir / "model")
-    pipeline.verify = score  # type: ignore[assignment]
     recipe = parse_recipe(RECIPE | {"runs": str(runs_dir), "model": str(runs_dir / "model")})
     async with pipeline.Lab.open(recipe, Reporter()) as lab:
         await pipeline.train(lab, runs_dir / "model")

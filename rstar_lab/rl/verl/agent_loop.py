@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from rstar_lab.rl.agent_loop import Codec, LoopLimits, rollout
 from rstar_lab.rl.plan import rollout_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import reward
+from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.tools import Tool, make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
@@ -27,16 +27,18 @@ class Workshop:
     codec: Codec
     tools: Mapping[str, Tool]
     limits: LoopLimits
+    reward: Callable[[str, str], float]
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "Workshop":
         settings = Settings.of(config)
         keys = settings.keys
         section = settings.recipe.sandbox
-        tools = make_tools(keys.tools, await settings.open_sandbox(), section.timeout_s, section.memory_mb)
+        sandbox = await settings.open_sandbox()
+        tools = make_tools(keys.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=keys.tool_timeout_s)
         limits = LoopLimits(keys.max_response_tokens, keys.max_turns, keys.max_tool_chars, keys.time_limit_s)
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
-        return cls(settings, Codec(tokenizer, tools), watched, limits)
+        return cls(settings, Codec(tokenizer, tools), watched, limits, make_reward(keys.reward))
 
 
 _opening: asyncio.Future[Workshop] | None = None
@@ -62,7 +64,7 @@ class RstarAgentLoop(AgentLoopBase):
 
         def watched_reward(text: str, truth: str) -> float:
             with WAITS.of(task.traj_id, "reward"):
-                return reward(text, truth)
+                return shop.reward(text, truth)
 
         engine = ServerEngine(self.server_manager, task.traj_id)
         trajectory = await rollout(
