@@ -127,6 +127,46 @@ def evaluate(
         print(json.dumps(result))
 
 
+@app.command(context_settings={"allow_extra_args": True})
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="A model folder in Hugging Face format, or a run whose last model is meant.")
+    ],
+    replicas: Annotated[int, typer.Option(min=1, help="Servers, on ports that follow one another.")] = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is required.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the first server; 0 takes free ones.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RSTAR_LAB_API_KEY", help="Token that every request must bring.")
+    ] = None,
+    updatable: Annotated[
+        bool, typer.Option("--updatable", help="Let a trainer push new weights (needs a token).")
+    ] = False,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and response (default: the model's).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 ...")] = "auto",
+    max_batch: Annotated[int, typer.Option(help="Requests that a server generates for at once.")] = 256,
+    kv_cache_gb: Annotated[float, typer.Option(help="KV cache of a server; CPU only.")] = 1.0,
+    memory_share: Annotated[float, typer.Option(help="Share of a GPU's memory; GPU only.")] = 0.85,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs a server.")] = 1,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model with vLLM: token ids for training and evaluation, chat with tools for any OpenAI client.
+
+    Says when it is ready; a server that dies is started again; Ctrl-C ends them all. Flags after `--` go to vLLM.
+    """
+    from rstar_lab.rl.model_folder import model_folder
+    from rstar_lab.rl.serve import ServeOptions, serve_command
+
+    options = ServeOptions(
+        model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
+        kv_cache_gb, memory_share, tensor_parallel, tuple(context.args),
+    )  # fmt: skip
+    _run(serve_command(options, as_json))
+
+
 @app.command()
 def preflight(
     recipe: RecipeName,

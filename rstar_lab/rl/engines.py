@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from rstar_lab.errors import UserError
+from rstar_lab.rl.engine import Sampling
 from rstar_lab.rl.hf_engine import HfEngine
 from rstar_lab.rl.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout import Dispatcher, Lockstep, RolloutTask, Seat
 from rstar_lab.rl.scheduler import EngineState, LeastInFlight
+from rstar_lab.rl.server_engine import ServerEngine
+from rstar_lab.rl.server_metrics import ServerMetrics
 from rstar_lab.rl.vllm_engine import VllmEngine
 
-AnyEngine = VllmEngine | HfEngine
+AnyEngine = VllmEngine | HfEngine | ServerEngine
 
 # Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread an engine, and it sleeps when idle.
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -28,9 +33,17 @@ CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_C
 class EngineGroup:
     """Engines with the same weights."""
 
-    def __init__(self, engines: Sequence[AnyEngine], work_dir: Path, max_batch: int, holds: Path | None = None):
-        """holds: the model folder whose weights the engines started with."""
+    def __init__(
+        self,
+        engines: Sequence[AnyEngine],
+        work_dir: Path,
+        max_batch: int,
+        holds: Path | None = None,
+        parity_limit: float = 1e-3,
+    ):
+        """holds: the model folder whose weights the engines started with. parity_limit: see `assert_parity`."""
         self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
+        self.parity_limit = parity_limit
 
     async def load(self, model: PreTrainedModel, version: int) -> None:
         """Push the weights of `model` to every engine; `version` names them."""
@@ -41,6 +54,9 @@ class EngineGroup:
         save_file(tensors, path)
         self.holds = None
         await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
+        for engine in self.engines:
+            if isinstance(engine, ServerEngine):  # not of our making: look whether it did as it was told
+                await assert_parity(engine, model, self.parity_limit)
 
     async def load_folder(self, folder: Path) -> None:
         """Have every engine serve the model in `folder`."""
@@ -55,11 +71,40 @@ class EngineGroup:
             return lambda index, task: lockstep.seat(index)
         states = [EngineState(engine.name, engine.kv_tokens, self.max_batch) for engine in self.engines]
         dispatcher = Dispatcher(self.engines, LeastInFlight(), states)
+        for engine, state in zip(self.engines, states, strict=True):
+            if isinstance(engine, ServerEngine):
+                engine.on_back = partial(_revive, state, dispatcher)
+                engine.on_metrics = partial(_tell, state)
 
         def seat(index: int, task: RolloutTask) -> Seat:
             return dispatcher.seat(index, task.problem.problem_id)
 
         return seat
+
+
+def _revive(state: EngineState, dispatcher: Dispatcher) -> None:
+    state.alive = True
+    dispatcher.pump()
+
+
+def _tell(state: EngineState, metrics: ServerMetrics) -> None:
+    state.waiting = metrics.waiting
+
+
+@torch.no_grad()
+async def assert_parity(engine: ServerEngine, model: PreTrainedModel, limit: float) -> None:
+    """Does the engine give the model's log-probs? Raises UserError where their mean difference is past `limit`."""
+    prompt = list(range(min(16, model.config.vocab_size)))
+    completion = await engine.generate(prompt, Sampling(16, seed=0))
+    ids_BT = torch.tensor([prompt + completion.token_ids], device=model.device)
+    log_probs_TV = model(ids_BT).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    own_T = log_probs_TV.gather(1, ids_BT[0, len(prompt) :, None])[:, 0].cpu()
+    gap = float((own_T - torch.tensor(completion.log_probs)).abs().mean())
+    if not gap <= limit:
+        raise UserError(
+            f"{engine.url} took the weights, but its log-probs differ from the trainer's by {gap:.3g} on the mean "
+            f"(limit {limit:g}; engine.mismatch_limit changes it): another model, another dtype, or tied embeddings on a CPU"
+        )
 
 
 def engine_count(section: EngineSection) -> int:
@@ -106,6 +151,11 @@ def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
     work_dir.mkdir(parents=True, exist_ok=True)
     if section.kind == "transformers":
         return [HfEngine(max_batch=section.max_batch)]
+    if section.kind == "server":
+        return [
+            ServerEngine(url, stall_s=section.stall_s, deadline_s=section.deadline_s, connections=section.max_batch)
+            for url in section.urls
+        ]
     engines: list[AnyEngine] = []
     for number in range(engine_count(section)):
         env = {"CUDA_VISIBLE_DEVICES": str(number)} if torch.cuda.is_available() else CPU_ENVIRONMENT
@@ -130,11 +180,17 @@ async def open_engines(
     spawned: what `spawn_engines` has started already.
     """
     engines = spawned or spawn_engines(section, work_dir)
-    options = engine_options(section, model_dir, max_tokens, seed)
+    own = section.kind != "server"
+    options = engine_options(section, model_dir, max_tokens, seed) if own else {}
     try:
         await asyncio.gather(*(engine.start(model_dir, options) for engine in engines))
-        holds = None if "load_format" in options else model_dir
-        yield EngineGroup(engines, work_dir, section.max_batch, holds)
+        servers = [engine for engine in engines if isinstance(engine, ServerEngine)]
+        for server in servers:
+            server.group = servers
+        as_asked = [await server.serves(model_dir) for server in servers]
+        holds = model_dir if "load_format" not in options and all(as_asked) else None
+        limit = section.mismatch_limit or (1e-3 if section.dtype == "float32" else 0.1)
+        yield EngineGroup(engines, work_dir, section.max_batch, holds, limit)
     finally:
         for engine in engines:
             await engine.aclose()

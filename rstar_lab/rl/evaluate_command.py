@@ -6,11 +6,11 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluate import Estimate
+from rstar_lab.rl.model_folder import model_folder
 from rstar_lab.rl.pipeline import Lab, evaluate_model
 from rstar_lab.rl.problems import load_problems, parse_fields
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.report import Reporter
-from rstar_lab.runs.reader import RunReader
 
 
 async def evaluate_command(
@@ -40,20 +40,6 @@ async def evaluate_command(
     if not reporter.as_json:
         tell(result, run, reporter)
     return result | {"run": str(run), "model": str(folder)}
-
-
-def model_folder(model: str, runs_dir: Path) -> Path:
-    """A model folder, or the last model of a run."""
-    if (Path(model) / "config.json").exists():
-        return Path(model)
-    run = runs_dir / model
-    if (run / "run.json").exists():
-        if found := RunReader(run).checkpoints():
-            return max(found.items())[1]
-        if (run / "sft" / "model" / "config.json").exists():
-            return run / "sft" / "model"
-        raise UserError(f"run {run} has no finished model yet")
-    raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}")
 
 
 def tell(result: dict[str, Any], run: Path, reporter: Reporter) -> None:

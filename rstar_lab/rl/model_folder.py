@@ -1,0 +1,20 @@
+"""Where a model lies that the command line names."""
+
+from pathlib import Path
+
+from rstar_lab.errors import UserError
+from rstar_lab.runs.reader import RunReader
+
+
+def model_folder(model: str, runs_dir: Path) -> Path:
+    """A model folder, or the last model of a run."""
+    if (Path(model) / "config.json").exists():
+        return Path(model)
+    run = runs_dir / model
+    if (run / "run.json").exists():
+        if found := RunReader(run).checkpoints():
+            return max(found.items())[1]
+        if (run / "sft" / "model" / "config.json").exists():
+            return run / "sft" / "model"
+        raise UserError(f"run {run} has no finished model yet")
+    raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}")

@@ -1,0 +1,53 @@
+"""What a vLLM server says of itself at /metrics, as far as it is used here."""
+
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """running, waiting: requests now. kv_use: share of the KV cache in use, 0 to 1. The others count since the start.
+
+    kv_tokens: what the KV cache holds; 0 where the server does not say.
+    """
+
+    running: int
+    waiting: int
+    kv_use: float
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    kv_tokens: int
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Grows while the engine behind the server works."""
+        return self.prompt_tokens, self.generated_tokens
+
+
+def parse_metrics(text: str) -> ServerMetrics | None:
+    """Read Prometheus's text format; None where it is not vLLM's."""
+    sums: dict[str, float] = {}
+    kv_tokens = 0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+            if sample.name == "vllm:cache_config_info":
+                kv_tokens += _number(sample.labels, "num_gpu_blocks") * _number(sample.labels, "block_size")
+    if "vllm:num_requests_running" not in sums:
+        return None
+    return ServerMetrics(
+        running=int(sums["vllm:num_requests_running"]),
+        waiting=int(sums.get("vllm:num_requests_waiting", 0)),
+        kv_use=sums.get("vllm:kv_cache_usage_perc", 0.0),
+        preemptions=int(sums.get("vllm:num_preemptions_total", 0)),
+        prompt_tokens=int(sums.get("vllm:prompt_tokens_total", 0)),
+        generated_tokens=int(sums.get("vllm:generation_tokens_total", 0)),
+        kv_tokens=kv_tokens,
+    )
+
+
+def _number(labels: dict[str, str], name: str) -> int:
+    value = labels.get(name, "")
+    return int(value) if value.isdigit() else 0
