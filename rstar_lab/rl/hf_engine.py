@@ -5,7 +5,7 @@ does not depend on what else is in the batch, up to rounding.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from transformers import LogitsProcessor, PreTrainedModel
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.model import load_model
 
-Request = tuple[list[int], Sampling, asyncio.Future[Completion]]
+OnTokens = Callable[[list[int]], None]
+Request = tuple[list[int], Sampling, asyncio.Future[Completion], OnTokens | None]
 
 
 class HfEngine:
@@ -38,28 +39,35 @@ class HfEngine:
     async def aclose(self) -> None:
         if self._worker:
             self._worker.cancel()
-        for _, _, future in self._queue:
+        for _, _, future, _ in self._queue:
             if not future.done():
                 future.set_exception(EngineError(f"{self.name} was closed"))
         self._queue.clear()
 
-    def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
+    def submit(
+        self, requests: Iterable[tuple[list[int], Sampling]], on_tokens: OnTokens | None = None
+    ) -> list[asyncio.Future[Completion]]:
         loop = asyncio.get_running_loop()
         futures = []
         for prompt_ids, sampling in requests:
             future: asyncio.Future[Completion] = loop.create_future()
-            self._queue.append((prompt_ids, sampling, future))
+            self._queue.append((prompt_ids, sampling, future, on_tokens))
             futures.append(future)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         return futures
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        (future,) = self.submit([(prompt_ids, sampling)])
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Completion:
+        """on_tokens: told of the tokens as they come, in the event loop."""
+        (future,) = self.submit([(prompt_ids, sampling)], on_tokens)
         return await future
 
     async def load_weights(self, path: Path | str, version: int) -> None:
-        """Load a safetensors file of the whole model."""
+        """Load a safetensors file of the whole model, once the batch under way has ended."""
+        if self._worker:
+            await asyncio.wait([self._worker])
         self._model.load_state_dict(load_file(path), strict=not self._model.config.tie_word_embeddings)
         self._version = version
 
@@ -69,43 +77,45 @@ class HfEngine:
             del self._queue[: self.max_batch]
             if not batch:
                 continue
+            loop = asyncio.get_running_loop()
             try:
-                completions = await asyncio.to_thread(self._generate, [request[:2] for request in batch])
+                completions = await asyncio.to_thread(self._generate, batch, loop.call_soon_threadsafe)
             except Exception as error:
-                for _, _, future in batch:
+                for _, _, future, _ in batch:
                     if not future.done():
                         future.set_exception(EngineError(f"{self.name}: {error}"))
                 continue
-            for (_, _, future), completion in zip(batch, completions, strict=True):
+            for (_, _, future, _), completion in zip(batch, completions, strict=True):
                 if not future.done():
                     future.set_result(completion)
 
     @torch.no_grad()
-    def _generate(self, batch: list[tuple[list[int], Sampling]]) -> list[Completion]:
+    def _generate(self, batch: list[Request], call: Callable[..., Any]) -> list[Completion]:
         device = self._model.device
-        width = max(len(prompt) for prompt, _ in batch)
+        width = max(len(prompt) for prompt, *_ in batch)
         ids_BT = torch.zeros((len(batch), width), dtype=torch.long)
         mask_BT = torch.zeros_like(ids_BT)
-        for row, (prompt, _) in enumerate(batch):
+        for row, (prompt, *_) in enumerate(batch):
             ids_BT[row, width - len(prompt) :] = torch.tensor(prompt)
             mask_BT[row, width - len(prompt) :] = 1
-        limit = max(sampling.max_tokens for _, sampling in batch)
+        limit = max(sampling.max_tokens for _, sampling, *_ in batch)
         limit = min(limit, getattr(self._model.config, "max_position_embeddings", 2**20) - width)
         if limit < 1:
             raise EngineError("the prompt leaves no room for a response")
-        sampler = _Sampler([sampling for _, sampling in batch])
-        stops = sorted({token for _, sampling in batch for token in sampling.stop_token_ids})
+        sampler = _Sampler(batch, call)
+        stops = sorted({token for _, sampling, *_ in batch for token in sampling.stop_token_ids})
         out = self._model.generate(  # type: ignore[operator]
             input_ids=ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             max_new_tokens=limit,
             do_sample=False,  # the sampler below draws; what it has drawn is the only token left
             logits_processor=[sampler],
+            stopping_criteria=[sampler.abandoned],
             eos_token_id=stops or None,
             pad_token_id=0,
         )
         completions = []
-        for row, (_, sampling) in enumerate(batch):
+        for row, (_, sampling, *_) in enumerate(batch):
             tokens = out[row, width:].tolist()[: sampling.max_tokens]
             end = next((i + 1 for i, token in enumerate(tokens) if token in sampling.stop_token_ids), None)
             tokens = tokens[:end]
@@ -118,8 +128,9 @@ class HfEngine:
 class _Sampler(LogitsProcessor):
     """Draws each row's token from its own distribution with its own generator, and remembers the log-prob."""
 
-    def __init__(self, samplings: list[Sampling]):
-        self.samplings = samplings
+    def __init__(self, batch: list[Request], call: Callable[..., Any]):
+        self.batch, self.call = batch, call
+        self.samplings = samplings = [sampling for _, sampling, *_ in batch]
         self.generators = [torch.Generator() for _ in samplings]
         for generator, sampling in zip(self.generators, samplings, strict=True):
             generator.manual_seed(sampling.seed) if sampling.seed is not None else generator.seed()
@@ -140,8 +151,15 @@ class _Sampler(LogitsProcessor):
                 token = int(torch.multinomial(log_probs_V.exp(), 1, generator=generator))
             forced[row, token] = 0.0
             drawn.append(float(log_probs_V[token]))
+            if on_tokens := self.batch[row][3]:
+                self.call(on_tokens, [token])
         self.log_probs.append(drawn)
         return forced  # type: ignore[return-value]
+
+    def abandoned(self, input_ids: torch.LongTensor, scores: Any, **_: Any) -> torch.Tensor:
+        """The end of the batch where nobody waits for it any more."""
+        gone = all(future.done() for _, _, future, _ in self.batch)
+        return torch.full((len(self.batch),), gone, device=input_ids.device, dtype=torch.bool)
 
 
 def _nucleus(log_probs_V: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -28,6 +28,8 @@ CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The model runs in the engine's process, not in one more (vLLM reads this as a leave to do so; the HTTP side stays apart).
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)  # the last for every further one; a server that was ready starts over
 
