@@ -69,19 +69,25 @@ class Codec:
         return self.encode(render_tool_responses(texts))
 
 
-async def answer_call(
-    call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
-) -> ToolResult:
-    """Run one call, or say what is wrong with it."""
+def refuse(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
+    """What is wrong with a call before any tool sees it; None where nothing is."""
     if call.error is not None or call.name is None or call.arguments is None:
         return ToolResult(Outcome.MALFORMED_CALL, f"The tool call could not be parsed: {call.error}")
     if call.name not in tools:
         return ToolResult(Outcome.UNKNOWN_TOOL, f"There is no tool '{call.name}'. Tools: {', '.join(tools)}.")
-    tool = tools[call.name]
-    problem = argument_error(tool.schema, call.arguments)
-    if problem:
+    if problem := argument_error(tools[call.name].schema, call.arguments):
         return ToolResult(Outcome.INVALID_ARGUMENTS, f"The arguments are not right: {problem}.")
-    result = await tool(call.arguments, seed=seed, traj_id=traj_id)
+    return None
+
+
+async def answer_call(
+    call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
+) -> ToolResult:
+    """Run one call, or say what is wrong with it."""
+    if refusal := refuse(call, tools):
+        return refusal
+    assert call.name is not None and call.arguments is not None
+    result = await tools[call.name](call.arguments, seed=seed, traj_id=traj_id)
     if len(result.text) <= max_chars:
         return result
     # The end of a traceback says what went wrong, the start of an output what it is.
@@ -105,48 +111,69 @@ async def rollout(
     temperature: float = 1.0,
     top_p: float = 1.0,
     on_turn: Callable[[str, bool], None] | None = None,
+    step_over: asyncio.Event | None = None,
+    carry_over: bool = False,
+    begun: Trajectory | None = None,
 ) -> Trajectory:
     """Roll out one problem.
 
     on_turn: told the text of each turn of the model and whether it is the last, before its tools run. reward: (text of the
     model, true answer) -> reward; called in a thread. seed: of this trajectory; every turn and call draws its own from it.
+    step_over: once set, no turn is begun any more; what is there is the rollout, or with carry_over (StopReason.UNFINISHED,
+    without a reward) what a later call goes on from as `begun`.
     A failure of the engine ends the rollout with StopReason.ENGINE_ERROR, it does not raise.
     """
-    prompt_ids = codec.prompt_ids(problem.question)
-    ids: list[int] = []
-    mask: list[bool] = []
-    log_probs: list[float] = []
-    turns: list[Turn] = []
-    calls: list[ToolCallRecord] = []
-    engine_name, version = "", 0
-    started = time.monotonic()
+    prompt_ids = begun.prompt_ids if begun else codec.prompt_ids(problem.question)
+    ids = list(begun.response_ids) if begun else []
+    mask = list(begun.loss_mask) if begun else []
+    log_probs = list(begun.log_probs) if begun else []
+    turns = list(begun.turns) if begun else []
+    calls = list(begun.calls) if begun else []
+    engine_name, version = (begun.engine, begun.policy_version) if begun else ("", 0)
+    # A turn that the last step's end cut: nothing follows it yet.
+    cut = turns.pop() if turns and turns[-1].end == len(ids) else None
+    started = time.monotonic() - sum(turn.generate_s + turn.tool_s for turn in (*turns, *([cut] if cut else [])))
+    over = StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
     stop = StopReason.MAX_TURNS
 
     while len(turns) < limits.max_turns:
         room = limits.max_response_tokens - len(ids)
         asked = time.monotonic()
-        if limits.time_limit_s is not None and asked - started > limits.time_limit_s:
+        left_s = None if limits.time_limit_s is None else started + limits.time_limit_s - asked
+        if step_over and step_over.is_set():
+            stop = over
+            break
+        start = cut.start if cut else len(ids)
+        draw = ("turn", len(turns), len(ids) - start) if cut else ("turn", len(turns))
+        sampling = Sampling(room, temperature, top_p, derive_seed(seed, *draw), codec.stop_token_ids)
+        try:
+            async with asyncio.timeout(left_s) as limit:
+                completion = await engine.generate(prompt_ids + ids, sampling)
+        except TimeoutError:
+            if not limit.expired():
+                raise
             stop = StopReason.TIME_LIMIT
             break
-        sampling = Sampling(room, temperature, top_p, derive_seed(seed, "turn", len(turns)), codec.stop_token_ids)
-        try:
-            completion = await engine.generate(prompt_ids + ids, sampling)
         except EngineError:
             stop = StopReason.ENGINE_ERROR
             break
-        generate_s = time.monotonic() - asked
-        engine_name, version = completion.engine, completion.policy_version
-        start = len(ids)
+        generate_s = time.monotonic() - asked + (cut.generate_s if cut else 0.0)
+        versions = cut.versions if cut else ()
+        if completion.token_ids:
+            engine_name, version = completion.engine, completion.policy_version
+            versions = _and_then(versions, version, len(completion.token_ids))
+        cut = None
         ids += completion.token_ids
         mask += [True] * len(completion.token_ids)
         log_probs += completion.log_probs
-        text = codec.decode(completion.token_ids)
+        text = codec.decode(ids[start:])
 
         # A turn that was cut has not ended, but a call it had finished before may stand in it: it was not answered.
         wanted = parse_tool_calls(text) if completion.stop_reason is FinishReason.STOP else []
         goes_on = bool(wanted) and len(turns) + 1 < limits.max_turns
         if on_turn:
             on_turn(text, not goes_on)
+        answered = time.monotonic()
         results: list[ToolResult] = []
         if goes_on:
             results = await asyncio.gather(
@@ -161,16 +188,18 @@ async def rollout(
                     for index, call in enumerate(wanted)
                 )
             )
-        turns.append(
-            Turn(
-                start=start,
-                end=len(ids),
-                text=text,
-                generate_s=generate_s,
-                tool_s=time.monotonic() - asked - generate_s,
-                queue_s=max((result.queue_s for result in results), default=0.0),
+        if len(ids) > start or completion.stop_reason is not FinishReason.ABORTED:
+            turns.append(
+                Turn(
+                    start=start,
+                    end=len(ids),
+                    text=text,
+                    generate_s=generate_s,
+                    tool_s=time.monotonic() - answered,
+                    queue_s=max((result.queue_s for result in results), default=0.0),
+                    versions=versions,
+                )
             )
-        )
         calls += [
             ToolCallRecord(
                 turn=len(turns) - 1,
@@ -185,6 +214,9 @@ async def rollout(
             )
             for index, (call, result) in enumerate(zip(wanted, results, strict=False))
         ]
+        if completion.stop_reason is FinishReason.ABORTED:
+            stop = over
+            break
         if completion.stop_reason is FinishReason.LENGTH:
             stop = StopReason.LENGTH
             break
@@ -201,10 +233,15 @@ async def rollout(
         mask += [False] * len(answer_ids)
         log_probs += [0.0] * len(answer_ids)
 
-    for tool in tools.values():
-        await tool.close(traj_id)
+    if cut:
+        turns.append(cut)
     own_text = "\n".join(turn.text for turn in turns)
     errors, counted = tally([call.outcome for call in calls])
+    given = 0.0
+    if stop is not StopReason.UNFINISHED:
+        for tool in tools.values():
+            await tool.close(traj_id)
+        given = float(await asyncio.to_thread(reward, own_text, problem.answer))
     return Trajectory(
         traj_id=traj_id,
         problem_id=problem.problem_id,
@@ -221,9 +258,16 @@ async def rollout(
         stop_reason=stop,
         text=own_text,
         answer=extract_answer(own_text),
-        reward=float(await asyncio.to_thread(reward, own_text, problem.answer)),
+        reward=given,
         p_err=tool_error_penalty(errors, counted),
         p_format=format_penalty(own_text.count(ANSWER_TAG), len(turns)),
         engine=engine_name,
         policy_version=version,
     )
+
+
+def _and_then(versions: tuple[tuple[int, int], ...], version: int, tokens: int) -> tuple[tuple[int, int], ...]:
+    """One more stretch; it joins the last where that has the same version."""
+    if versions and versions[-1][0] == version:
+        return (*versions[:-1], (version, versions[-1][1] + tokens))
+    return (*versions, (version, tokens))

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.lengths import LengthPredictor
-from rstar_lab.rl.scheduler import Adaptive, KvCapacity, LeastInFlight, Policy, Static, TurnBarrier
+from rstar_lab.rl.scheduler import POLICIES, Policy, make_policy
 from rstar_lab.rl.simulator import EngineSpec, Rates, ScriptedRollout, ScriptedTurn, lower_bound, simulate
 
 # Qwen3-14B in bf16 on one MI300X (peak 5.3 TB/s, 1307 Tflop/s). We assume that decoding reaches 60% of the bandwidth and 40% of
@@ -111,15 +112,12 @@ def make_policies(
     regime: Regime, history: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, Callable[[], Policy]]:
     """A maker of each policy by its name."""
-    return {
-        "turn-barrier": TurnBarrier,
-        "static": Static,
-        "least-in-flight": LeastInFlight,
-        "kv": lambda: KvCapacity(regime.max_context),
-        "adaptive": lambda: Adaptive(
-            LengthPredictor(regime.max_tokens, mean_tokens=regime.mean_tokens, history=history)
-        ),
-    }
+
+    def make(name: str) -> Policy:
+        predictor = LengthPredictor(regime.max_tokens, mean_tokens=regime.mean_tokens, history=history)
+        return make_policy(name, max_context=regime.max_context, predictor=predictor)
+
+    return {name: partial(make, name) for name in POLICIES}
 
 
 def makespans(regime: Regime, seed: int) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class FinishReason(StrEnum):
@@ -11,6 +11,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the model ended its turn
     LENGTH = "length"  # the token limit cut it
+    ABORTED = "aborted"  # whoever drives the engine cut it; a later request may go on from here
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,22 @@ class EngineError(RuntimeError):
     """An engine died, hung or refused; the request may be sent again elsewhere."""
 
 
+class RequestRefused(EngineError):
+    """The request itself is at fault: any other engine would refuse it too."""
+
+
 class Engine(Protocol):
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion. Raises EngineError."""
+        """Sample one completion. A call that is cancelled is ended in the engine too. Raises EngineError."""
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An engine that can hand back what it has: the others' requests are cancelled, and their tokens lost."""
+
+    def interrupt(self) -> None:
+        """End every request with the tokens that it has, as FinishReason.ABORTED."""
         ...
 
 

@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Sampling
 from rstar_lab.rl.hf_engine import HfEngine
+from rstar_lab.rl.lengths import LengthPredictor
 from rstar_lab.rl.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout import Dispatcher, Lockstep, RolloutTask, Seat
-from rstar_lab.rl.scheduler import EngineState, LeastInFlight
+from rstar_lab.rl.scheduler import EngineState, make_policy
 from rstar_lab.rl.server_engine import ServerEngine
 from rstar_lab.rl.server_metrics import ServerMetrics
 from rstar_lab.rl.vllm_engine import VllmEngine
@@ -40,10 +41,22 @@ class EngineGroup:
         max_batch: int,
         holds: Path | None = None,
         parity_limit: float = 1e-3,
+        scheduler: str = "adaptive",
+        max_tokens: int = 32_768,
     ):
-        """holds: the model folder whose weights the engines started with. parity_limit: see `assert_parity`."""
+        """holds: the model folder whose weights the engines started with. parity_limit: see `assert_parity`.
+
+        scheduler: a name of `scheduler.POLICIES`; max_tokens: of the longest prompt and response together.
+        """
         self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
-        self.parity_limit = parity_limit
+        self.parity_limit, self.scheduler, self.max_tokens = parity_limit, scheduler, max_tokens
+        self.predictors: dict[int, LengthPredictor] = {}  # by the longest response: what earlier steps said
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of prompt and response together, where servers say so themselves."""
+        said = [engine.context for engine in self.engines if isinstance(engine, ServerEngine)]
+        return min(said, default=None)
 
     async def load(self, model: PreTrainedModel, version: int) -> None:
         """Push the weights of `model` to every engine; `version` names them."""
@@ -64,20 +77,27 @@ class EngineGroup:
             await self.load(load_model(folder, torch.float32), 0)
             self.holds = folder
 
-    def seats(self, tasks: Sequence[RolloutTask], mode: str) -> Callable[[int, RolloutTask], Seat]:
+    def seats(
+        self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
+    ) -> Callable[[int, RolloutTask], Seat]:
         """A function that gives each rollout its seat, for `roll_out`."""
         if mode == "lockstep":
             lockstep = Lockstep(self.engines, [task.group_id for task in tasks])
             return lambda index, task: lockstep.seat(index)
         states = [EngineState(engine.name, engine.kv_tokens, self.max_batch) for engine in self.engines]
-        dispatcher = Dispatcher(self.engines, LeastInFlight(), states)
+        longest = max_response_tokens or self.max_tokens
+        predictor = self.predictors.setdefault(longest, LengthPredictor(longest))
+        predictor.new_step()
+        policy = make_policy(self.scheduler, max_context=self.max_tokens, predictor=predictor)
+        dispatcher = Dispatcher(self.engines, policy, states)
         for engine, state in zip(self.engines, states, strict=True):
             if isinstance(engine, ServerEngine):
                 engine.on_back = partial(_revive, state, dispatcher)
                 engine.on_metrics = partial(_tell, state)
 
         def seat(index: int, task: RolloutTask) -> Seat:
-            return dispatcher.seat(index, task.problem.problem_id)
+            generated = task.begun.model_tokens if task.begun else 0
+            return dispatcher.seat(index, task.problem.problem_id, generated)
 
         return seat
 
@@ -91,13 +111,13 @@ def _tell(state: EngineState, metrics: ServerMetrics) -> None:
     state.waiting = metrics.waiting
 
 
-@torch.no_grad()
 async def assert_parity(engine: ServerEngine, model: PreTrainedModel, limit: float) -> None:
     """Does the engine give the model's log-probs? Raises UserError where their mean difference is past `limit`."""
     prompt = list(range(min(16, model.config.vocab_size)))
     completion = await engine.generate(prompt, Sampling(16, seed=0))
     ids_BT = torch.tensor([prompt + completion.token_ids], device=model.device)
-    log_probs_TV = model(ids_BT).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    with torch.no_grad():
+        log_probs_TV = model(ids_BT).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
     own_T = log_probs_TV.gather(1, ids_BT[0, len(prompt) :, None])[:, 0].cpu()
     gap = float((own_T - torch.tensor(completion.log_probs)).abs().mean())
     if not gap <= limit:
@@ -190,7 +210,7 @@ async def open_engines(
         as_asked = [await server.serves(model_dir) for server in servers]
         holds = model_dir if "load_format" not in options and all(as_asked) else None
         limit = section.mismatch_limit or (1e-3 if section.dtype == "float32" else 0.1)
-        yield EngineGroup(engines, work_dir, section.max_batch, holds, limit)
+        yield EngineGroup(engines, work_dir, section.max_batch, holds, limit, section.scheduler, max_tokens)
     finally:
         for engine in engines:
             await engine.aclose()

@@ -20,6 +20,8 @@ class LengthPredictor:
     history: response tokens of earlier rollouts by problem (an earlier epoch, say).
     """
 
+    MEMORY = 256  # the policy moves, and lengths with it
+
     def __init__(
         self,
         max_tokens: int,
@@ -55,6 +57,19 @@ class LengthPredictor:
         seen = self._problems.setdefault(problem, _Seen())
         seen.under_way[rollout] = math.log(max(tokens, 1.0))
         seen.stale = True
+
+    def new_step(self) -> None:
+        """What was under way is gone; what has been heard so far counts as `MEMORY` rollouts at most, in each problem and in all."""
+        for problem, seen in self._problems.items():
+            self.mean_log(problem)
+            if seen.ended > self.MEMORY:
+                seen.ended_total *= self.MEMORY / seen.ended
+                seen.ended = self.MEMORY
+            seen.under_way.clear()
+            seen.count, seen.total, seen.stale = seen.ended, seen.ended_total, False
+        if self._count > self.MEMORY:
+            self._total *= self.MEMORY / self._count
+            self._count = self.MEMORY
 
     def mean_log(self, problem: str) -> float:
         """Posterior mean of the log length of `problem`."""

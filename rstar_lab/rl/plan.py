@@ -1,6 +1,6 @@
 """What is rolled out in which step: the same for the local trainer and for verl, and a pure function of the recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +19,22 @@ def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: st
     """The problem at `position` of a stage: an order of the whole pool for each pass through it, one after the other."""
     epoch, place = divmod(position, len(pool))
     return pool[_order(derive_seed(seed, "order", stage, epoch), len(pool))[place]]
+
+
+def draw_problems(
+    pool: Sequence[Problem], position: int, count: int, *, seed: int, stage: str, retired: Collection[str] = ()
+) -> tuple[list[Problem], int]:
+    """The next `count` problems of a stage and the position after them; retired ones (ids) are passed over.
+
+    One at least must not be retired.
+    """
+    drawn: list[Problem] = []
+    while len(drawn) < count:
+        problem = draw_problem(pool, position, seed=seed, stage=stage)
+        position += 1
+        if problem.problem_id not in retired:
+            drawn.append(problem)
+    return drawn, position
 
 
 @lru_cache(maxsize=2)

@@ -440,9 +440,9 @@ def duration(subject: Subject) -> str:
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
-    "unread keys": unread_keys, "verl configuration": verl_configuration, "tokens": token_contract, "data": data, "own functions": own_functions,
-    "sandbox": sandbox, "memory": gpu_memory, "batches": batches, "disk": disk, "GPU variables": gpu_variables,
-    "versions": versions, "devices": devices, "time": duration,
+    "unread keys": unread_keys, "verl configuration": verl_configuration, "tokens": token_contract, "data": data,
+    "own functions": own_functions, "sandbox": sandbox, "memory": gpu_memory, "batches": batches, "disk": disk,
+    "GPU variables": gpu_variables, "versions": versions, "devices": devices, "time": duration,
 }  # fmt: skip
 
 

@@ -120,7 +120,9 @@ class RlSection(Section):
     max_response_tokens: Positive = 8192
     max_turns: Positive = 10
     max_tool_chars: Positive = 4096
-    time_limit_s: float | None = None
+    time_limit_s: float | None = Field(None, gt=0, description="of one rollout, in the middle of a turn too")
+    step_time_s: float | None = Field(None, gt=0, description="of a step's rollouts: what has not ended by then is cut")
+    carry_over: bool = Field(False, description="a cut rollout, with its group, goes on in the next step")
     temperature: float = Field(1.0, gt=0)
     lr: float = 1e-6
     warmup_steps: NotNegative = 20
@@ -179,6 +181,19 @@ class RlSection(Section):
     def _options_fit(self) -> "RlSection":
         if self.importance_cap is not None and self.old_log_probs == "engine":
             raise ValueError("importance_cap needs old_log_probs: trainer (with engine the ratio holds the correction)")
+        if self.step_time_s is not None and self.rollout == "lockstep":
+            raise ValueError("step_time_s needs rollout: async (where a clock cuts batches, no two runs are the same)")
+        if self.carry_over:
+            if self.step_time_s is None:
+                raise ValueError("carry_over needs step_time_s, which says when rollouts are cut")
+            if self.old_log_probs != "engine":
+                raise ValueError(
+                    "carry_over needs old_log_probs: engine (the trainer has forgotten the older policies)"
+                )
+            if self.dynamic_sampling:
+                raise ValueError(
+                    "carry_over and dynamic_sampling exclude each other: which groups have signal shows late"
+                )
         if self.overlong_buffer > self.max_response_tokens:
             raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
         return self
@@ -242,6 +257,10 @@ class EngineSection(Section):
     kv_cache_gb: float | None = Field(None, gt=0, description="CPU only")
     memory_share: float = Field(0.85, gt=0, le=1, description="GPU only: share of its memory")
     max_batch: Positive = 256
+    scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] = Field(
+        "adaptive",
+        description="which turn goes to which engine, and when (docs/scheduler.md); lockstep has a split of its own",
+    )
     stall_s: float = Field(300.0, gt=0)
     mismatch_limit: float | None = Field(
         None,

@@ -75,10 +75,16 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """The conversation to read: the question, then the model's turns and the tools' answers. `generate_s` times a turn."""
+    """The conversation to read: the question, then the model's turns and the tools' answers. `generate_s` times a turn.
+
+    Where several policies wrote the rollout, a turn has `policy_versions`: [version, tokens] of its stretches, in order.
+    """
     told: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
+    mixed = len({version for turn in trajectory.turns for version, _ in turn.versions}) > 1
     for number, turn in enumerate(trajectory.turns):
         told.append({"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)})
+        if mixed:
+            told[-1]["policy_versions"] = [list(stretch) for stretch in turn.versions]
         told += [
             {"role": "tool", "content": call.response, "tool": call.tool, "outcome": str(call.outcome)}
             for call in trajectory.calls

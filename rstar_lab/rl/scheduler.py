@@ -282,6 +282,8 @@ class Adaptive:
             self._ledgers = [_Ledger() for _ in engines]
             self._work_left = [0.0] * len(engines)
             self._open = set(range(len(engines)))
+        # One that has come back holds nothing, so nothing that moves on would open it.
+        self._open.update(i for i in _alive(engines) if not self._ledgers[i].rollouts)
         sent: Dispatch = []
         for request in self._next_turns:
             self._continue(request, engines, sent)
@@ -375,6 +377,25 @@ class Adaptive:
         ledger.tokens -= tokens
         ledger.left -= left
         self._work_left[engine] -= self._work(tokens, left)
+
+
+POLICIES = ("turn-barrier", "static", "least-in-flight", "kv", "adaptive")
+
+
+def make_policy(name: str, *, max_context: int, predictor: LengthPredictor) -> Policy:
+    """A new policy by its name. max_context: tokens of the longest prompt and response; predictor: for `adaptive`."""
+    match name:
+        case "turn-barrier":
+            return TurnBarrier()
+        case "static":
+            return Static()
+        case "least-in-flight":
+            return LeastInFlight()
+        case "kv":
+            return KvCapacity(max_context)
+        case "adaptive":
+            return Adaptive(predictor)
+    raise ValueError(f"scheduler {name!r} is none of {', '.join(POLICIES)}")
 
 
 class _Ledger:

@@ -23,7 +23,7 @@ class State:
     """step: of the whole run, counted from 1; stage: its number, from 0; stage_step: steps made in it.
 
     position: problems drawn in this stage, those passed over included; retired: ids of problems not drawn again;
-    finished: no stage is left.
+    finished: no stage is left; carried: (group id, problem id) of the groups that the step's end cut.
     """
 
     step: int = 0
@@ -32,13 +32,15 @@ class State:
     position: int = 0
     retired: list[str] = field(default_factory=list)
     finished: bool = False
+    carried: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The state in a checkpoint. Raises UserError where there is none that this version reads."""
         try:
             found = json.loads((folder / "trainer.json").read_text())
-            return cls(**{name: found[name] for name in cls.__slots__})  # type: ignore[attr-defined]
+            own = {name: found[name] for name in cls.__slots__ if name != "carried"}  # type: ignore[attr-defined]
+            return cls(**own, carried=[(group, problem) for group, problem in found.get("carried", [])])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"checkpoint {folder}: trainer.json cannot be read ({error}); remove the checkpoint"

@@ -4,10 +4,12 @@ Source: rStar2-Agent, sections 2 and 4. Nothing here draws from a global random 
 what it is for, so a run resumed from a checkpoint goes on as if it had never stopped.
 """
 
+import asyncio
 import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,17 +18,17 @@ from transformers import PreTrainedModel
 from rstar_lab.rl.agent_loop import Codec, LoopLimits
 from rstar_lab.rl.engines import EngineGroup
 from rstar_lab.rl.model import load_model
-from rstar_lab.rl.plan import draw_problem, rollout_task, step_seed
+from rstar_lab.rl.plan import draw_problems, rollout_task, step_seed
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.records import Verdict, call_rows, trajectory_row, transcript_row
-from rstar_lab.rl.rollout import roll_out
+from rstar_lab.rl.rollout import RolloutTask, roll_out
 from rstar_lab.rl.selection import Kept, keep, solved_groups
 from rstar_lab.rl.stages import filter_problems, keep_stage_model, stage_model, stage_table, why_over
 from rstar_lab.rl.state import State, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.step_metrics import rollout_metrics
 from rstar_lab.rl.tools import Tool
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.rl.update import FP32_MISMATCH, Learner, Update
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -54,6 +56,9 @@ class Trainer:
         self.codec = Codec(tokenizer, tools)
         self.learner = Learner(model)
         self.state = State()
+        self.over = asyncio.Event()  # set when the time of the step under way is over
+        # Groups that the last step's end cut: all their rollouts, with what there is of each.
+        self.carried: list[RolloutTask] = []
 
     # The run
 
@@ -66,6 +71,7 @@ class Trainer:
         for number in range(self.state.stage, len(stages)):
             if number > self.state.stage:
                 self.state.enter_stage(number)
+                await self.give_up_carried()
             await self.run_stage(stages[number], start if number == 0 else None)
         self.writer.finish("finished", result={"stages": stage_table(self.recipe, self.writer.run_dir)})
 
@@ -73,6 +79,8 @@ class Trainer:
         """What is left of a stage. start: the model before it, where this is the first and one is asked for."""
         rl, state = self.recipe.settings(stage), self.state
         pool = await self.pool(stage, rl)
+        if state.carried and not self.carried:
+            self.carried = self.begin_again(stage, rl)
         lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage.name]
         if not self.is_over(stage, lines, pool):
             reference = start
@@ -112,12 +120,17 @@ class Trainer:
         """One step of GRPO-RoC; returns its metrics."""
         step = self.state.step + 1
         seed, clock = step_seed(self.recipe.seed, step), Clock()
+        self.over = asyncio.Event()
+        if rl.step_time_s is not None:
+            asyncio.get_running_loop().call_later(rl.step_time_s, self.over.set)
         with clock("generate_s"):
-            trajectories = await self.roll_out(self.draw(stage, rl.problems_per_step, pool), rl, step)
+            going_on = len({task.group_id for task in self.carried})
+            fresh = self.draw(stage, max(rl.problems_per_step - going_on, 0), pool)
+            trajectories = await self.roll_out(fresh, rl, step)
             kept = keep(trajectories, rl, seed)
             groups = rl.problems_per_step
             for _ in range(rl.dynamic_sampling):
-                if not (missing := rl.problems_per_step - kept.groups):
+                if not (missing := rl.problems_per_step - kept.groups) or self.over.is_set():
                     break
                 trajectories += await self.roll_out(self.draw(stage, missing, pool), rl, step, first_group=groups)
                 kept = keep(trajectories, rl, seed)
@@ -125,7 +138,7 @@ class Trainer:
         with clock("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = self.learner.update(kept, rl, lr_scale=lr_scale, seed=seed)
-            update.check_mismatch(kept, self.mismatch_limit)
+            update.check_mismatch(kept, self.mismatch_limit, version=step - 1 if rl.carry_over else None)
         with clock("weights_s"):
             await self.engines.load(self.learner.model, step)
         if rl.retire_from is not None:
@@ -134,6 +147,7 @@ class Trainer:
             rollout_metrics(trajectories)
             | {"groups": groups, "solved_groups": solved_groups(trajectories), "equal_groups": kept.equal_groups}
             | {"kept": len(kept.trajectories), "void": kept.void, "retired": len(self.state.retired)}
+            | ({"carried": len(self.carried), "stale_tokens": stale_tokens(kept, step - 1)} if rl.carry_over else {})
             | update.metrics
         )
         with clock("store_s"):
@@ -145,34 +159,56 @@ class Trainer:
 
     def draw(self, stage: str, count: int, pool: Sequence[Problem]) -> list[Problem]:
         """The next problems: an order of the whole pool for each pass through it; retired ones are passed over."""
-        retired = set(self.state.retired)
-        drawn: list[Problem] = []
-        while len(drawn) < count:
-            problem = draw_problem(pool, self.state.position, seed=self.recipe.seed, stage=stage)
-            self.state.position += 1
-            if problem.problem_id not in retired:
-                drawn.append(problem)
+        state = self.state
+        drawn, state.position = draw_problems(
+            pool, state.position, count, seed=self.recipe.seed, stage=stage, retired=set(state.retired)
+        )
         return drawn
+
+    def group(self, problem: Problem, rl: RlSection, step: int, number: int) -> list[RolloutTask]:
+        count = rl.group_size * (1 if rl.roc == "none" else rl.oversample)
+        run, seed = self.writer.run_dir.name, self.recipe.seed
+        return [
+            rollout_task(problem, run=run, seed=seed, step=step, group=number, sample=sample) for sample in range(count)
+        ]
 
     async def roll_out(
         self, problems: Sequence[Problem], rl: RlSection, step: int, first_group: int = 0
     ) -> list[Trajectory]:
-        count = rl.group_size * (1 if rl.roc == "none" else rl.oversample)
-        run = self.writer.run_dir.name
-        tasks = [
-            rollout_task(problem, run=run, seed=self.recipe.seed, step=step, group=group, sample=sample)
-            for group, problem in enumerate(problems, start=first_group)
-            for sample in range(count)
-        ]
-        return await roll_out(
+        """The groups carried over and those of new problems; what the end of the step's time cuts is carried over."""
+        fresh = [task for i, one in enumerate(problems, start=first_group) for task in self.group(one, rl, step, i)]
+        tasks, self.carried = self.carried + fresh, []
+        done = await roll_out(
             tasks,
-            seats=self.engines.seats(tasks, rl.rollout),
+            seats=self.engines.seats(tasks, rl.rollout, rl.max_response_tokens),
             codec=self.codec,
             tools=self.tools,
             reward=self.reward,
             limits=LoopLimits(rl.max_response_tokens, rl.max_turns, rl.max_tool_chars, rl.time_limit_s),
             temperature=rl.temperature,
+            step_over=self.over if rl.step_time_s is not None else None,
+            carry_over=rl.carry_over,
         )
+        cut = {t.group_id for t in done if t.stop_reason is StopReason.UNFINISHED}
+        self.carried = [replace(task, begun=t) for task, t in zip(tasks, done, strict=True) if t.group_id in cut]
+        self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
+        return [t for t in done if t.group_id not in cut]
+
+    def begin_again(self, stage: Stage, rl: RlSection) -> list[RolloutTask]:
+        """The groups that a checkpoint says were under way: their tokens are not kept, so they start anew."""
+        problems = {problem.problem_id: problem for problem in self.problems[stage.name]}
+        tasks = []
+        for group_id, problem_id in self.state.carried:
+            step, number = map(int, group_id.split("-"))
+            tasks += self.group(problems[problem_id], rl, step, number)
+        return tasks
+
+    async def give_up_carried(self) -> None:
+        """A stage's end: the next has other limits and problems."""
+        for task in self.carried:
+            for tool in self.tools.values():
+                await tool.close(task.traj_id)
+        self.carried, self.state.carried = [], []
 
     @property
     def mismatch_limit(self) -> float | None:
@@ -195,6 +231,12 @@ class Trainer:
             rows["calls"] += call_rows(trajectory)
             rows["transcripts"].append(transcript_row(trajectory, verdict, arrays=arrays))
         return rows
+
+
+def stale_tokens(kept: Kept, version: int) -> float | None:
+    """Share of the kept rollouts' own tokens that an older policy than `version` wrote."""
+    own = [v for t in kept.trajectories for v, mine in zip(t.token_versions, t.loss_mask, strict=True) if mine]
+    return sum(v < version for v in own) / len(own) if own else None
 
 
 def frozen(model: PreTrainedModel) -> PreTrainedModel:

@@ -12,7 +12,8 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the model ended a turn without a call
     MAX_TURNS = "max_turns"
     LENGTH = "length"  # max_response_tokens
-    TIME_LIMIT = "time_limit"
+    TIME_LIMIT = "time_limit"  # its own, or that of its step
+    UNFINISHED = "unfinished"  # the step's time was over; it goes on in the next step
     ENGINE_ERROR = "engine_error"  # ours: such a rollout is kept out of training
 
 
@@ -21,6 +22,7 @@ class Turn:
     """One turn of the model: tokens [start, end) of the response are its own.
 
     generate_s: seconds from asking the engine to its answer; tool_s: until the last call of the turn had ended.
+    versions: (policy version, tokens) of the stretches it was written in, in order; () where nobody noted them.
     """
 
     start: int
@@ -29,6 +31,7 @@ class Turn:
     generate_s: float
     tool_s: float
     queue_s: float
+    versions: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Trajectory:
     """One rollout of one problem.
 
     response_ids, loss_mask, log_probs: (response length,); the mask is True exactly on the model's own tokens; log_probs are
-    the engine's, 0.0 where the mask is False. text: what the model itself wrote, all turns.
+    the engine's, 0.0 where the mask is False. text: what the model itself wrote, all turns. policy_version: of its last tokens.
     """
 
     traj_id: str
@@ -78,6 +81,16 @@ class Trajectory:
     @property
     def model_tokens(self) -> int:
         return sum(self.loss_mask)
+
+    @property
+    def token_versions(self) -> list[int]:
+        """The policy version of each response token; a tool's have that of the turn before them."""
+        versions: list[int] = []
+        for turn in self.turns:
+            versions += [versions[-1] if versions else self.policy_version] * (turn.start - len(versions))
+            for version, tokens in turn.versions or ((self.policy_version, turn.end - turn.start),):
+                versions += [version] * tokens
+        return versions + [self.policy_version] * (len(self.response_ids) - len(versions))
 
     @property
     def truncated(self) -> bool:

@@ -205,16 +205,21 @@ class Update:
             | {"grad_norm": float(np.mean(self.grad_norms))}
         )
 
-    def check_mismatch(self, kept: Kept, limit: float | None) -> None:
-        """Compare engine and trainer on the tokens that both have scored. Raises MismatchError past the limit."""
-        gaps = [
-            np.abs(np.asarray(measured) - np.asarray(t.log_probs))[np.asarray(t.loss_mask)]
-            for t, measured in zip(kept.trajectories, self.log_probs, strict=True)
-            if measured is not None
-        ]
-        if not gaps:
+    def check_mismatch(self, kept: Kept, limit: float | None, version: int | None = None) -> None:
+        """Compare engine and trainer on the tokens that both have scored. Raises MismatchError past the limit.
+
+        version: where older policies wrote some of the tokens, the one whose weights the trainer scored with.
+        """
+        gaps = []
+        for t, measured in zip(kept.trajectories, self.log_probs, strict=True):
+            if measured is not None:
+                both = np.asarray(t.loss_mask)
+                if version is not None:
+                    both = both & (np.asarray(t.token_versions) == version)
+                gaps.append(np.abs(np.asarray(measured) - np.asarray(t.log_probs))[both])
+        gap = np.concatenate(gaps) if gaps else np.empty(0)
+        if not len(gap):
             return
-        gap = np.concatenate(gaps)
         self.extra |= {"mismatch": float(gap.mean()), "mismatch_max": float(gap.max())}
         if limit is not None and not gap.mean() <= limit:
             raise MismatchError(

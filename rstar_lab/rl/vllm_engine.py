@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 
 Request = tuple[int, list[int], Sampling]
 
@@ -132,7 +132,7 @@ class VllmEngine:
             case ("refused", request_id, text):
                 _, future = self._pending.pop(request_id)
                 if not future.done():
-                    future.set_exception(EngineError(f"{self.name} refused a request: {text}"))
+                    future.set_exception(RequestRefused(f"{self.name} refused a request: {text}"))
             case ("weights", _):
                 if self._weights_loaded and not self._weights_loaded.done():
                     self._weights_loaded.set_result(None)
@@ -229,6 +229,10 @@ class VllmEngine:
         finally:
             if self._pending.pop(request_id, None):
                 self._send(("abort", [request_id]))
+
+    def interrupt(self) -> None:
+        """End every request with the tokens that it has, as FinishReason.ABORTED."""
+        self._send(("interrupt",))
 
     async def load_weights(self, path: Path | str, version: int) -> None:
         """Load a safetensors file of the whole model and forget every cached prefix. Raises EngineError."""

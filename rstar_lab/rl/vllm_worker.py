@@ -32,6 +32,7 @@ class Worker:
         self.llm = LLM(model=model, **options)
         self.engine = self.llm.llm_engine
         self.version = 0
+        self.open: dict[str, Any] = {}  # the newest output of every request; None before its first token
 
     def serve(self) -> None:
         """Handle messages and step the engine until the parent says close."""
@@ -44,7 +45,11 @@ class Worker:
                     return
                 self.handle(*message)
                 idle = not self.engine.has_unfinished_requests()
-            done = [self.finished(output) for output in self.engine.step() if output.finished]
+            done = []
+            for output in self.engine.step():
+                self.open[output.request_id] = output
+                if output.finished:
+                    done.append(self.finished(self.open.pop(output.request_id)))
             if done:
                 self.connection.send(("done", done))
             if time.monotonic() - beat > BEAT_S:
@@ -56,7 +61,19 @@ class Worker:
             for request_id, prompt_ids, sampling in arguments[0]:
                 self.submit(request_id, prompt_ids, sampling)
         elif kind == "abort":
+            for request_id in arguments[0]:
+                self.open.pop(str(request_id), None)
             self.engine.abort_request([str(request_id) for request_id in arguments[0]])
+        elif kind == "interrupt":
+            cut = [(name, output) for name, output in self.open.items()]
+            self.open.clear()
+            self.engine.abort_request([name for name, _ in cut])
+            self.connection.send(
+                (
+                    "done",
+                    [self.finished(out) if out else (int(name), [], [], "aborted", self.version) for name, out in cut],
+                )
+            )
         elif kind == "weights":
             path, version = arguments
             self.load_weights(path)
@@ -82,6 +99,7 @@ class Worker:
             return
         try:
             self.engine.add_request(str(request_id), TokensPrompt(prompt_token_ids=prompt_ids), params)
+            self.open[str(request_id)] = None
         except Exception as error:
             self.connection.send(("refused", request_id, f"{type(error).__name__}: {error}"))
 
@@ -89,7 +107,7 @@ class Worker:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
         log_probs = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
-        reason = "length" if completion.finish_reason == "length" else "stop"
+        reason = {None: "aborted", "length": "length"}.get(completion.finish_reason, "stop")
         return int(output.request_id), token_ids, log_probs, reason, self.version
 
     def load_weights(self, path: str) -> None:

@@ -13,7 +13,7 @@ TRAJECTORIES = pa.schema(
         ("traj_id", pa.string()),  # unique over all runs
         ("run_id", pa.string()),
         ("attempt", pa.int16()),  # how often the run had been started when this was written, from 1
-        ("policy_version", pa.int32()),
+        ("policy_version", pa.int32()),  # of its last tokens; where older ones wrote some, the messages say which
         ("stage", pa.string()),
         ("step", pa.int32()),  # grows over all stages of a run
         ("group_id", pa.string()),  # the rollouts of one problem in one step
@@ -71,7 +71,8 @@ TRANSCRIPTS = pa.schema(
         ("step", pa.int32()),
         ("question", pa.string()),
         ("truth", pa.string()),
-        ("messages", pa.string()),  # JSON list of {role, content[, tool, outcome]}
+        # JSON list of {role, content[, tool, outcome][, generate_s, policy_versions: [[version, tokens], ...]]}
+        ("messages", pa.string()),
         # Null where the recipe's `token_arrays` leaves them out; the trainer's are null for dropped rollouts.
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),

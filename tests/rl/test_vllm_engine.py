@@ -77,6 +77,16 @@ async def test_one_engine_through_its_life(tmp_path):
         assert stopped.stop_reason is FinishReason.STOP
         assert stopped.token_ids == changed[0].token_ids[: changed[0].token_ids.index(token) + 1]
 
+        # Interrupted, requests come back with what they have, the one that has nothing yet too, and can go on from there.
+        asked = [asyncio.create_task(engine.generate(prompts()[i], Sampling(200, 0.8, seed=i))) for i in range(24)]
+        await asyncio.sleep(0.02)
+        engine.interrupt()
+        cut = await asyncio.gather(*asked)
+        assert FinishReason.ABORTED in {c.stop_reason for c in cut}
+        assert all(len(c.token_ids) == len(c.log_probs) < 200 for c in cut if c.stop_reason is FinishReason.ABORTED)
+        assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), cut, strict=True) if c.token_ids) < 2e-5
+        assert [c.token_ids for c in await sample(engine)] == [c.token_ids for c in changed]
+
         # A request that cannot be served fails alone.
         with pytest.raises(EngineError, match="refused"):
             await engine.generate([1] * 300, Sampling(8))
