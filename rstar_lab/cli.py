@@ -95,10 +95,20 @@ def _pieces(recipe: Any, as_json: bool, *, stages: bool, evaluations: bool) -> N
 
 @app.command()
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="A model folder in Hugging Face format, or a run id whose last model is meant.")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|URL...",
+            help="A model folder in Hugging Face format, a run whose last model is meant, or URLs of vLLM servers that have it.",
+        ),
     ],
-    problems: Annotated[Path, typer.Option(help="Parquet, JSON or JSONL of question, answer ...")],
+    problems: Annotated[
+        str,
+        typer.Option(
+            help="aime24, aime25, hmmt25, math500 or their Hugging Face names (from the hub), aime24=FILE (a file in that "
+            "set's schema), or any Parquet, JSON or JSONL of question, answer ..."
+        ),
+    ],
     samples: Annotated[int, typer.Option(help="Rollouts a problem.")] = 16,
     fields: Annotated[str, typer.Option(help="Names in the file: question=problem,answer=final_answer.")] = "",
     recipe: Annotated[
@@ -106,12 +116,16 @@ def evaluate(
     ] = "evaluate",
     limit: Annotated[int | None, typer.Option(help="Only the first so many problems.")] = None,
     name: Annotated[str | None, typer.Option(help="Run id (default: from model and problems).")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the servers' tokenizer, where their model's is not here.")
+    ] = None,
     runs_dir: RunsDir = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on problems: avg@k, pass@k and maj@k with intervals clustered by problem.
 
+    The paper's settings unless --recipe or --set say otherwise: 30 turns, 30,000 tokens, temperature 0.6, top-p 0.95.
     Results land in the run store; a killed evaluation started again makes only what is missing.
     """
     from rstar_lab.rl.evaluate_command import evaluate_command
@@ -120,7 +134,14 @@ def evaluate(
     sets = [*(sets or []), f"evaluate.samples={samples}"]
     result = _run(
         evaluate_command(
-            model, problems, _read(recipe, sets, runs_dir), Reporter(as_json), fields=fields, limit=limit, name=name
+            models,
+            problems,
+            _read(recipe, sets, runs_dir),
+            Reporter(as_json),
+            fields=fields,
+            limit=limit,
+            name=name,
+            tokenizer=tokenizer,
         )
     )
     if as_json:
@@ -165,6 +186,61 @@ def serve(
         kv_cache_gb, memory_share, tensor_parallel, tuple(context.args),
     )  # fmt: skip
     _run(serve_command(options, as_json))
+
+
+@app.command()
+def chat(
+    model_or_url: Annotated[
+        str, typer.Argument(help="A model folder, a run whose last model is meant, or the URL of a server.")
+    ],
+    prompt: Annotated[str | None, typer.Option(help="Ask this, show the reply and end.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a reply, the tools' answers included.")] = None,
+    max_turns: Annotated[int, typer.Option(min=1, help="Turns of a reply.")] = 30,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1)] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="The same seed says the same.")] = None,
+    save: Annotated[bool, typer.Option("--save", help="Keep the chat in the run store.")] = False,
+    name: Annotated[str | None, typer.Option(help="Run id (default: from the time).")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="By chat completions with tools, whatever the server could do.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the server's tokenizer, where its model's is not here.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="For a folder: vllm, transformers, or auto (vllm on a GPU, else transformers).")
+    ] = "auto",
+    sandbox: Annotated[str, typer.Option(help="local, or the URL of `rstar-lab sandbox serve`.")] = "local",
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Talk to a model that runs Python in the sandbox: thinking, code, results and answer set apart.
+
+    A vLLM server is spoken to by token ids, any other OpenAI-style one by chat completions with tools.
+    """
+    from rstar_lab.rl.chat_session import ChatOptions
+    from rstar_lab.rl.chat_view import chat_command
+
+    if as_json and prompt is None:
+        raise UserError("chat --json: give a --prompt")
+    if engine not in ("auto", "vllm", "transformers"):
+        raise UserError(f"--engine {engine}: choose from auto, vllm, transformers")
+    options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed)
+    _run(
+        chat_command(
+            model_or_url,
+            options,
+            prompt=prompt,
+            tokenizer=tokenizer,
+            plain=plain,
+            engine=engine,
+            sandbox=sandbox,
+            save=save,
+            name=name,
+            runs_dir=runs_dir or Path("runs"),
+            as_json=as_json,
+        )
+    )
 
 
 @app.command()

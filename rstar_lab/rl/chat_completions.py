@@ -66,6 +66,15 @@ class ChatServer:
             except (ValueError, LookupError, TypeError):
                 raise UserError(f"{url} is no OpenAI-style server: /v1/models answers {answer.status_code}") from None
 
+    async def weight_version(self) -> str | None:
+        """What a trainer pushed last; None for the weights it was started with, as far as it says."""
+        answer = await self.http.get("/weight_info")
+        try:
+            version = str(answer.json()["weight_version"])
+        except (ValueError, LookupError, TypeError):
+            return None
+        return version if version.isdigit() else None
+
 
 @dataclass(slots=True)
 class _Said:

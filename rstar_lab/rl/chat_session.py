@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.agent_loop import Codec, LoopLimits, rollout
-from rstar_lab.rl.chat import ask, render_segments
+from rstar_lab.rl.agent_loop import Codec, LoopLimits, refuse, rollout
+from rstar_lab.rl.chat import ask, parse_tool_calls, render_segments
 from rstar_lab.rl.chat_completions import ChatServer, PlainChat
 from rstar_lab.rl.chat_events import Event, Kind, Sections
 from rstar_lab.rl.chat_log import ChatLog
@@ -134,11 +134,18 @@ class TokenChat:
             seed=seed,
             temperature=options.temperature,
             top_p=options.top_p,
+            on_turn=lambda text, last: None if last else self._tell_refusals(text, tell),
         )
         if engine.error:
             raise UserError(str(engine.error))
         self.codec.remember(trajectory)
         return trajectory
+
+    def _tell_refusals(self, text: str, tell: Callable[[Event], None]) -> None:
+        """What the loop answers to calls that reach no tool; the tools tell of the others."""
+        for call in parse_tool_calls(text):
+            if refusal := refuse(call, self.tools):
+                tell(Event(Kind.RESULT, refusal.text, call.name or "", str(refusal.outcome)))
 
     def tokens_of(self, trajectory: Trajectory) -> int:
         return len(trajectory.response_ids)

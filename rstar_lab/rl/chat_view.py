@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 from rich.panel import Panel
@@ -49,13 +50,13 @@ async def chat_command(
     options: ChatOptions,
     *,
     prompt: str | None,
-    tokenizer: str | None,
+    tokenizer: Path | None,
     plain: bool,
     engine: str,
     sandbox: str,
     save: bool,
     name: str | None,
-    runs_dir: str,
+    runs_dir: Path,
     as_json: bool,
 ) -> None:
     """`rstar-lab chat`. Raises UserError."""
@@ -98,12 +99,16 @@ async def _line(console: Console) -> str:
     loop = asyncio.get_running_loop()
     line: asyncio.Future[str | None] = loop.create_future()
 
+    def set_if_wanted(text: str | None) -> None:
+        if not line.done():
+            line.set_result(text)
+
     def read() -> None:
         try:
             text = console.input("[bold]> [/]")
         except EOFError:
             text = None
-        loop.call_soon_threadsafe(lambda: line.done() or line.set_result(text))
+        loop.call_soon_threadsafe(set_if_wanted, text)
 
     # A daemon, for a thread that waits for a line must not keep the process from ending.
     threading.Thread(target=read, daemon=True).start()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl.agent_loop import Codec, LoopLimits
 from rstar_lab.rl.engine import derive_seed
 from rstar_lab.rl.engines import EngineGroup
@@ -51,41 +52,91 @@ def clustered_interval(values: Sequence[float], seed: int = 0, draws: int = 2000
     return Estimate(float(data.mean()), float(low), float(high))
 
 
+def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0, draws: int = 2000) -> Estimate | None:
+    """sum(above) / sum(below), with a percentile bootstrap over clusters; None where the second sum is 0.
+
+    A draw in which it is 0 says nothing and is left out.
+    """
+    over, under = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
+    if not under.sum():
+        return None
+    chosen = np.random.default_rng(seed).integers(0, len(over), (draws, len(over)))
+    sums = under[chosen].sum(axis=1)
+    ratios = over[chosen].sum(axis=1)[sums > 0] / sums[sums > 0]
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return Estimate(float(over.sum() / under.sum()), float(low), float(high))
+
+
 def pass_at(k: int, samples: int, correct: int) -> float:
     """Chance that k draws without replacement hold a correct one (Chen et al. 2021, arXiv 2107.03374)."""
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of an evaluation, from its trajectory rows."""
+def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a problem, in the order of the problems: samples, how many are right, what the majority says, and means.
+
+    Equal answers are told by their text: a vote of near-equal forms is split, which makes maj@k a lower bound.
+    """
     problems: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         problems[row["problem_id"]].append(row)
-    samples = min(len(group) for group in problems.values())
-    correct = {name: sum(row["reward"] > 0 for row in group) for name, group in problems.items()}
-    # Equal answers are told by their text: a vote of near-equal forms is split, which makes maj@k a lower bound.
-    votes = []
-    for group in problems.values():
+    table = []
+    for name, group in problems.items():
         answers = Counter(row["answer"] for row in group if row["answer"] is not None)
         winner = answers.most_common(1)[0][0] if answers else None
-        votes.append(float(any(row["answer"] == winner and row["reward"] > 0 for row in group)))
+        table.append(
+            {
+                "problem_id": name,
+                "truth": group[0]["truth"],
+                "samples": len(group),
+                "correct": sum(row["reward"] > 0 for row in group),
+                "majority": winner,
+                "majority_correct": any(row["answer"] == winner and row["reward"] > 0 for row in group),
+                "response_tokens": float(np.mean([row["response_tokens"] for row in group])),
+                "calls": sum(row["calls"] for row in group),
+                "errors": sum(row["errors"] for row in group),
+                "truncated": sum(row["truncated"] for row in group),
+            }
+        )
+    return table
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of an evaluation, from its trajectory rows. Estimates are [mean, low, high], clustered by problem.
+
+    pass1 is avg@k. pass_at: pass@k for the powers of two up to the samples. `intervals` holds the estimates of what else is
+    given as a plain mean.
+    """
+    table = per_problem(rows)
+    samples = min(row["samples"] for row in table)
     calls, errors = sum(row["calls"] for row in rows), sum(row["errors"] for row in rows)
     right = [row for row in rows if row["reward"] > 0]
     right_calls = sum(row["calls"] for row in right)
+    counts = [row["samples"] for row in table]
+    intervals = {
+        "response_tokens": ratio_interval([row["response_tokens"] * row["samples"] for row in table], counts),
+        "calls": ratio_interval([row["calls"] for row in table], counts),
+        "error_rate": ratio_interval([row["errors"] for row in table], [row["calls"] for row in table]),
+        "truncated": ratio_interval([row["truncated"] for row in table], counts),
+    }
+
+    def pass_estimate(k: int) -> list[float]:
+        return clustered_interval([pass_at(k, row["samples"], row["correct"]) for row in table]).as_list()
+
     return {
-        "pass1": clustered_interval([correct[name] / len(group) for name, group in problems.items()]).as_list(),
-        f"pass{samples}": clustered_interval(
-            [pass_at(samples, len(group), correct[name]) for name, group in problems.items()]
-        ).as_list(),
-        f"maj{samples}": clustered_interval(votes).as_list(),
+        "pass1": clustered_interval([row["correct"] / row["samples"] for row in table]).as_list(),
+        f"pass{samples}": pass_estimate(samples),
+        f"maj{samples}": clustered_interval([float(row["majority_correct"]) for row in table]).as_list(),
         "n": len(rows),
-        "problems": len(problems),
+        "problems": len(table),
         "samples": samples,
         "response_tokens": float(np.mean([row["response_tokens"] for row in rows])),
         "calls": calls / len(rows),
         "error_rate": errors / calls if calls else None,
         "error_rate_correct": sum(row["errors"] for row in right) / right_calls if right_calls else None,
         "truncated": float(np.mean([row["truncated"] for row in rows])),
+        "pass_at": {str(2**i): pass_estimate(2**i) for i in range(samples.bit_length())},
+        "intervals": {name: estimate.as_list() for name, estimate in intervals.items() if estimate},
     }
 
 
@@ -101,10 +152,20 @@ async def evaluate(
     seed: int,
     mode: str,
     max_tool_chars: int = 4096,
+    context: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Roll out what the run lacks, then summarise all of it; the result is kept in run.json and returned."""
+    """Roll out what the run lacks, then summarise all of it; the result is kept in run.json and returned.
+
+    context: tokens that the model can read; responses end where the longest prompt leaves no more of them.
+    Raises UserError where the engines fail for good; what is made until then stays.
+    """
     run = writer.run_dir.name
+    limit = settings.max_response_tokens
+    if context is not None:
+        limit = min(limit, context - max(len(codec.prompt_ids(problem.question)) for problem in problems))
+        if limit < 1:
+            raise UserError(f"the longest question fills the model's context of {context} tokens: leave it out")
 
     async def roll(chunk: Sequence[Problem]) -> list[Trajectory]:
         tasks = [
@@ -118,16 +179,22 @@ async def evaluate(
             for problem in chunk
             for sample in range(settings.samples)
         ]
-        return await roll_out(
+        trajectories = await roll_out(
             tasks,
             seats=engines.seats(tasks, mode),
             codec=codec,
             tools=tools,
             reward=reward,
-            limits=LoopLimits(settings.max_response_tokens, settings.max_turns, max_tool_chars),
+            limits=LoopLimits(limit, settings.max_turns, max_tool_chars),
             temperature=settings.temperature,
             top_p=settings.top_p,
         )
+        if lost := sum(not trajectory.usable for trajectory in trajectories):
+            # Ours, not the model's: counted as wrong they would be a wrong number.
+            raise UserError(
+                f"{lost} of {len(trajectories)} rollouts were lost with their engines; the same command goes on"
+            )
+        return trajectories
 
     size = max(1, CHUNK // settings.samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
