@@ -2,6 +2,15 @@
 # Install what the tests start themselves (Redis, a C++ compiler, a browser), where this machine lets us.
 # Elsewhere the tests that need one skip and say so.
 set -u
+# axe-core judges the pages' accessibility in the browser tests; the version is fixed, so that a new rule breaks no old page.
+axe=out/npm/node_modules/axe-core/axe.min.js
+if [ ! -e "$axe" ]; then
+  if command -v npm >/dev/null; then
+    timeout 60 npm install --silent --no-audit --no-fund --no-save --prefix out/npm axe-core@4.14.1 >/dev/null 2>&1 || echo "could not install: axe-core (npm)"
+  else
+    echo "not installed: axe-core (no npm here)"
+  fi
+fi
 missing=""
 command -v redis-server >/dev/null || missing="$missing redis-server"
 command -v g++ >/dev/null || missing="$missing g++"

@@ -2,7 +2,8 @@
 
 Both read the same files in one run: pandas by `read_parquet` of just the columns (and, by its filters, the rows) that
 the question needs. Each side has a process of its own, so that its peak memory is its own. Our side keeps what an open
-store keeps: the rollups, a row a step; `open` is the time to open one anew and draw the first curves.
+store keeps: the rollups (a row a step) and the texts searched last. `open` is the time to open one anew and draw the
+first curves, `search_first` opens one and searches; a page is counted, sorted and read anew each time.
 """
 
 import json
@@ -23,6 +24,7 @@ _TEN = (
     "pass1", "tool_error_rate", "response_tokens", "model_tokens", "turns", "truncation_rate", "entropy", "log_prob_gap",
     "reflection_tokens", "kept",
 )  # fmt: skip
+# What pandas reads for a page; our list shows twice as many columns.
 _SHOWN = ("traj_id", "run_id", "step", "problem_id", "reward", "kept", "errors", "calls", "response_tokens", "entropy")
 _FILTER = "reward > 0 AND errors >= 2"
 _RUN, _STEPS = "run007", (3, 22)
@@ -30,10 +32,11 @@ _LONG = "run000/000001/00000"
 _opened: dict[str, float] = {}
 _QUESTIONS = {
     "curves": "ten metrics over all runs",
-    "page": "filter, sort (newest first, as the inspector's list) and page",
+    "page": "a page of the inspector's list and its length: filtered, newest first",
     "page_by_length": "the same, sorted by a number",
     "transcript": f"a transcript of {LONG_TOKENS} tokens by id",
-    "search": "a word in one run and 20 steps",
+    "search": "a word in one run and 20 steps, which were searched for another word before",
+    "search_first": "the same, not searched before",
 }
 
 
@@ -79,10 +82,12 @@ def _ask(side: str, root: Path) -> dict[str, Any]:
 
 
 def _ours(root: Path) -> dict[str, Callable[[], Any]]:
+    from rstar_lab.analysis.inspector_source import Source
     from rstar_lab.analysis.metrics import curves
     from rstar_lab.analysis.runs import open_runs
 
     runs = open_runs(root)
+    rows = Source(runs)
     begun = time.perf_counter()
     curves(open_runs(root), _TEN)
     _opened["ms"] = 1000 * (time.perf_counter() - begun)
@@ -91,20 +96,26 @@ def _ours(root: Path) -> dict[str, Callable[[], Any]]:
         frame = curves(runs, _TEN)
         return len(frame), round(float(frame.pass1.mean()), 4), round(float(frame.response_tokens.mean()), 2)
 
-    def page(order: str) -> Any:
-        frame = runs.trajectories(_FILTER, columns=_SHOWN, order_by=order, limit=100, offset=1000)
-        return frame.traj_id.tolist()[:3]
+    def page(*sort: Any) -> Any:
+        """Nothing counted before: as after another filter or a click on another head."""
+        rows.refresh()
+        found = rows.page(_FILTER, sort, 1000, 100)
+        return rows.count(_FILTER), [row["traj_id"] for row in found[:3]]
 
-    def search() -> Any:
-        found = runs.search(NEEDLE, f"run_id = '{_RUN}' AND step BETWEEN {_STEPS[0]} AND {_STEPS[1]}")
+    def first_search() -> Any:
+        return search(open_runs(root))
+
+    def search(of: Any = runs) -> Any:
+        found = of.search(NEEDLE, f"run_id = '{_RUN}' AND step BETWEEN {_STEPS[0]} AND {_STEPS[1]}")
         return sorted(found.traj_id)
 
     return {
         "curves": all_curves,
-        "page": lambda: page("step DESC, group_id, sample, traj_id"),
-        "page_by_length": lambda: page("response_tokens DESC, traj_id"),
+        "page": page,
+        "page_by_length": lambda: page("response_tokens", True),
         "transcript": lambda: len(runs.transcript(_LONG)),
         "search": search,
+        "search_first": first_search,
     }
 
 
@@ -128,10 +139,13 @@ def _pandas(root: Path) -> dict[str, Callable[[], Any]]:
         frame = read("trajectories", columns).groupby(["run_id", "step"]).mean()
         return len(frame), round(float(frame.reward.mean()), 4), round(float(frame.response_tokens.mean()), 2)
 
+    newest = ["step", "run_id", "group_id", "sample", "traj_id"]
+
     def page(order: list[str], ascending: list[bool]) -> Any:
         columns = list(dict.fromkeys([*_SHOWN, *order]))
         frame = read("trajectories", columns, filters=[("reward", ">", 0), ("errors", ">=", 2)])
-        return frame.sort_values(order, ascending=ascending).iloc[1000:1100].traj_id.tolist()[:3]
+        shown = frame.sort_values(order, ascending=ascending).iloc[1000:1100]
+        return len(frame), shown.traj_id.tolist()[:3]
 
     def transcript() -> Any:
         row = read("transcripts", ["messages"], filters=[("traj_id", "==", _LONG)]).iloc[0]
@@ -144,10 +158,11 @@ def _pandas(root: Path) -> dict[str, Callable[[], Any]]:
 
     return {
         "curves": all_curves,
-        "page": lambda: page(["step", "group_id", "sample", "traj_id"], [False, True, True, True]),
-        "page_by_length": lambda: page(["response_tokens", "traj_id"], [False, True]),
+        "page": lambda: page(newest, [False, True, True, True, True]),
+        "page_by_length": lambda: page(["response_tokens", *newest], [False, False, True, True, True, True]),
         "transcript": transcript,
         "search": search,
+        "search_first": search,
     }
 
 

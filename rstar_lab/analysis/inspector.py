@@ -10,9 +10,10 @@ import pandas as pd
 import traitlets
 
 from rstar_lab.analysis.inspector_export import export_html, export_markdown, listing_html
+from rstar_lab.analysis.inspector_filters import where_clause
 from rstar_lab.analysis.inspector_notes import read_notes, write_note
 from rstar_lab.analysis.inspector_palette import SCALES, page_css
-from rstar_lab.analysis.inspector_source import Frames, Source, Store, where_clause
+from rstar_lab.analysis.inspector_source import Frames, Source, Store
 from rstar_lab.analysis.inspector_transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector_widget import NotebookWidget
 from rstar_lab.errors import UserError

@@ -11,7 +11,7 @@ import traitlets
 from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.inspector import Inspector, bundle
-from rstar_lab.analysis.inspector_source import where_clause
+from rstar_lab.analysis.inspector_filters import where_clause
 from rstar_lab.analysis.inspector_widget import NotebookWidget
 
 _SHOWN = 3

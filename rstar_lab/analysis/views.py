@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.reader import StoredFile, run_folders
@@ -49,11 +50,16 @@ class Views:
 
     def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
         """SELECT over the files alone that hold the steps which a condition on run_id, stage and step lets through."""
-        steps = self.sql(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters)
-        chosen = {run_id: set(part) for run_id, part in steps.groupby("run_id").step}
+        return select_from(level, self.files(level, condition, parameters))
+
+    def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
+        """The files that hold the steps which a condition on run_id, stage and step lets through."""
+        found = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
+        chosen: dict[str, set[int]] = {}
+        for run_id, step in zip(found["run_id"], found["step"], strict=True):
+            chosen.setdefault(run_id, set()).add(step)
         readers = [reader for reader in self.readers() if reader.run_id in chosen]
-        files = [file for reader in readers for file in reader.files(level) if chosen[reader.run_id] & set(file.steps)]
-        return select_from(level, files)
+        return [file for reader in readers for file in reader.files(level) if chosen[reader.run_id] & set(file.steps)]
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """`sql` as an Arrow table."""
@@ -165,6 +171,13 @@ def select_from(level: str, files: Sequence[StoredFile]) -> str:
             source = f"read_parquet({_quoted(file.path)}, hive_partitioning=false)"
             selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({', '.join(map(str, file.steps))})")
     return " UNION ALL ".join(selects)
+
+
+def text_bytes(path: Path) -> int:
+    """About how large the messages of a file are in memory, by its foot alone."""
+    foot = pq.ParquetFile(path).metadata
+    column = foot.schema.names.index("messages") if "messages" in foot.schema.names else 0
+    return sum(foot.row_group(i).column(column).total_uncompressed_size for i in range(foot.num_row_groups))
 
 
 def _should_have(reader: RunReader, level: str) -> bool:

@@ -10,7 +10,7 @@ from rstar_lab.analysis.runs import open_runs
 @pytest.mark.slow
 def test_lines_and_equal_answers():
     lines = list(bench(size=Size(runs=8, steps=25, rollouts=200, transcripts=4, tokens=100)))
-    names = ["make", "curves", "page", "page_by_length", "transcript", "search", "open", "memory"]
+    names = ["make", "curves", "page", "page_by_length", "transcript", "search", "search_first", "open", "memory"]
     assert [line["name"] for line in lines] == names
     for line in lines:
         assert set(line) == {"name", "value", "unit", "against", "ratio", "n"} and line["value"] > 0

@@ -14,10 +14,11 @@ import pytest
 from inspector_runs import HOSTILE, write_run
 
 from rstar_lab.analysis.inspector import Inspector, inspect
+from rstar_lab.analysis.inspector_filters import where_clause
 from rstar_lab.analysis.inspector_link import link, point_filter, show_points
 from rstar_lab.analysis.inspector_notes import read_notes, write_note
 from rstar_lab.analysis.inspector_palette import SYNTAX, contrast, page_css, steps
-from rstar_lab.analysis.inspector_source import Source, where_clause
+from rstar_lab.analysis.inspector_source import Source
 from rstar_lab.analysis.inspector_transcript import BIDI, segments, token_values, visible
 from rstar_lab.analysis.inspector_watch import watch
 from rstar_lab.analysis.runs import open_runs
@@ -53,8 +54,19 @@ def ask(inspector: Inspector, op: str, **question: object) -> object:
 # Rows
 
 
-def test_pages_add_up_to_the_whole_list_in_any_order(source: Source):
-    for sort in ([], ["entropy", True], ["entropy", False], ["outcomes", True], ["answer", False]):
+@pytest.mark.parametrize("few", [5_000, 20])
+def test_pages_add_up_to_the_whole_list_in_any_order(source: Source, few: int, monkeypatch: pytest.MonkeyPatch):
+    """few: from how many rows of one value on they are told apart by step and run."""
+    monkeypatch.setattr("rstar_lab.analysis.inspector_listing._FEW", few)
+    for sort in (
+        [],
+        ["entropy", True],
+        ["entropy", False],
+        ["outcomes", True],
+        ["answer", False],
+        ["reward", True],
+        ["step", False],
+    ):
         total = source.count("TRUE")
         rows = [row for offset in range(0, total, 50) for row in source.page("TRUE", sort, offset, 50)]
         assert len(rows) == total == len({row["traj_id"] for row in rows}), sort
@@ -62,8 +74,8 @@ def test_pages_add_up_to_the_whole_list_in_any_order(source: Source):
             known = [row["entropy"] for row in rows if row["entropy"] is not None]
             assert known == sorted(known, reverse=True)
             assert all(row["entropy"] is None for row in rows[len(known) :])
-        place = source.place(rows[137]["traj_id"], "TRUE", sort)
-        assert place == 137, sort
+        for index in (0, 137, total - 1):
+            assert source.place(rows[index]["traj_id"], "TRUE", sort) == index, sort
 
 
 @pytest.mark.parametrize(

@@ -45,23 +45,28 @@ class View {
     } catch { /* a page without storage forgets */ }
   }
 
-  /** After the kernel was restarted and the cell ran again, the reader is where they were. */
-  recall() {
-    const link = /[#&?]rstar=([^&]+)/.exec(location.href);
-    if (link && !this.model.get("selected")) return this.set({ selected: decodeURIComponent(link[1]) });
-    const untouched = !this.model.get("selected") && !Object.keys(this.model.get("filters")).length && !Object.keys(this.model.get("scope")).length;
-    if (!untouched) return undefined;
+  /** After the kernel was restarted and the cell ran again, the reader is where they were; a copied link wins once. */
+  async recall() {
+    const empty = (name) => !Object.keys(this.model.get(name)).length;
+    if (this.model.get("selected") || !empty("filters") || !empty("scope")) return;
+    const linked = linkedTrajectory(this.memory);
+    if (linked) {
+      const [place] = await this.line.ask("place", { traj_id: linked, filters: {}, scope: {}, sort: [] });
+      if (place !== null) {
+        this.set({ selected: linked });
+        return;
+      } // else the link means another inspector of the page
+    }
     try {
       const kept = JSON.parse(sessionStorage.getItem(this.memory) ?? "null");
-      if (kept) return this.set(kept);
+      if (kept) this.set(kept);
     } catch { /* nothing kept */ }
-    return undefined;
   }
 
   async start() {
     const [choices] = await this.line.ask("start");
     this.choices = choices;
-    this.recall();
+    await this.recall();
     const say = (text, wrong) => this.say(text, wrong);
     this.transcript = new Transcript(choices.scales, say);
     this.other = new Transcript(choices.scales, say);
@@ -347,6 +352,21 @@ class View {
     event.preventDefault();
     event.stopPropagation();
     return action();
+  }
+}
+
+/** The trajectory the address of the page names, told once to each inspector. JupyterLab drops the end of the address when
+ *  it has opened the notebook; the browser's record of the visit keeps it. */
+function linkedTrajectory(inspector) {
+  const told = (globalThis.__rstarLabTold ??= new Set());
+  if (told.has(inspector)) return null;
+  told.add(inspector);
+  const addresses = [location.href, performance.getEntriesByType("navigation")[0]?.name ?? ""];
+  const found = addresses.map((address) => /[#&?]rstar=([^&]+)/.exec(address)).find(Boolean);
+  try {
+    return found ? decodeURIComponent(found[1]) : null;
+  } catch {
+    return null; // half a link
   }
 }
 
