@@ -27,7 +27,8 @@ CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
 # Recipe keys that only the local trainer reads, with the profile's part that verl reads instead.
 LOCAL_ONLY = {
     "engine.count": "engine.tensor_parallel", "engine.max_batch": "engine.max_sequences",
-    "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype", "engine.kind": "backend: verl has vLLM",
+    "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype", "engine.kind": "trainer, verl, which has vLLM",
+    "engine.scheduler": "trainer, verl, whose router sends a rollout's turns to one server",
     "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "rl.rollout": "nothing: verl rolls out asynchronously",
 }  # fmt: skip
 

@@ -78,11 +78,11 @@ def keep_stage_model(checkpoint: Path, run_dir: Path, stage: str) -> None:
         return
     hidden = final.with_name(f".{stage}.tmp")
     shutil.rmtree(hidden, ignore_errors=True)
-    shutil.copytree(checkpoint, hidden, ignore=shutil.ignore_patterns(*_STATE_FILES), copy_function=_link)
+    shutil.copytree(checkpoint, hidden, ignore=shutil.ignore_patterns(*_STATE_FILES), copy_function=link_or_copy)
     hidden.replace(final)
 
 
-def _link(source: str, target: str) -> None:
+def link_or_copy(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # a file system without hard links

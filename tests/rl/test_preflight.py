@@ -86,10 +86,17 @@ def test_what_cannot_work_fails_with_the_key_or_the_way_out(recipe, changes, ove
     assert words in finding.message
 
 
-def test_the_recipe_that_ships_passes_and_says_what_verl_does_not_offer():
+def test_the_recipe_that_ships_passes_on_its_machine():
     findings = found("qwen3_14b_mi300x", "mi300x_8x8")
     assert not [f for f in findings.values() if f.status is Status.FAIL]
-    assert "three: filter" in findings["unread keys"].message
+    assert findings["unread keys"].status is Status.PASS
+
+
+def test_what_verl_cannot_honour_is_refused_by_its_key(recipe):
+    finding = found(recipe(), "mi300x_8x8", {"rl.fp32_head": True})["unread keys"]
+    assert finding.status is Status.FAIL
+    assert "stages.stage1: fp32_head" in finding.message
+    assert found(recipe(), "one_gpu", {"rl.fp32_head": True})["unread keys"].status is Status.PASS
 
 
 def test_keys_that_verl_does_not_read_are_named(recipe):

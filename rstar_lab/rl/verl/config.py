@@ -1,17 +1,31 @@
 """A recipe and a hardware profile as verl's configuration: overrides of verl's own Hydra files, composed by Hydra."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile
+from rstar_lab.rl.verl.progress import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048
 # `verl.` before a recipe override names a key of verl's own: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
+# Keys of verl that cannot be set: with another value, what the package promises would not hold.
+OURS = {
+    "algorithm.filter_groups": "the package's own sampler asks for new groups: set rl.dynamic_sampling",
+    "trainer.v1.trainer_mode": "the package's trainer is synchronous (docs/cluster.md)",
+    "trainer.v1.sampler.custom_sampler": "RoC and the run store are there",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "what a step rolls out is decided there",
+    "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.oversample",
+    "algorithm.adv_estimator": "advantages come with RoC's selection: set rl.normalise_std",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.variant",
+    "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
+    "trainer.resume_mode": "a run goes on from its checkpoint: choose --set name=... for another run",
+}
 
 
 def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -26,29 +40,29 @@ def overrides(
     """verl's keys for one stage of a recipe on a machine. extra: verl keys that win."""
     keys, hardware = settings.keys, profile.hardware
     engine, parallel = profile.engine, profile.parallelism
-    run_dir = settings.runs_dir / settings.run
+    run_dir = settings.run_dir
     on_cpu = hardware.gpus == 0
-    if keys.problems_per_step % keys.mini_batches:
-        raise UserError(
-            f"rl.problems_per_step: {keys.problems_per_step} cannot be cut into rl.mini_batches: {keys.mini_batches} equal parts"
-        )
+    for key in extra or {}:
+        if reason := next((why for own, why in OURS.items() if key.lstrip("+").startswith(own)), None):
+            raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
     # A GPU must be able to hold the longest sequence, cut over the GPUs that share one.
     tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
-    model_dtype = engine.dtype if not on_cpu else "float32"
+    in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
     found: dict[str, Any] = {
         "data.train_files": str(run_dir / "tickets.parquet"),
         "data.val_files": str(run_dir / "tickets.parquet"),
         "data.train_batch_size": keys.problems_per_step,
         "data.shuffle": False,
         "data.dataloader_num_workers": 0,
+        "data.gen_batch_size": 1 if keys.dynamic_sampling else None,
         "data.filter_overlong_prompts": False,
         "data.max_prompt_length": MAX_PROMPT_TOKENS,
         "data.max_response_length": keys.max_response_tokens,
         "actor_rollout_ref.model.path": str(model),
         "actor_rollout_ref.model.external_lib": "rstar_lab.rl.verl.hooks",
-        "actor_rollout_ref.model.enable_gradient_checkpointing": not on_cpu,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": keys.gradient_checkpointing or not on_cpu,
         "actor_rollout_ref.model.use_remove_padding": not on_cpu,
         "actor_rollout_ref.actor.strategy": "fsdp2",
         "actor_rollout_ref.actor.ppo_mini_batch_size": keys.problems_per_step // keys.mini_batches,
@@ -56,6 +70,9 @@ def overrides(
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
         "actor_rollout_ref.actor.policy_loss.loss_mode": f"rstar-{keys.variant}",
         "actor_rollout_ref.actor.loss_agg_mode": keys.aggregation.replace("group-", ""),
+        "actor_rollout_ref.actor.loss_scale_factor": keys.max_response_tokens
+        if keys.aggregation == "seq-mean-token-sum-norm"
+        else None,
         "actor_rollout_ref.actor.clip_ratio_low": keys.clip_low,
         "actor_rollout_ref.actor.clip_ratio_high": keys.clip_high,
         "actor_rollout_ref.actor.use_kl_loss": keys.kl_coefficient > 0,
@@ -64,6 +81,7 @@ def overrides(
         "actor_rollout_ref.actor.entropy_coeff": 0,
         "actor_rollout_ref.actor.optim.lr": keys.lr,
         "actor_rollout_ref.actor.optim.lr_warmup_steps": keys.warmup_steps,
+        "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",  # that is schedule.StageSchedule
         "actor_rollout_ref.actor.optim.weight_decay": keys.weight_decay,
         "actor_rollout_ref.actor.optim.clip_grad": keys.max_grad_norm,
         "actor_rollout_ref.actor.grad_clip": keys.max_grad_norm,
@@ -117,11 +135,16 @@ def overrides(
         * keys.group_size
         * keys.oversample,
     }
-    if settings.stage.reset_optimizer and _latest(run_dir) == settings.first_step - 1:
-        found["actor_rollout_ref.actor.checkpoint.load_contents"] = ["model", "extra"]
+    if 0 < checkpointed(run_dir) == settings.first_step - 1:
+        # A new stage: its learning rate begins anew, and where it says so the optimizer does.
+        contents = ["model"] if settings.stage.reset_optimizer else ["model", "optimizer"]
+        found["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
     if keys.old_log_probs == "engine":
         found["algorithm.rollout_correction.bypass_mode"] = True
-    if model_dtype == "float32":
+    if keys.importance_cap is not None:
+        found["algorithm.rollout_correction.rollout_is"] = "token"
+        found["algorithm.rollout_correction.rollout_is_threshold"] = keys.importance_cap
+    if in_fp32:
         found["+actor_rollout_ref.actor.fsdp_config.mixed_precision"] = {
             "param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32",
         }  # fmt: skip
@@ -131,41 +154,25 @@ def overrides(
         found.pop("+" + key.removeprefix("+"), None)
         found.pop(key.removeprefix("+"), None)
         found[key] = value
-    sampler = {"rstar": settings.as_config(), "poll_interval": 0.1 if on_cpu else 2.0} | _dynamic_sampling(found, keys)
-    found["+trainer.v1.sampler.sampler_kwargs"] = sampler
+    if "console" not in found["trainer.logger"]:
+        found["trainer.logger"] = ["console", *found["trainer.logger"]]
+    found["+trainer.v1.sampler.sampler_kwargs"] = {
+        "rstar": settings.as_config(), "poll_interval": 0.1 if on_cpu else 2.0,
+    }  # fmt: skip
     found["+rstar"] = settings.as_config()
     return found
-
-
-def _latest(run_dir: Path) -> int:
-    """The step of verl's newest checkpoint, 0 without one."""
-    path = run_dir / "verl" / "latest_checkpointed_iteration.txt"
-    return int(path.read_text()) if path.exists() else 0
 
 
 def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
     recipe = settings.recipe
     section = recipe.engine.model_dump() | {"dtype": "float32"}
-    log = str(settings.runs_dir / settings.run / "vllm-0.log")
+    log = str(settings.run_dir / "vllm-0.log")
     options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "log": log}
     return {
         "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options},
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "trainer.device": "cpu",
     }  # fmt: skip
-
-
-def _dynamic_sampling(found: Mapping[str, Any], keys: Any) -> dict[str, Any]:
-    """What verl hands to its own buffers only, where `algorithm.filter_groups.enable` asks for new groups."""
-    if not found.get("algorithm.filter_groups.enable", found.get("+algorithm.filter_groups.enable")):
-        return {}
-    get = lambda name, default: found.get(f"algorithm.filter_groups.{name}", default)  # noqa: E731
-    return {
-        "filter_groups_metric": get("metric", "reward"),
-        "train_batch_size": keys.problems_per_step,
-        "gen_batch_size": 1,
-        "max_inflight_gen_batches": get("max_inflight_gen_batches", 1),
-    }
 
 
 def as_arguments(found: Mapping[str, Any]) -> list[str]:
@@ -177,8 +184,8 @@ def _quote(value: Any) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, int | float):
         return json.dumps(value)
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
+        # A backslash stands for itself, but before a quote.
+        return "'" + re.sub(r"(\\*)('|\Z)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), value) + "'"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_quote(item)}" for key, item in value.items()) + "}"
     return "[" + ",".join(_quote(item) for item in value) + "]"

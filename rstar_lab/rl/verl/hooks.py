@@ -9,7 +9,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar_lab.rl.verl import cpu, objective
+from rstar_lab.rl.verl import cpu, objective, schedule
 
 AGENT_LOOP = "rstar"
 ENGINE = "rstar"
@@ -24,6 +24,7 @@ def _replica() -> type:
 RolloutReplicaRegistry.register(ENGINE, _replica)
 _ROLLOUT_REGISTRY[(ENGINE, "async")] = "rstar_lab.rl.verl.engine.ServerAdapter"
 _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.RstarAgentLoop"}
+schedule.use_stage_schedule()
 
 
 def assert_registered() -> None:

@@ -5,35 +5,36 @@ from typing import Any
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
-from rstar_lab.rl.plan import draw_problem
+from rstar_lab.rl.plan import draw_problems
+from rstar_lab.rl.state import State
 from rstar_lab.rl.verl.settings import Settings
 
 
 class OversamplingManager(AgentLoopManagerTQ):
     """Gives each prompt of a step its problem, and rolls it out `oversample` times `rollout.n`.
 
-    verl's data set is a stack of blank tickets: what a step rolls out is a function of recipe and step, as in the local
-    trainer, so a resumed run needs no data position. `rollout.n` stays the number kept, by which verl measures
-    mini-batches.
+    verl's data set is a stack of blank tickets: what a step rolls out is a function of the recipe and of `state`, which the
+    trainer hands over and keeps in its checkpoints, as the local trainer does. `rollout.n` stays the number kept, by which
+    verl measures mini-batches.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.settings = Settings.of(self.config)
+        self.state = State()
         self.step, self.sent = -1, 0
 
     def generate_sequences(self, prompts: Any) -> None:
-        settings, keys = self.settings, self.settings.keys
+        settings, state = self.settings, self.state
         step = int(prompts["global_steps"])
         if step != self.step:
             self.step, self.sent = step, 0
         groups = list(range(self.sent, self.sent + len(prompts)))
         self.sent += len(prompts)
-        start = (step - settings.first_step) * keys.problems_per_step
-        problems = [
-            draw_problem(settings.pool, start + group, seed=settings.recipe.seed, stage=settings.stage.name)
-            for group in groups
-        ]
+        problems, state.position = draw_problems(
+            settings.pool, state.position, len(prompts),
+            seed=settings.recipe.seed, stage=settings.stage.name, retired=set(state.retired),
+        )  # fmt: skip
         tensordict_utils.assign_non_tensor_stack(prompts, "group", groups)
         tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
         tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)

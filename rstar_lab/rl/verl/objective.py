@@ -1,4 +1,4 @@
-"""The package's objective under verl's names: the advantage `rstar`, the losses `rstar-grpo`, `rstar-gspo`, `rstar-cispo`."""
+"""The package's objective under verl's names: the advantage `rstar`, and a loss `rstar-...` for every variant of the recipe."""
 
 from functools import partial
 from typing import Any, get_args
@@ -63,15 +63,14 @@ for _variant in VARIANTS:
     register_policy_loss(loss_name(_variant))(partial(policy_loss, variant=_variant))
 
 
-def row_weights(groups: list[Any], tokens: list[int], aggregation: str, global_batch_size: int) -> list[float] | None:
-    """Weight of each row's tokens that turns verl's normaliser into the objective's; None where they agree.
+def row_weights(groups: list[Any], tokens: list[int], aggregation: str, size: int) -> list[float]:
+    """Weight of each row's tokens that turns verl's normaliser into the objective's.
 
-    groups, tokens: of the real rows of the batch. verl divides sequence means by the configured batch size, also where
-    rows were dropped and padding stands in for them; and it has no mean over groups.
+    groups, tokens: of a mini-batch's real rows. verl divides sequence means by the configured `size`, also where rows
+    were dropped and padding stands in for them; and it has no mean over groups.
     """
-    rows = sum(count > 0 for count in tokens)
     if aggregation == "group-token-mean":
         return (sum(tokens) / objective.group_normaliser(tokens, groups)).tolist()
-    if aggregation == "token-mean" or rows == global_batch_size:
-        return None
-    return [global_batch_size / max(1, rows)] * len(tokens)
+    rows = sum(count > 0 for count in tokens)
+    weight = 1.0 if aggregation == "token-mean" else size / max(1, rows)
+    return [weight] * len(tokens)

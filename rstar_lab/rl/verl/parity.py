@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ RUN = "parity-rl"
 TOLERANCE = 1e-4  # relative, of loss and gradient norm: float32 sums in another order
 
 
-def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_size: int = 4) -> Path:
-    """A tiny model, problems whose answer the scripts know, and a recipe; returns the recipe's file."""
+def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_size: int = 4, **rl: Any) -> Path:
+    """A tiny model, problems whose answer the scripts know, and a recipe; returns the recipe's file. rl: further keys."""
     folder.mkdir(parents=True, exist_ok=True)
     problems = [Problem(problem_id=f"p{i}", question=f"What is six times seven? ({i})", answer="42") for i in range(8)]
     write_problems(folder / "problems.jsonl", problems)
@@ -47,7 +48,7 @@ def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_s
         "rl": {
             "problems_per_step": problems_per_step, "group_size": group_size, "oversample": 2, "lr": 1e-3,
             "warmup_steps": 0, "max_response_tokens": 512, "max_turns": 3, "checkpoint_every": 1,
-            "keep_checkpoints": 9, "token_arrays": "all",
+            "keep_checkpoints": 9, "token_arrays": "all", **rl,
         },
         "stages": [{"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps}],
         # The scripts' log-probs are made up.
@@ -87,8 +88,8 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
         return writer.run_dir
 
 
-def train_with_verl(recipe_file: Path, runs_dir: Path, *sets: str, timeout_s: float = 1800) -> Path:
-    """The recipe through verl's real trainer on this machine's CPU; returns the run's folder. Raises UserError."""
+def start_verl(recipe_file: Path, runs_dir: Path, *sets: str) -> subprocess.Popen[bytes]:
+    """The recipe through verl's real trainer on this machine's CPU, in a session of its own; it writes runs_dir/verl.log."""
     factory = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'rstar_lab.rl.verl.scripted:serve'}"
     command = [
         sys.executable, "-m", "rstar_lab.rl.verl.train", str(recipe_file), "--profile", "laptop",
@@ -96,16 +97,24 @@ def train_with_verl(recipe_file: Path, runs_dir: Path, *sets: str, timeout_s: fl
     ]  # fmt: skip
     for pair in sets:
         command += ["--set", pair]
-    log = runs_dir / "verl.log"
     runs_dir.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        done = subprocess.run(
-            command, stdout=output, stderr=output, timeout=timeout_s, env=os.environ | {"NO_COLOR": "1"}
+    with (runs_dir / "verl.log").open("ab") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | {"NO_COLOR": "1"}, start_new_session=True
         )
-    if done.returncode:
-        raise UserError(
-            f"verl: ended with {done.returncode}; the end of {log}: {log.read_text(errors='replace')[-3000:]}"
-        )
+
+
+def train_with_verl(recipe_file: Path, runs_dir: Path, *sets: str, timeout_s: float = 1800) -> Path:
+    """`start_verl` and wait for its end; returns the run's folder. Raises UserError."""
+    process = start_verl(recipe_file, runs_dir, *sets)
+    try:
+        code = process.wait(timeout_s)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    if code:
+        said = (runs_dir / "verl.log").read_text(errors="replace")[-3000:]
+        raise UserError(f"verl: ended with {code}; the end of {runs_dir / 'verl.log'}: {said}")
     return runs_dir / RUN
 
 

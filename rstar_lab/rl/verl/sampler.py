@@ -24,9 +24,13 @@ class StepRollouts:
     keys: dict[str, str] = field(default_factory=dict)
     roc_s: float = 0.0
 
+    @property
+    def groups(self) -> int:
+        return len({trajectory.group_id for trajectory in self.trajectories})
+
 
 class _Roc:
-    """Mixed in before one of verl's buffers. `sampler_kwargs` bring what verl hands to its own buffers only."""
+    """Mixed in before one of verl's buffers."""
 
     def __init__(self, *args: Any, sampler_kwargs: Any, **kwargs: Any):
         settings = dict(sampler_kwargs)
@@ -36,33 +40,43 @@ class _Roc:
         self._evicted: list[Trajectory] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The kept rollouts of `batch_size` groups, and metrics."""
-        batch, metrics = super().sample(  # type: ignore[misc]
-            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
-        )
-        if partition_id == "val":
-            return batch, metrics
+        """The kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal."""
+        found: dict[str, Trajectory] = {}
+        tags: dict[str, dict[str, Any]] = {}
+        told: dict[str, Any] = {}
+        wanted, roc_s = batch_size, 0.0
+        for rounds_left in range(self.settings.keys.dynamic_sampling, -1, -1):
+            batch, metrics = super().sample(  # type: ignore[misc]
+                global_steps=global_steps, partition_id=partition_id, batch_size=wanted
+            )
+            if partition_id == "val":
+                return batch, metrics
+            told |= metrics
+            started = time.monotonic()
+            found |= zip(batch.keys, _fetch(batch.keys, partition_id), strict=True)
+            tags |= zip(batch.keys, batch.tags, strict=True)
+            order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
+            seed = step_seed(self.settings.recipe.seed, global_steps)
+            kept = keep([found[key] for key in order], self.settings.keys, seed)
+            roc_s += time.monotonic() - started
+            if not (missing := batch_size - kept.groups) or not rounds_left:
+                break
+            self.refill_fn(missing)  # type: ignore[attr-defined]
+            wanted = missing
         started = time.monotonic()
-        found = dict(zip(batch.keys, _fetch(batch.keys, partition_id), strict=True))
-        order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
-        kept = keep(
-            [found[key] for key in order], self.settings.keys, step_seed(self.settings.recipe.seed, global_steps)
-        )
         names = {trajectory.traj_id for trajectory in kept.trajectories}
         # verl cannot step on nothing: without any signal one rollout stays, and the trainer leaves the update out.
         chosen = [key for key in order if found[key].traj_id in names] or order[:1]
-        dropped = sorted(set(batch.keys) - set(chosen))
-        if dropped:
+        if dropped := sorted(set(found) - set(chosen)):
             tq.kv_clear(partition_id=partition_id, keys=dropped)
-        tags = dict(zip(batch.keys, batch.tags, strict=True))
         everything = sorted([*found.values(), *self._evicted], key=lambda t: (t.group_id, t.sample))
-        names_to_keys = {found[key].traj_id: key for key in chosen}
-        self.last = StepRollouts(everything, kept, names_to_keys, time.monotonic() - started)
+        keys = {found[key].traj_id: key for key in chosen}
+        self.last = StepRollouts(everything, kept, keys, roc_s + time.monotonic() - started)
         self._evicted = []
-        return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), metrics
+        return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), told
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Groups that dynamic sampling or staleness throws out are rollouts too: they reach the run store."""
+        """Groups that staleness or a failure throws out are rollouts too: they reach the run store."""
         if partition_id != "val" and uids:
             keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]  # type: ignore[attr-defined]
             self._evicted += _fetch(keys, partition_id)

@@ -79,7 +79,9 @@ class ScriptedEngines:
     async def load(self, model: Any, version: int) -> None:
         self.engine.version = version
 
-    def seats(self, tasks: Sequence[RolloutTask], mode: str) -> Callable[[int, RolloutTask], Any]:
+    def seats(
+        self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
+    ) -> Callable[[int, RolloutTask], Any]:
         return lambda index, task: _Seat(self.engine)
 
 
@@ -90,3 +92,5 @@ class _Seat:
     def on_turn(self, text: str, last: bool) -> None: ...
 
     def leave(self) -> None: ...
+
+    def interrupt(self) -> None: ...

@@ -50,6 +50,15 @@ class Settings:
         return self.recipe.settings(self.stage)
 
     @property
+    def run_dir(self) -> Path:
+        return self.runs_dir / self.run
+
+    @property
+    def number(self) -> int:
+        """Of the stage, from 0."""
+        return [stage.name for stage in self.recipe.stages].index(self.stage.name)
+
+    @property
     def is_last(self) -> bool:
         return self.stage.name == self.recipe.stages[-1].name
 
@@ -64,7 +73,7 @@ class Settings:
         problems = read_problems(self.stage.problems, held_out)
         if self.stage.filter is None:
             return problems
-        return without_solved(problems, difficulty_file(self.runs_dir / self.run, self.stage.name))
+        return without_solved(problems, difficulty_file(self.run_dir, self.stage.name))
 
     async def open_sandbox(self) -> Any:
         """The sandbox of the recipe: embedded in this process's tree, or the cluster's."""

@@ -14,25 +14,23 @@ import typer
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.recipe import Recipe, load_recipe, parse_overrides
+from rstar_lab.rl.stages import difficulty_file
+from rstar_lab.rl.verl.config import PREFIX, compose, overrides, split_overrides
+from rstar_lab.rl.verl.offer import check
+from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, to_do
 from rstar_lab.rl.verl.settings import Settings
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
 
 
-def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -> list[Settings]:
-    """Every stage with the number of its first step."""
-    found, first = [], 1
-    for stage in recipe.stages:
-        found.append(Settings(recipe, stage, f"{recipe.name}-rl", runs_dir, first, watchdog_s))
-        first += stage.steps
-    return found
-
-
-def environment(profile: Profile) -> dict[str, str]:
+def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
     """What every process of the run has set, on top of what it inherits."""
+    # Where verl's loggers of these names write; without a word from them they would write where the process stands.
+    folders = {"TENSORBOARD_DIR": str(run_dir / "tensorboard"), "WANDB_DIR": str(run_dir)}
     # A CPU counts as a GPU by name only; verl's FSDP engine is registered for cuda and npu.
     on_cpu = {"VERL_PLATFORM": "rstar_cpu", "VERL_ENGINE_DEVICE": "cuda"}
-    return {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | profile.env | (on_cpu if not profile.hardware.gpus else {})
+    own = {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | folders | profile.env
+    return own | (on_cpu if not profile.hardware.gpus else {})
 
 
 def own_ray(profile: Profile) -> AbstractContextManager[Any]:
@@ -54,9 +52,10 @@ def write_tickets(path: Path, count: int) -> None:
     pq.write_table(pa.Table.from_pylist([row | {"extra_info": {"index": i}} for i in range(count)]), path)
 
 
-def train_stage(settings: Settings, profile: Profile, model: Path, extra: dict[str, Any]) -> None:
-    """One stage, in this process and the Ray cluster it joins or starts."""
-    os.environ.update(environment(profile))
+def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[str, Any]) -> None:
+    """What is left of one stage, in this process and the Ray cluster it joins or starts. start: the model before all stages."""
+    variables = environment(profile, settings.run_dir)
+    os.environ.update(variables)
     import ray
     from omegaconf import open_dict
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -64,14 +63,12 @@ def train_stage(settings: Settings, profile: Profile, model: Path, extra: dict[s
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    from rstar_lab.rl.verl.config import compose, overrides
-
-    write_tickets(settings.runs_dir / settings.run / "tickets.parquet", settings.keys.problems_per_step)
-    config = compose(overrides(settings, profile, model, extra))
+    write_tickets(settings.run_dir / "tickets.parquet", settings.keys.problems_per_step)
+    config = compose(overrides(settings, profile, model_before(settings, start), extra))
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
     with open_dict(config):
-        config.ray_kwargs.ray_init.runtime_env.env_vars = environment(profile)
+        config.ray_kwargs.ray_init.runtime_env.env_vars = variables
 
     class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc,name-defined]
         """verl's own, once our trainer is registered in its process."""
@@ -81,7 +78,24 @@ def train_stage(settings: Settings, profile: Profile, model: Path, extra: dict[s
 
             super().run(config)
 
-    run_ppo(config, task_runner_class=ray.remote(Runner))
+    try:
+        run_ppo(config, task_runner_class=ray.remote(Runner))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise UserError(str(error.cause)) from None
+        raise
+
+
+def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str]) -> None:
+    """Measure a stage's problems before it, where its filter asks for that. Raises UserError where that fails."""
+    stage = settings.stage
+    if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
+        return
+    command = [sys.executable, "-m", "rstar_lab.rl.filter_command", recipe, stage.name]
+    command += [str(model_before(settings, start)), "--runs-dir", str(settings.runs_dir)]
+    command += [part for pair in sets if not pair.startswith(PREFIX) for part in ("--set", pair)]
+    if code := subprocess.run(command).returncode:
+        raise UserError(f"stages.{stage.name}.filter: measuring its problems ended with {code}")
 
 
 app = typer.Typer(add_completion=False)
@@ -96,31 +110,51 @@ def main(
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs, seen by every node.")] = Path("runs"),
     stage: Annotated[str | None, typer.Option(help="This stage only, in this process.")] = None,
-    watchdog_s: Annotated[float | None, typer.Option(help="Longest a phase of a step may take.")] = None,
+    watchdog_s: Annotated[float, typer.Option(help="Longest a phase of a step may take.")] = 7200.0,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            help="How often a stage that failed goes on from its last checkpoint; default: 2 on GPUs, else 0."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Each stage runs in a process of its own and begins at the last checkpoint."""
-    from rstar_lab.rl.verl.config import split_overrides
-
+    """All stages, from the last checkpoint on; each in a process of its own."""
     ours, verls = split_overrides(parse_overrides(sets or []))
-    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir)})
-    chosen = load_profile(profile)
-    plan = stages_of(loaded, runs_dir.absolute(), watchdog_s)
-    if not plan:
-        raise UserError(f"recipe {recipe}: it has no stages to train")
+    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
+    check(loaded)
+    chosen, start, folder = load_profile(profile), starting_model(loaded, runs_dir), runs_dir.absolute()
+
+    def plan() -> list[Settings]:
+        return stages_of(loaded, folder, watchdog_s)
+
     if stage is not None:
-        settings = next((s for s in plan if s.stage.name == stage), None)
+        settings = next((s for s in plan() if s.stage.name == stage), None)
         if settings is None:
-            raise UserError(f"--stage {stage}: the recipe has {', '.join(s.stage.name for s in plan)}")
-        train_stage(settings, chosen, starting_model(loaded, runs_dir), verls)
+            raise UserError(f"--stage {stage}: the recipe has {', '.join(one.name for one in loaded.stages)}")
+        train_stage(settings, chosen, start, verls)
         return
-    with own_ray(chosen):
-        for settings in plan:
-            command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:], "--stage", settings.stage.name]
-            if code := subprocess.run(command).returncode:
-                raise typer.Exit(code)
+    attempts = 1 + ((2 if chosen.hardware.gpus else 0) if retries is None else retries)
+    if any(map(to_do, plan())):
+        with own_ray(chosen):
+            for number in range(len(loaded.stages)):
+                for left in reversed(range(attempts)):
+                    settings = plan()[number]  # where its first step is, the stages before it have decided
+                    if not to_do(settings):
+                        break
+                    filter_problems(settings, start, recipe, sets or [])
+                    if attempts == 1 and settings.is_last:
+                        train_stage(settings, chosen, start, verls)  # nothing comes after it: no second process
+                        break
+                    own = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
+                    if not (code := subprocess.run([*own, "--stage", settings.stage.name]).returncode):
+                        break
+                    if not left:
+                        raise typer.Exit(code)
+                    print(f"{settings.stage.name} ended with {code}; it goes on from its checkpoint", flush=True)
     if as_json:
-        print(json.dumps({"run": str(runs_dir / plan[0].run), "steps": sum(s.stage.steps for s in plan)}))
+        run_dir = plan()[0].run_dir
+        print(json.dumps({"run": str(run_dir), "steps": checkpointed(run_dir)}))
 
 
 def starting_model(recipe: Recipe, runs_dir: Path) -> Path:

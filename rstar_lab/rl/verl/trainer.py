@@ -1,8 +1,9 @@
 """verl's synchronous trainer, reporting to the run store and to the watchdog. Its training loop is verl's own."""
 
+import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,24 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from rstar_lab.rl.pipeline import RL_KEYS, Lab, open_run, vocabulary
 from rstar_lab.rl.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.report import Reporter
+from rstar_lab.rl.selection import solved_groups
+from rstar_lab.rl.stages import keep_stage_model, link_or_copy, stage_table
+from rstar_lab.rl.state import State
 from rstar_lab.rl.step_metrics import rollout_metrics
+from rstar_lab.rl.trainer import retired
 from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.update import FP32_MISMATCH, Update
 from rstar_lab.rl.verl.hooks import assert_registered
+from rstar_lab.rl.verl.mini_batches import members, spread
 from rstar_lab.rl.verl.objective import row_weights
+from rstar_lab.rl.verl.progress import checkpoint_folder, is_over
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
-from rstar_lab.runs.writer import RunWriter
+from rstar_lab.runs.reader import RunReader
 
 MODE = "rstar"
 # verl's names for what the local trainer writes under these.
@@ -32,8 +42,8 @@ METRICS = {
     "lr": "actor/lr",
     "clip_share": "actor/clip_share",
     "kl": "actor/kl",
-    "mismatch": "training/rollout_probs_diff_mean",
-    "mismatch_max": "training/rollout_probs_diff_max",
+    "reference_kl": "actor/kl_loss",
+    "importance_weight": "rollout_corr/rollout_is_mean",
 }
 
 
@@ -49,26 +59,65 @@ class RstarTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # what verl's base class compares with
         super().__init__(config)
         self.settings = Settings.of(config)
-        recipe = self.settings.recipe
-        self.writer = RunWriter.open(
-            self.settings.runs_dir,
-            self.settings.run,
-            kind="train",
-            recipe=recipe.model_dump(mode="json"),
-            seed=recipe.seed,
-            extra={"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")},
-        )
+        lab = Lab(self.settings.recipe, Reporter())
+        extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
+        self.writer = open_run(lab, "rl", "train", RL_KEYS, extra=extra)
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._who_waits)
+        self.state = State()
+        self.lines: list[dict[str, Any]] = []  # of this stage
+        self.arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.mini_batches: list[list[str]] = []
+        self.saved = 0  # step of the newest checkpoint
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        agent_loop_manager.state = self.state
+        with self.writer:
+            super().fit(agent_loop_manager)
+            if self.state.finished:
+                table = stage_table(self.settings.recipe, self.writer.run_dir)
+                self.writer.finish("finished", result={"stages": table})
+
+    # Checkpoints
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        self.writer.cut(self.global_steps)
+        step, number = self.global_steps, self.settings.number
+        self.writer.cut(step)
+        self.writer.write_vocabulary(vocabulary(self.tokenizer))
+        if step:
+            self.state = State.read(checkpoint_folder(self.writer.run_dir, step))
+            self._export(self.settings.recipe.stages[self.state.stage].name, over=self.state.stage < number)
+        if self.state.stage != number:
+            self.state.enter_stage(number)
+        stage = self.settings.stage.name
+        self.lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage]
 
-    def fit(self, agent_loop_manager: Any) -> None:
-        with self.writer:
-            super().fit(agent_loop_manager)
-            if self.settings.is_last:
-                self.writer.finish("finished")
+    def _save_checkpoint(self) -> None:
+        self.watchdog.enter("checkpoint", self.global_steps)
+        folder = checkpoint_folder(self.writer.run_dir, self.global_steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Before verl names the checkpoint the newest.
+        (folder / "trainer.json").write_text(json.dumps(asdict(self.state)))
+        super()._save_checkpoint()
+        self.saved = self.global_steps
+        self._export(self.settings.stage.name, over=self.over)
+
+    def _export(self, stage: str, *, over: bool) -> None:
+        """The checkpoint's model among those of the run, and kept for good where a stage ends with it; done already, nothing."""
+        model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
+        found = self.writer.latest_checkpoint()
+        if found is None or found[0] < self.global_steps:
+            with self.writer.checkpoint(self.global_steps) as folder:
+                for path in model.iterdir():
+                    link_or_copy(path, folder / path.name)
+            self.writer.keep_checkpoints(self.settings.keys.keep_checkpoints)
+        if over:
+            keep_stage_model(model, self.writer.run_dir, stage)
+
+    @property
+    def over(self) -> bool:
+        """Whether the stage has nothing left to do."""
+        return is_over(self.settings, self.lines, self.state.retired)
 
     # What the step is at
 
@@ -81,6 +130,10 @@ class RstarTrainer(PPOTrainerSync):
         self.watchdog.enter("update", self.global_steps)
 
     def on_step_end(self) -> None:
+        if self.over:
+            if self.saved < self.global_steps:  # a hand-off, which verl did not see coming
+                self._save_checkpoint()
+            self.total_training_steps = self.global_steps
         self.watchdog.enter("weights to the engines", self.global_steps)
         super().on_step_end()
         self.watchdog.leave()
@@ -96,33 +149,59 @@ class RstarTrainer(PPOTrainerSync):
 
     # The step
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._compute_advantage(batch, metrics)
-        self._put_advantages(batch)
-        rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-        masks = tq.kv_batch_get(keys=rows, partition_id=batch.partition_id, select_fields=["response_mask"])
-        own = [int(mask.sum()) for mask in masks["response_mask"]]
-        actor = self.config.actor_rollout_ref
-        size = actor.actor.ppo_mini_batch_size * actor.rollout.n
-        weights = row_weights([key.split("_")[0] for key in rows], own, self.settings.keys.aggregation, size)
-        if weights is not None:
-            by_key = dict(zip(rows, weights, strict=True))
-            self._put_rows(batch, "rollout_is_weights", [by_key.get(key, 1.0) for key in batch.keys])
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """The whole batch: as many mini-batches whatever RoC kept, as in the local trainer."""
+        return int(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
+
+    def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **keywords: Any) -> KVBatchMeta:
+        batch = super()._balance_batch(batch, *arguments, **keywords)
+        ranks, parts = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, self.settings.keys.mini_batches
+        batch.reorder(spread([_is_padding(tag) for tag in batch.tags], ranks, parts))
+        self.mini_batches = [[batch.keys[i] for i in rows] for rows in members(len(batch), ranks, parts)]
         return batch
 
-    def _put_advantages(self, batch: KVBatchMeta) -> None:
-        """Those of the selection, which knows of shaping; verl's estimator sees rewards only."""
-        step = self.replay_buffer.last
-        of_key = {step.keys[t.traj_id]: a for t, a in zip(step.kept.trajectories, step.kept.advantages, strict=True)}
-        self._put_rows(batch, "advantages", [of_key.get(key, 0.0) for key in batch.keys])
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        kept = self.replay_buffer.last.kept
+        self.arrays = self._trainer_arrays(self.replay_buffer.last)
+        update = Update(len(kept.trajectories))
+        update.log_probs = [self.arrays.get(t.traj_id, (None,))[0] for t in kept.trajectories]
+        limit = self.settings.recipe.engine.mismatch_limit
+        if limit is None and self.config.actor_rollout_ref.rollout.dtype == "float32":
+            limit = FP32_MISMATCH
+        update.check_mismatch(kept, limit)
+        metrics |= update.extra
+        return batch
 
-    def _put_rows(self, batch: KVBatchMeta, field: str, values: list[float]) -> None:
-        """One number a rollout, on each of its own tokens."""
-        masks = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        filled = [value * mask.float() for value, mask in zip(values, masks["response_mask"], strict=True)]
-        nested = torch.nested.as_nested_tensor(filled, layout=torch.jagged)
-        fields = TensorDict({field: nested}, batch_size=len(batch))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        step, keys = self.replay_buffer.last, self.settings.keys
+        fields = ["response_mask", *(["rollout_is_weights"] if keys.importance_cap is not None else [])]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        masks = [mask.float() for mask in data["response_mask"]]
+        own = dict(zip(batch.keys, (int(mask.sum()) for mask in masks), strict=True))
+        # Those of the selection, which knows of shaping; verl's estimator sees rewards only.
+        of_key = {step.keys[t.traj_id]: a for t, a in zip(step.kept.trajectories, step.kept.advantages, strict=True)}
+        weight_of: dict[str, float] = {}
+        padding = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if _is_padding(tag)}
+        for rows in self.mini_batches:
+            real = [key for key in rows if key not in padding]
+            groups = [key.split("_")[0] for key in real]
+            weight_of |= zip(
+                real, row_weights(groups, [own[k] for k in real], keys.aggregation, len(rows)), strict=True
+            )
+        advantages = [of_key.get(key, 0.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
+        weights = [weight_of.get(key, 1.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
+        if keys.importance_cap is not None:
+            weights = [ours * verls for ours, verls in zip(weights, data["rollout_is_weights"], strict=True)]
+        nested = {
+            name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+            for name, rows in (("advantages", advantages), ("rollout_is_weights", weights))
+        }
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
+        )
+        return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Without signal there is no update, as in the local trainer: weight decay alone would move the weights."""
@@ -130,44 +209,46 @@ class RstarTrainer(PPOTrainerSync):
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        step, state, keys = self.replay_buffer.last, self.state, self.settings.keys
+        if keys.retire_from is not None:
+            state.retired += retired(step.trajectories, keys.retire_from)
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.
-        self._write_step(self.replay_buffer.last, batch, metrics, timing_raw)
+        self._write_step(step, metrics, timing_raw)
+        state.step, state.stage_step = self.global_steps, state.stage_step + 1
+        state.finished = self.over and self.settings.is_last
         return batch
 
-    def _write_step(
-        self, step: StepRollouts, batch: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float]
-    ) -> None:
+    def _write_step(self, step: StepRollouts, metrics: dict[str, Any], timing: dict[str, float]) -> None:
         keys, kept = self.settings.keys, step.kept
-        arrays = self._trainer_arrays(step)
         advantages = {t.traj_id: a for t, a in zip(kept.trajectories, kept.advantages, strict=True)}
         rows: dict[str, list[dict[str, Any]]] = {"trajectories": [], "calls": [], "transcripts": []}
         for trajectory in step.trajectories:
             name = trajectory.traj_id
             verdict = Verdict(False)
             if name in advantages:
-                verdict = Verdict(True, advantages[name], *arrays.get(name, (None, None)))
+                verdict = Verdict(True, advantages[name], *self.arrays.get(name, (None, None)))
             full = {"all": True, "kept": verdict.kept, "sampled": trajectory.sample == 0}[keys.token_arrays]
             rows["trajectories"].append(trajectory_row(trajectory, verdict))
             rows["calls"] += call_rows(trajectory)
             rows["transcripts"].append(transcript_row(trajectory, verdict, arrays=full))
         informative = {t.group_id for t in kept.trajectories}
+        with_signal = [t for t in step.trajectories if t.group_id in informative]
         told = (
             rollout_metrics(step.trajectories)
-            | {"kept": len(kept.trajectories), "equal_groups": kept.equal_groups}
-            | {"update_tokens": sum(t.model_tokens for t in kept.trajectories)}
+            | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
+            | {"kept": len(kept.trajectories), "equal_groups": kept.equal_groups, "void": kept.void}
+            | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}
             # What goes through forward and backward, and what would without RoC: all rollouts of the same groups.
             | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}
-            | {
-                "sequence_tokens_informative": _sequence_tokens(
-                    [t for t in step.trajectories if t.group_id in informative]
-                )
-            }
+            | {"sequence_tokens_informative": _sequence_tokens(with_signal)}
             | {"roc_s": step.roc_s, "step_s": sum(timing.values())}
             | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
+            | {name: metrics[name] for name in ("mismatch", "mismatch_max") if name in metrics}
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
         )
         self.writer.write_step(self.settings.stage.name, self.global_steps, **rows, metrics=told)
+        self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | told)
 
     def _trainer_arrays(self, step: StepRollouts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """traj_id -> (log-probs, entropy) of the kept under the trainer; empty where verl did not compute them."""
@@ -188,22 +269,15 @@ class RstarTrainer(PPOTrainerSync):
             found[name] = (log_probs, entropy)
         return found
 
-    def _save_checkpoint(self) -> None:
-        self.watchdog.enter("checkpoint", self.global_steps)
-        super()._save_checkpoint()
-        saved = (
-            Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / "actor" / "huggingface"
-        )
-        with self.writer.checkpoint(self.global_steps) as folder:
-            for path in saved.iterdir():
-                os.link(path, folder / path.name)
-        self.writer.keep_checkpoints(self.settings.keys.keep_checkpoints)
-
 
 def _report_waits(_: Any) -> dict[str, Any]:
     from rstar_lab.rl.verl.waits import WAITS
 
     return WAITS.report()
+
+
+def _is_padding(tag: dict[str, Any]) -> bool:
+    return bool(tag.get("is_padding"))
 
 
 def _sequence_tokens(trajectories: Sequence[Trajectory]) -> int:

@@ -47,11 +47,11 @@ def config(mask, *, global_batch_size, horizon=None):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo", "kl_cov"])
 def test_an_uneven_padded_batch_trains_as_its_real_rows_alone(aggregation, variant):
     log_probs, old, advantages, mask, tokens, groups = batch()
-    weights = ours.row_weights(groups, tokens, aggregation, global_batch_size=8)
-    spread = torch.ones_like(old) if weights is None else torch.tensor([*weights, 1.0, 1.0])[:, None].expand_as(old)
+    weights = torch.tensor([*ours.row_weights(groups, tokens, aggregation, 8), 1.0, 1.0])
+    spread = weights[:, None].expand_as(old)
     name = aggregation.replace("group-", "")
     loss, _ = core_algos.get_policy_loss_fn(ours.loss_name(variant))(
         old, log_probs, advantages, mask, name, config(mask, global_batch_size=8, horizon=9), spread
@@ -94,8 +94,9 @@ def test_without_the_weights_verls_normaliser_would_be_wrong():
     )
     right, _ = objective.policy_loss(log_probs[:6], old[:6], advantages[:6], mask[:6], aggregation="seq-mean-token-sum")
     torch.testing.assert_close(loss * 8 / 6, right)
-    assert ours.row_weights(groups, tokens, "token-mean", 8) is None
-    assert ours.row_weights(groups, tokens, "seq-mean-token-sum", 6) is None
+    assert ours.row_weights(groups, tokens, "seq-mean-token-sum", 8) == [8 / 6] * 6
+    assert ours.row_weights(groups, tokens, "seq-mean-token-sum", 6) == [1.0] * 6
+    assert ours.row_weights(groups, tokens, "token-mean", 8) == [1.0] * 6
 
 
 def test_advantages_are_those_of_the_local_trainer_exactly_and_verls_closely():

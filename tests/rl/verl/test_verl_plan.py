@@ -1,0 +1,213 @@
+"""What the adapters decide before and around verl's own code: which rows train together, how fast, where a run stands."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import load_profile
+from rstar_lab.rl.recipe import parse_recipe
+from rstar_lab.rl.verl.config import as_arguments, overrides, split_overrides
+from rstar_lab.rl.verl.mini_batches import members, spread
+from rstar_lab.rl.verl.offer import check
+from rstar_lab.rl.verl.progress import model_before, stages_of, to_do
+from rstar_lab.rl.verl.schedule import StageSchedule
+from rstar_lab.runs.writer import RunWriter
+
+RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}
+
+
+def recipe_of(stages=({},), **rl):
+    stages = [
+        {"name": f"s{number}", "problems": {"synthetic": {"count": 4}}, "steps": 5} | stage
+        for number, stage in enumerate(stages)
+    ]
+    return parse_recipe({"name": "v", "model": "/models/m", "rl": RL | rl, "stages": stages})
+
+
+def keys_of(tmp_path, profile="laptop", extra=None, stages=({},), **rl):
+    (settings, *_) = stages_of(recipe_of(stages, **rl), tmp_path)
+    return overrides(settings, load_profile(profile), tmp_path / "model", extra)
+
+
+# Mini-batches
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("real", [1, 7, 24])
+def test_every_mini_batch_has_an_even_share_of_real_rows_in_their_order(ranks, parts, real):
+    padding = [i >= real for i in range(24)]
+    order = spread(padding, ranks, parts)
+    assert sorted(order) == list(range(24))
+    for rank in range(ranks):
+        rows = order[rank * 24 // ranks : (rank + 1) * 24 // ranks]
+        assert {row // (24 // ranks) for row in rows} == {rank}, "a row stays with its rank"
+        mine = [row for row in rows if not padding[row]]
+        assert mine == sorted(mine)
+        cut = np.array_split(np.array([not padding[row] for row in rows]), parts)
+        assert max(map(sum, cut)) - min(map(sum, cut)) <= 1
+    batches = members(24, ranks, parts)
+    assert sorted(i for batch in batches for i in batch) == list(range(24))
+    assert {len(batch) for batch in batches} == {24 // parts}
+    # verl: a rank's slice of the batch, cut into parts.
+    slices = torch.arange(24).chunk(ranks)
+    for part, batch in enumerate(batches):
+        assert sorted(batch) == sorted(int(i) for own in slices for i in own.chunk(parts)[part])
+
+
+def test_one_rank_cuts_where_the_local_trainer_cuts():
+    order = spread([False] * 5 + [True] * 3, 1, 2)
+    bounds = np.linspace(0, 5, 3).astype(int)
+    assert [i for i in order[:4] if i < 5] == list(range(*bounds[:2]))
+    assert [i for i in order[4:] if i < 5] == list(range(*bounds[1:]))
+
+
+# Learning rate
+
+
+def optimizer_of(lr, decay=0.1):
+    return torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=lr, weight_decay=decay)
+
+
+def rates(optimizer, schedule, count):
+    found = []
+    for _ in range(count):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_the_first_update_has_a_share_of_the_rate_not_none():
+    optimizer = optimizer_of(1.0)
+    assert rates(optimizer, StageSchedule(optimizer, num_warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
+    optimizer = optimizer_of(1.0)
+    assert rates(optimizer, StageSchedule(optimizer, num_warmup_steps=0), 2) == [1, 1]
+
+
+def test_a_resumed_stage_goes_on_and_a_new_one_begins_anew_with_its_own_rate():
+    before = optimizer_of(1.0)
+    schedule = StageSchedule(before, num_warmup_steps=4)
+    rates(before, schedule, 2)
+    resumed = optimizer_of(1.0)
+    again = StageSchedule(resumed, num_warmup_steps=4)
+    resumed.load_state_dict(before.state_dict())  # in verl's order
+    again.load_state_dict(schedule.state_dict())
+    assert rates(resumed, again, 3) == [0.75, 1, 1]
+    new = optimizer_of(0.1, decay=0.5)
+    fresh = StageSchedule(new, num_warmup_steps=2)
+    new.load_state_dict(before.state_dict())
+    assert rates(new, fresh, 3) == pytest.approx([0.05, 0.1, 0.1])
+    assert new.param_groups[0]["weight_decay"] == 0.5
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    ("rl", "words"),
+    [
+        ({"fp32_head": True}, "stages.s0: fp32_head"),
+        ({"step_time_s": 60.0}, "stages.s0: step_time_s"),
+        (
+            {"kl_coefficient": 0.1, "aggregation": "group-token-mean"},
+            "stages.s0: kl_coefficient with aggregation group-",
+        ),
+        ({"mini_batches": 3}, "stages.s0: mini_batches: 4 problems_per_step cannot be cut into 3"),
+    ],
+)
+def test_what_verl_has_not_is_refused_by_its_key(rl, words):
+    with pytest.raises(UserError, match=words):
+        check(recipe_of(**rl))
+    check(recipe_of())
+
+
+def test_what_verl_has_is_set_under_verls_name(tmp_path):
+    found = keys_of(
+        tmp_path, importance_cap=3.0, kl_coefficient=0.2, variant="clip_cov", dynamic_sampling=2,
+        gradient_checkpointing=True, warmup_steps=7,
+    )  # fmt: skip
+    assert found["algorithm.rollout_correction.rollout_is"] == "token"
+    assert found["algorithm.rollout_correction.rollout_is_threshold"] == 3.0
+    assert found["actor_rollout_ref.actor.use_kl_loss"] and found["actor_rollout_ref.actor.kl_loss_coef"] == 0.2
+    assert found["actor_rollout_ref.actor.policy_loss.loss_mode"] == "rstar-clip_cov"
+    assert found["data.gen_batch_size"] == 1, "verl fetches new groups one by one"
+    assert found["actor_rollout_ref.model.enable_gradient_checkpointing"] is True
+    assert found["actor_rollout_ref.actor.optim.lr_warmup_steps"] == 7
+    found = keys_of(tmp_path, old_log_probs="engine", aggregation="seq-mean-token-sum-norm", max_response_tokens=600)
+    assert found["algorithm.rollout_correction.bypass_mode"] is True
+    assert found["actor_rollout_ref.actor.loss_scale_factor"] == 600
+    bf16, fp32 = (keys_of(tmp_path, "h100x8", precision=precision) for precision in ("auto", "fp32"))
+    name = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    assert name not in bf16 and fp32[name]["param_dtype"] == "fp32"
+
+
+def test_the_console_is_always_among_the_loggers_and_foreign_group_filters_are_refused(tmp_path):
+    assert keys_of(tmp_path)["trainer.logger"] == ["console"]
+    _, verls = split_overrides({"verl.trainer.logger": ["wandb"], "rl.lr": 1})
+    assert keys_of(tmp_path, extra=verls)["trainer.logger"] == ["console", "wandb"]
+    with pytest.raises(UserError, match=r"verl\.algorithm\.filter_groups\.enable.*rl\.dynamic_sampling"):
+        keys_of(tmp_path, extra={"algorithm.filter_groups.enable": True})
+
+
+@pytest.mark.parametrize("text", ["it's {odd}: [a, b] $more", 'a "b" \\n', "C:\\", "\\'", "\\\\'x", "", "two\nlines\n"])
+def test_texts_survive_hydras_language(text):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    value = {"text": text, "list": [text, 1, 2.5, True, None]}
+    (parsed,) = OverridesParser.create().parse_overrides(as_arguments({"+key": value}))
+    assert parsed.value() == value
+
+
+# Where a run stands
+
+
+def make_run(tmp_path, steps, checkpoint, stages=("s0",), **lines):
+    """A run as verl leaves it: lines in the store, a checkpoint at a step."""
+    run_dir = tmp_path / "v-rl"
+    with RunWriter.open(tmp_path, "v-rl", kind="train", recipe={}, seed=0) as writer:
+        for step in range(1, steps + 1):
+            stage = stages[min(len(stages) - 1, (step - 1) // 2)]
+            writer.write_step(stage, step, trajectories=[], calls=[], transcripts=[], metrics=lines)
+    folder = run_dir / "verl" / f"global_step_{checkpoint}"
+    folder.mkdir(parents=True)
+    state = {"step": checkpoint, "stage": 0, "stage_step": 0, "position": 0, "retired": [], "finished": False}
+    (folder / "trainer.json").write_text(json.dumps(state))
+    (run_dir / "verl" / "latest_checkpointed_iteration.txt").write_text(str(checkpoint))
+    return run_dir
+
+
+HAND_OFF = {"hand_off": {"solved_groups": 0.9, "window": 2}}
+
+
+def test_a_stage_that_was_handed_off_early_is_over_and_the_next_begins_after_it(tmp_path):
+    recipe = recipe_of([HAND_OFF, {}])
+    first, second = stages_of(recipe, tmp_path)
+    assert (first.first_step, second.first_step) == (1, 6) and to_do(first)
+    run_dir = make_run(tmp_path, 2, 2, solved_groups=1.0)
+    first, second = stages_of(recipe, tmp_path)
+    assert not to_do(first) and to_do(second) and second.first_step == 3
+    start = tmp_path / "start"
+    assert model_before(first, start) == start
+    assert model_before(second, start) == run_dir / "verl" / "global_step_2" / "actor" / "huggingface"
+    (run_dir / "stages" / "s0").mkdir(parents=True)
+    assert model_before(second, start) == run_dir / "stages" / "s0"
+
+
+def test_only_what_a_checkpoint_holds_counts(tmp_path):
+    make_run(tmp_path, 2, 1, solved_groups=1.0)
+    first, second = stages_of(recipe_of([HAND_OFF, {}]), tmp_path)
+    assert to_do(first) and second.first_step == 6
+
+
+def test_a_new_stage_takes_the_optimizer_over_or_forgets_it_but_never_the_rate(tmp_path):
+    make_run(tmp_path, 5, 5)
+    name = "actor_rollout_ref.actor.checkpoint.load_contents"
+    for reset, contents in ((False, ["model", "optimizer"]), (True, ["model"])):
+        _, second = stages_of(recipe_of([{}, {"reset_optimizer": reset}]), tmp_path)
+        assert overrides(second, load_profile("laptop"), tmp_path)[name] == contents
+    first, _ = stages_of(recipe_of([{"steps": 9}, {}]), tmp_path)
+    assert name not in overrides(first, load_profile("laptop"), tmp_path)
