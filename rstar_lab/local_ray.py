@@ -1,9 +1,11 @@
 """A Ray cluster on this machine, with as many raylets as asked for: for `profile="laptop"`, for verl on a CPU, for tests."""
 
 import contextlib
+import ctypes
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +28,23 @@ PATIENCE = {
     "RAY_raylet_start_wait_time_s": str(START_S),
     "RAY_agent_register_timeout_ms": str(1000 * START_S),
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_S),
+    # Workers started ahead have no runtime environment, which all of ours ask for: they would only take the cores.
+    "RAY_prestart_worker_first_driver": "0",
 }
+# Asks the control store, since the job API needs longer to come up; in a process of its own, since Ray reads once, when it is
+# first imported, whether there are tokens.
+WATCH = """
+import sys, time
+from ray._raylet import GcsClient
+while True:
+    try:
+        nodes = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20)
+    except Exception:  # the client raises its own kinds, and gRPC's
+        nodes = {}
+    if sum(node.state == 0 for node in nodes.values()) >= int(sys.argv[2]):
+        break
+    time.sleep(0.2)
+"""
 # Chosen here: the agents of two raylets would fight for the one port with a fixed number.
 PORTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
 
@@ -75,6 +93,7 @@ class LocalRay:
         self._start(
             "--head", f"--port={self.port}", f"--dashboard-port={web}", "--dashboard-host=127.0.0.1",
             f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
+            "--no-monitor", f"--ray-client-server-port={_free_port()}",  # no autoscaler; the port is fixed otherwise
         )  # fmt: skip
         # The API answers before the head is a node of its own cluster, and until then nobody can join.
         self.wait_for_nodes(1)
@@ -97,7 +116,7 @@ class LocalRay:
                  f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
                 | PATIENCE | {JOB_VARIABLE: self._mark, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
         self._processes.append(process)
         return process
@@ -114,29 +133,26 @@ class LocalRay:
         with contextlib.suppress(OSError):
             (session.resolve() / f"dashboard_agent_listen_port_{node}").write_text(str(port))
 
-    def alive(self) -> int:
-        """Nodes that are alive; 0 while nobody answers. Asked of the control store: the job API needs longer to come up."""
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-        try:
-            nodes = GcsClient(address=f"127.0.0.1:{self.port}").get_all_node_info(timeout=20)
-        except Exception:  # the client raises its own kinds, and gRPC's
-            return 0
-        return sum(node.state == 0 for node in nodes.values())
-
     def wait_for_nodes(self, count: int) -> None:
         """Wait until so many nodes are alive. Raises UserError with the end of a daemon's log."""
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", WATCH, f"127.0.0.1:{self.port}", str(count)], stdin=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + START_S
-        while self.alive() < count:
-            words = self._last_words()
-            dead = "Check failed" in words or any(process.poll() is not None for process in self._processes)
-            if dead or time.monotonic() > deadline:
-                raise UserError(f"Ray has not {count} nodes after {START_S} s: {words}")
-            time.sleep(0.5)
+        try:
+            while watcher.poll() is None:
+                words = self._last_words()
+                dead = "Check failed" in words or any(process.poll() is not None for process in self._processes)
+                if dead or time.monotonic() > deadline:
+                    raise UserError(f"Ray did not come up with {count} nodes within {START_S} s: {words}")
+                time.sleep(0.1)
+        finally:
+            watcher.kill()
+            watcher.wait()
 
     def _last_words(self) -> str:
         logs = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]
-        return " | ".join(f"{path.name}: {path.read_text(errors='replace')[:600]}" for path in logs)
+        return " | ".join(f"{path.name}: {path.read_text(errors='replace')[-600:]}" for path in logs)
 
     def close(self) -> None:
         """End every process of this cluster, and of no other."""
@@ -153,6 +169,11 @@ class LocalRay:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _end_with_parent() -> None:
+    """Whoever opened the cluster may be killed, and then nobody closes it; told to end, Ray ends its own processes."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
@@ -55,15 +56,16 @@ def logs(folder: JobFolder, spec: JobSpec) -> str | None:
 
 
 def _client(spec: JobSpec) -> Any:
-    # Ray 2.60 asks for a token by default, but its client sends one only where it is told to.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if token := spec.handle.get("token_path"):
-        os.environ["RAY_AUTH_TOKEN_PATH"] = token
     from ray.job_submission import JobSubmissionClient
+
+    # Ray's client sends a token only where the environment said so when Ray was imported, which may have been long ago.
+    path = spec.handle.get("token_path") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    token = os.environ.get("RAY_AUTH_TOKEN") or (Path(path).read_text().strip() if path and Path(path).exists() else "")
+    headers = {"Authorization": f"Bearer {token}"} if token else None
 
     address = spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
     try:
-        return JobSubmissionClient(address)
+        return JobSubmissionClient(address, headers=headers)
     except Exception as error:  # Ray raises ConnectionError, RuntimeError and its own AuthenticationError
         raise UserError(
             f"no Ray job API at {address}: {_short(error)}. Give address=http://HEAD:8265; a cluster with tokens also needs "
