@@ -37,7 +37,8 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             base, after_sft = await fine_tune(lab)
             problems = [problem for group in lab.held_out.values() for problem in group]
             parent = {"run": lab.run_id("sft"), "step": None}
-            before = await evaluate_model(lab, base, problems, "eval-base")
+            # Random weights never end a response: every sample is as long as may be, and wrong. One a problem says so.
+            before = await evaluate_model(lab, base, problems, "eval-base", samples=1)
             imitated = await evaluate_model(lab, after_sft, problems, "eval-sft", parent=parent)
             after_rl = await train(lab, after_sft, parent=parent)
             last = int(after_rl.name.removeprefix("step="))

@@ -4,7 +4,8 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ from rstar_lab.rl.tokenizer import train_tokenizer
 from rstar_lab.rl.tools import Tool, make_tools
 from rstar_lab.rl.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.trainer import Trainer
+from rstar_lab.runs.files import whole_file
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+_SHOWN_TRACES = 500
 
 
 class Lab:
@@ -42,7 +46,7 @@ class Lab:
         self.runs_dir = recipe.runs
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
-        self._engines: EngineGroup | None = None
+        self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
         self.reward = make_reward(recipe.rl.reward)
@@ -63,6 +67,11 @@ class Lab:
     def excluded(self) -> list[Problem]:
         """What training must never see."""
         return [problem for problems in self.held_out.values() for problem in problems]
+
+    @property
+    def warm(self) -> bool:
+        """Whether engines will be needed soon."""
+        return self._spawned is not None
 
     async def sandbox(self) -> Any:
         if self._sandbox is None:
@@ -89,21 +98,36 @@ class Lab:
         for engine in self._spawned:
             self._stack.push_async_callback(engine.aclose)
 
-    async def engines(self, model_dir: Path) -> EngineGroup:
-        """Engines for models of this shape; the caller loads the weights it wants."""
-        if self._engines is None:
+    def start_engines(self, model_dir: Path) -> None:
+        """Start engines for models of this shape in the background; `engines` waits for them."""
+        if self._starting is None:
             context = open_engines(
                 self.recipe.engine, model_dir, self.work_dir, self.longest(model_dir), self.recipe.seed, self._spawned
             )
-            self._engines = await self._stack.enter_async_context(context)
-        return self._engines
+            self._starting = asyncio.create_task(self._stack.enter_async_context(context))
+            self._stack.push_async_callback(_end, self._starting)
+
+    async def engines(self, model_dir: Path) -> EngineGroup:
+        """Engines for models of this shape; the caller loads the weights it wants."""
+        self.start_engines(model_dir)
+        assert self._starting is not None
+        return await asyncio.shield(self._starting)
 
     def longest(self, model_dir: Path) -> int:
         """Room for the longest prompt and response of any stage or evaluation, within what the model can do."""
         responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
         responses.append(self.recipe.evaluate.max_response_tokens)
-        config = json.loads((model_dir / "config.json").read_text())
+        path = model_dir / "config.json"
+        config = (
+            json.loads(path.read_text()) if path.exists() else {}
+        )  # of a served model, only the tokenizer may lie here
         return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):  # whoever waited for it has its error
+        await task
 
 
 def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
@@ -165,9 +189,14 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
         if (writer.run_dir / "sft" / "sft.json").exists() and base.exists():
             writer.finish("finished")
             return base, after
-        dataset = [trace.segments() for trace in await make_sft_traces(lab)]
+        traces = await make_sft_traces(lab)
+        with whole_file(writer.run_dir / "traces.jsonl") as file:  # some, for people to read
+            file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
+        dataset = [trace.segments() for trace in traces]
         dataset += [one.segments() for one in read_mix(recipe.sft.conversations, seed=recipe.seed)]
         model, tokenizer = make_base(recipe, dataset, base)
+        if lab.warm and device().type == "cpu":  # on a GPU the memory is SFT's
+            lab.start_engines(base)
         config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
         with reporter.work("sft") as work:
             stopped = threading.Event()
@@ -282,7 +311,7 @@ def step_line(m: dict[str, Any]) -> str:
 
     return (
         f"pass {share(m['reward'])} · tool errors {share(m['error_rate'])} (in correct {share(m['error_rate_correct'])}) · "
-        f"{m['response_tokens']:.0f} tokens · kept {m['kept']} · generate {m['generate_s']:.1f} s + update {m['update_s']:.1f} s"
+        f"{m['response_tokens'] or 0:.0f} tokens · kept {m['kept']} · generate {m['generate_s']:.1f} s + update {m['update_s']:.1f} s"
     )
 
 
@@ -290,10 +319,22 @@ def step_line(m: dict[str, Any]) -> str:
 
 
 async def evaluate_model(
-    lab: Lab, model_dir: Path, problems: Sequence[Problem], piece: str, *, parent: dict[str, Any] | None = None
+    lab: Lab,
+    model_dir: Path,
+    problems: Sequence[Problem],
+    piece: str,
+    *,
+    parent: dict[str, Any] | None = None,
+    as_served: bool = False,
+    samples: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`; a finished one gives its result again."""
+    """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`; a finished one gives its result again.
+
+    as_served: the engines are servers that have the model already; of the folder only the tokenizer is read.
+    samples: rollouts a problem, in place of the recipe's.
+    """
     recipe, reporter = lab.recipe, lab.reporter
+    settings = recipe.evaluate.model_copy(update={"samples": samples}) if samples else recipe.evaluate
     folder = lab.runs_dir / lab.run_id(piece)
     if (folder / "run.json").exists() and (info := RunReader(folder).info)["status"] == "finished":
         return info["result"]
@@ -302,12 +343,13 @@ async def evaluate_model(
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines = await lab.engines(model_dir)
-        await engines.load_folder(model_dir)
+        if not as_served:
+            await engines.load_folder(model_dir)
         tools = await lab.tools()
         with reporter.work(piece, len(problems)) as work:
             result = await evaluate(
                 problems,
-                recipe.evaluate,
+                settings,
                 engines=engines,
                 codec=Codec(tokenizer, tools),
                 tools=tools,
@@ -316,6 +358,7 @@ async def evaluate_model(
                 seed=recipe.seed,
                 mode=recipe.rl.rollout,
                 max_tool_chars=recipe.rl.max_tool_chars,
+                context=engines.context or lab.longest(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
     reporter.say(f"{piece}: pass@1 {Estimate(*result['pass1'])} on {result['problems']} problems x {result['samples']}")

@@ -11,19 +11,30 @@ from transformers import PreTrainedModel
 from rstar_lab.rl.trajectory import Trajectory
 
 CHUNK_LOGITS = 64 * 2**20  # logits held at once, in numbers
+# Responses to one prompt share a row that holds the prompt once, up to this many tokens: past it, attention over
+# strangers in the row costs more than the prompts that are saved.
+SHARED_WIDTH = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Some sequences, padded on the right. B sequences, T tokens of prompt and response.
+    """Some sequences, and the rows in which the model reads them. B sequences, T tokens of prompt and response, N own
+    tokens, R rows of W tokens.
 
-    index: their places in the batch they were cut from (B,); ids_BT; mask_BT: True where a token is the model's own, and so
-    predicted by the token before it (False in column 0).
+    index: the sequences' places in the batch they were cut from (B,); ids_BT: padded on the right; mask_BT: True where a
+    token is the model's own, and so predicted by the token before it (False in column 0).
+    row_ids_RW, positions_RW: each row is a prompt and one or more of its responses. attention_R1WW: True where a token may
+    look, None where that is plain causal attention. before_N: for each own token, in mask_BT's order, the flat place in
+    the rows of the token before it.
     """
 
     index: list[int]
     ids_BT: Tensor
     mask_BT: Tensor
+    row_ids_RW: Tensor
+    positions_RW: Tensor
+    attention_R1WW: Tensor | None
+    before_N: Tensor
 
     def scatter(self, rows: Sequence[Sequence[float]], prompts: Sequence[int]) -> Tensor:
         """Per-response arrays of the whole batch as (B, T), 0 where there is none; prompts: prompt lengths."""
@@ -33,23 +44,76 @@ class MicroBatch:
         return out
 
 
-def micro_batches(batch: Sequence[Trajectory], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one sequence."""
-    lengths = [len(t.prompt_ids) + len(t.response_ids) for t in batch]
-    order = sorted(range(len(batch)), key=lambda i: (-lengths[i], i))
+def micro_batches(
+    batch: Sequence[Trajectory], max_tokens: int, device: torch.device, *, share: bool = True
+) -> Iterator[MicroBatch]:
+    """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one row.
+
+    share: read a prompt once for all its responses. Exact: a prompt's states do not depend on what follows it, and
+    gradients of all responses flow into them.
+    """
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for i, t in enumerate(batch):
+        by_prompt.setdefault(tuple(t.prompt_ids), []).append(i)
+    rows: list[tuple[int, list[int]]] = []  # (width, sequences)
+    for prompt, members in by_prompt.items():
+        row: list[int] = []
+        width = 0
+        for i in sorted(members, key=lambda i: (-len(batch[i].response_ids), i)):
+            wider = width + len(batch[i].response_ids)
+            if row and (not share or wider > min(SHARED_WIDTH, max_tokens)):
+                rows.append((width, row))
+                row, wider = [], len(prompt) + len(batch[i].response_ids)
+            row.append(i)
+            width = wider if len(row) > 1 else len(prompt) + len(batch[i].response_ids)
+        rows.append((width, row))
+    rows.sort(key=lambda one: (-one[0], one[1]))
     start = 0
-    while start < len(order):
-        size = max(1, max_tokens // lengths[order[start]])
-        index = order[start : start + size]
+    while start < len(rows):
+        size = max(1, max_tokens // rows[start][0])
+        yield _micro_batch(batch, [row for _, row in rows[start : start + size]], rows[start][0], device)
         start += size
-        width = lengths[index[0]]
-        ids = torch.zeros((len(index), width), dtype=torch.long)
-        mask = torch.zeros((len(index), width), dtype=torch.bool)
-        for row, i in enumerate(index):
-            prompt = len(batch[i].prompt_ids)
-            ids[row, : lengths[i]] = torch.tensor(batch[i].prompt_ids + batch[i].response_ids)
-            mask[row, prompt : lengths[i]] = torch.tensor(batch[i].loss_mask, dtype=torch.bool)
-        yield MicroBatch(index, ids.to(device), mask.to(device))
+
+
+def _micro_batch(batch: Sequence[Trajectory], rows: list[list[int]], W: int, device: torch.device) -> MicroBatch:
+    index = [i for row in rows for i in row]
+    T = max(len(batch[i].prompt_ids) + len(batch[i].response_ids) for i in index)
+    ids_BT = torch.zeros((len(index), T), dtype=torch.long)
+    mask_BT = torch.zeros((len(index), T), dtype=torch.bool)
+    row_ids_RW = torch.zeros((len(rows), W), dtype=torch.long)
+    positions_RW = torch.zeros((len(rows), W), dtype=torch.long)
+    part_RW = torch.full((len(rows), W), -1)  # 0: the prompt, 1...: a response, -1: padding
+    before: list[Tensor] = []
+    b = 0
+    for r, row in enumerate(rows):
+        prompt = torch.tensor(batch[row[0]].prompt_ids)
+        P = len(prompt)
+        row_ids_RW[r, :P], positions_RW[r, :P], part_RW[r, :P] = prompt, torch.arange(P), 0
+        start = P
+        for part, i in enumerate(row, 1):
+            response, own = torch.tensor(batch[i].response_ids), torch.tensor(batch[i].loss_mask, dtype=torch.bool)
+            L = len(response)
+            ids_BT[b, :P], ids_BT[b, P : P + L], mask_BT[b, P : P + L] = prompt, response, own
+            span = slice(start, start + L)
+            row_ids_RW[r, span], positions_RW[r, span], part_RW[r, span] = response, torch.arange(P, P + L), part
+            place = torch.arange(start - 1, start - 1 + L)
+            place[:1] = P - 1
+            before.append(r * W + place[own])
+            start += L
+            b += 1
+    attention = None
+    if len(index) > len(rows):
+        seen = (part_RW[:, None, :] == 0) | (part_RW[:, None, :] == part_RW[:, :, None])
+        attention = (seen & torch.ones(W, W, dtype=torch.bool).tril())[:, None].to(device)
+    return MicroBatch(
+        index,
+        ids_BT.to(device),
+        mask_BT.to(device),
+        row_ids_RW.to(device),
+        positions_RW.to(device),
+        attention,
+        torch.cat(before).to(device),
+    )
 
 
 def log_probs_and_entropy(
@@ -57,12 +121,17 @@ def log_probs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Of each own token under the model: (log_probs_BT, entropy_BT), float32, 0 where the mask is False.
 
-    Padding is on the right and attention causal, so no attention mask is needed. Gradients flow through the log-probs only.
+    Gradients flow through the log-probs only.
     fp32_head: the LM head's product in float32 whatever the rest runs in (ScaleRL, arXiv 2510.13786).
     """
-    hidden_BTH = model.model(input_ids=micro.ids_BT, use_cache=False).last_hidden_state
-    before = micro.mask_BT.roll(-1, dims=1)  # the positions whose next token is the model's own
-    hidden_NH, target_N = hidden_BTH[before], micro.ids_BT[micro.mask_BT]
+    hidden_RWH = model.model(
+        input_ids=micro.row_ids_RW,
+        position_ids=micro.positions_RW,
+        # Padding is on the right: without a mask, attention is causal and needs none.
+        attention_mask=micro.attention_R1WW,
+        use_cache=False,
+    ).last_hidden_state
+    hidden_NH, target_N = hidden_RWH.flatten(0, 1)[micro.before_N], micro.ids_BT[micro.mask_BT]
     chunk = max(1, CHUNK_LOGITS // model.lm_head.weight.shape[0])
     pieces = []
     for hidden, target in zip(hidden_NH.split(chunk), target_N.split(chunk), strict=True):

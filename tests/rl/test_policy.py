@@ -1,5 +1,7 @@
 """The chunked, padded forward pass equals the plain one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,3 +80,21 @@ def test_a_batch_without_own_tokens_gives_zeros(model):
     (micro,) = micro_batches(silent, 100, torch.device("cpu"))
     log_probs, _ = log_probs_and_entropy(model, micro)
     assert log_probs.abs().sum() == 0
+
+
+def test_a_prompt_is_read_once_for_all_its_responses(model):
+    shared = [replace(t, prompt_ids=BATCH[i // 3].prompt_ids) for i, t in enumerate(BATCH)]
+    (alone,) = micro_batches(shared, 10_000, torch.device("cpu"), share=False)
+    (together,) = micro_batches(shared, 10_000, torch.device("cpu"))
+    assert alone.row_ids_RW.shape[0] == 6 and alone.attention_R1WW is None
+    assert together.row_ids_RW.shape[0] == 2 and together.row_ids_RW.numel() < alone.row_ids_RW.numel()
+    answers = []
+    for micro in (alone, together):
+        model.zero_grad()
+        log_probs, entropy = log_probs_and_entropy(model, micro, 0.7)
+        (log_probs * torch.tensor(micro.index)[:, None]).sum().backward()
+        order = torch.tensor(micro.index).argsort()
+        answers.append((log_probs[order], entropy[order], torch.cat([p.grad.flatten() for p in model.parameters()])))
+    for one, other in zip(*answers, strict=True):
+        assert one.abs().sum() > 0
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,124 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+
+# %% [markdown]
+# # The whole recipe: SFT and three stages of RL
+#
+# rStar2-Agent trains in stages of growing length and difficulty: short responses first, longer ones when the truncated
+# share no longer falls, and at last only problems that the newest policy does not solve every time. The recipe is one
+# file; `rstar-lab run` does what is missing of it and nothing twice, after a kill too. `tiny_three_stage` is the paper's
+# plan in miniature, on two CPU cores.
+
+# %% tags=["parameters"]
+recipe = "tiny_three_stage"  # a recipe's file, or the name of one that ships
+overrides = {}  # recipe keys: {"stages.one.steps": 10}
+name = ""  # of this run; empty: the recipe's name
+profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir = "../runs"
+job_id = ""  # attach to this job instead of submitting one
+wait = True  # until the job ends; papermill wants it, people may rather not
+
+# %%
+from pathlib import Path
+
+import pandas as pd
+from IPython.display import Markdown, display
+
+from rstar_lab.analysis import inspect, open_runs, watch
+from rstar_lab.analysis.figures import plot_curves, plot_lengths
+from rstar_lab.analysis.metrics import measure
+from rstar_lab.jobs import attach, submit
+
+job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
+    recipe, profile, overrides, command="run", runs_dir=runs_dir, name=name or None
+)  # fmt: skip
+job
+
+# %% [markdown]
+# ## While it runs
+#
+# Interrupting the cell ends the watching, not the job; run again, this notebook takes up what is there.
+
+# %%
+if wait:
+    status = job.watch()
+    assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+
+# %%
+watch(job.run_dir) if job.run_dir else "not begun yet: run this cell again"
+
+# %% [markdown]
+# ## What each stage was
+#
+# A stage ends after its steps, or earlier by its hand-off rule; the next begins with the model it left.
+
+# %%
+run = name or Path(recipe).stem
+training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
+info = training.runs().iloc[0]
+stages = pd.DataFrame(info["result.stages"])
+stages
+
+# %% [markdown]
+# ## What each stage reached
+#
+# pass@1 on the held-out sets, with a 95% bootstrap interval over problems: the paper's table of stages.
+
+# %%
+names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
+titles = ["from nothing", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
+there = set(open_runs(runs_dir).runs().run_id)
+rows = []
+for held_out in [key.split(".")[2] for key in info.index if key.startswith("recipe.evaluate.sets.")]:
+    for piece, title in zip(names, titles, strict=True):
+        if (run_id := f"{run}-{held_out}-{piece}") in there:
+            for row in measure(open_runs(runs_dir, run_ids=[run_id]), ["pass1", "response_tokens", "tool_error_rate"]).itertuples():
+                shown = f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]" if row.metric != "response_tokens" else f"{row.value:.0f}"
+                rows.append({"model": title, "set": held_out, "metric": row.metric, "value": shown, "n": int(row.n)})
+reached = pd.DataFrame(rows).drop_duplicates(["model", "set", "metric"])
+order = [title for title in titles if title in set(reached.model)]
+reached.pivot(index="model", columns=["metric", "set"], values="value").loc[order]
+
+# %% [markdown]
+# ## Length and difficulty
+#
+# The paper's figure of response length over all steps, with the boundaries of the stages. The limit on a response is
+# short in the first stage, so that the model learns to be brief before it is allowed to be long.
+
+# %%
+plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_error_rate_correct"])
+
+# %%
+plot_lengths(training)
+
+# %% [markdown]
+# ## What the filter left out
+#
+# Before a stage with a `filter`, the newest policy rolls out every problem several times; what it solves every time
+# teaches nothing and is dropped.
+
+# %%
+tables = [path for path in stages.difficulty if isinstance(path, str)]
+for path in tables:
+    difficulty = pd.read_parquet(training.run_dir(f"{run}-rl") / path)
+    display(Markdown(f"Before stage **{difficulty.stage.iloc[0]}**: {int(difficulty.kept.sum())} of {len(difficulty)} problems kept."))
+    solved = difficulty.solved.value_counts().sort_index().rename("problems")
+    display(solved.rename_axis(f"solved of {difficulty.samples.max()}").to_frame().T)
+
+# %% [markdown]
+# ## Read the trajectories
+
+# %%
+inspect(training)
