@@ -303,6 +303,7 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
+        check(options)
         if not as_json:
             print(f"starting {options.replicas} x {options.model} ...", flush=True)
         async with serving(options, say) as replicas:

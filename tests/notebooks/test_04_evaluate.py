@@ -1,0 +1,69 @@
+"""04 evaluates a model on the problems that a golden evaluation met, and sets the two side by side."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import papermill
+import pytest
+
+from rstar_lab.runs.reader import RunReader
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "04_evaluate.ipynb"
+GOLDEN = ROOT / "tests" / "golden" / "runs" / "tiny_fast-eval-rl"
+sys.path.insert(0, str(ROOT / "tests" / "rl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_is_evaluated_and_set_beside_another_evaluation(tmp_path):
+    from parrot import make_parrot
+
+    make_parrot(tmp_path / "parrot")
+    shutil.copytree(GOLDEN, tmp_path / "runs" / GOLDEN.name)
+    rows = RunReader(GOLDEN).read("transcripts").to_pylist()
+    problem_of = {row["traj_id"]: row["problem_id"] for row in RunReader(GOLDEN).read("trajectories").to_pylist()}
+    problems = {problem_of[row["traj_id"]]: (row["question"], row["truth"]) for row in rows}
+    lines = [
+        json.dumps({"problem_id": name, "question": question, "answer": truth})
+        for name, (question, truth) in list(problems.items())[:6]
+    ]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    parameters = {
+        "runs_dir": "runs",
+        "models": ["parrot"],
+        "problems": "problems.jsonl",
+        "samples": 2,
+        "overrides": {"engine.kind": "transformers", "engine.dtype": "float32", "evaluate.max_response_tokens": 60},
+        "evaluations": [GOLDEN.name],
+    }
+    out = tmp_path / "out.ipynb"
+    papermill.execute_notebook(
+        NOTEBOOK, out, parameters=parameters, kernel_name="python3", cwd=str(tmp_path), progress_bar=False,
+        start_timeout=200, execution_timeout=500, store_widget_state=False,
+    )  # fmt: skip
+    (made,) = [path for path in (tmp_path / "runs").iterdir() if path.name.startswith("evaluate-problems-")]
+    reader = RunReader(made)
+    assert reader.status == "finished" and reader.info["result"]["n"] == 12
+    cells = nbformat.read(out, as_version=4).cells
+
+    def outputs(word: str) -> str:
+        (cell,) = [cell for cell in cells if cell.cell_type == "code" and word in cell.source]
+        return str(cell.outputs)
+
+    assert made.name in outputs("measure(runs") and GOLDEN.name in outputs("measure(runs")
+    assert "application/vnd" in outputs("plot_pass_at_k(runs")
+    assert "pass_rate" in outputs("per_problem[[") and next(iter(problems)) in outputs("per_problem[[")
+    card = outputs("compare(open_runs")
+    assert made.name in card and GOLDEN.name in card
+    assert [cell for cell in cells if cell.cell_type == "code"][-1].outputs
+
+
+def test_the_pair_is_in_step_and_without_outputs():
+    text, notebook = jupytext.read(NOTEBOOK.with_suffix(".py")), jupytext.read(NOTEBOOK)
+    assert [(c.cell_type, c.source) for c in text.cells] == [(c.cell_type, c.source) for c in notebook.cells]
+    assert not any(cell.get("outputs") for cell in notebook.cells)
