@@ -28,6 +28,7 @@ CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
 LOCAL_ONLY = {
     "engine.count": "engine.tensor_parallel", "engine.max_batch": "engine.max_sequences",
     "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype", "engine.kind": "trainer, verl, which has vLLM",
+    "engine.urls": "trainer, verl, which starts its own servers", "engine.deadline_s": "nothing: verl's servers are its own",
     "engine.scheduler": "trainer, verl, whose router sends a rollout's turns to one server",
     "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "rl.rollout": "nothing: verl rolls out asynchronously",
 }  # fmt: skip
