@@ -157,7 +157,7 @@ def _transcripts(run_id: str, size: Size, rng: np.random.Generator, *, first: bo
     rows = size.written_steps * size.transcripts
     lengths = np.full(rows, size.tokens)
     texts = [_messages(size.tokens, rng) for _ in range(rows)]
-    for row in np.flatnonzero(rng.random(rows) < 0.001):
+    for row in {rows // 2, *np.flatnonzero(rng.random(rows) < 0.001)}:
         texts[row] = texts[row].replace("1729", NEEDLE, 1)
     if first:
         lengths[0], texts[0] = LONG_TOKENS, _messages(LONG_TOKENS, rng)

@@ -284,16 +284,18 @@ def _band(
 
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:
-    """A line where a stage begins, if all runs change stages at the same steps."""
+    """A line where a stage follows another, if all runs change stages at the same steps."""
     condition, parameters = condition_of(where)
     starts = runs.sql(
-        f"SELECT DISTINCT stage, min(step) OVER (PARTITION BY run_id, stage) AS step FROM rollup WHERE {condition}",
+        f"""SELECT DISTINCT stage, step FROM (
+              SELECT run_id, stage, min(step) AS step FROM rollup WHERE {condition} AND rows_trajectories > 0 GROUP BY run_id, stage
+              QUALIFY min(step) > min(min(step)) OVER (PARTITION BY run_id))
+            ORDER BY step""",
         parameters,
     )
-    starts = starts.drop_duplicates().sort_values("step")
     if starts.stage.duplicated().any():
         return
-    for stage, step in list(starts.itertuples(index=False))[1:]:
+    for stage, step in starts.itertuples(index=False):
         figure.add_vline(x=step - 0.5, line={"width": 1, "dash": "dot"}, opacity=0.6, **place)
         figure.add_annotation(
             x=step - 0.5, y=1, yref="y domain", text=str(stage), showarrow=False, xanchor="left", yanchor="top", **place

@@ -14,6 +14,7 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.inspector import Inspector
 from rstar_lab.analysis.inspector_link import LinkedFigure
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.style import COLOURS, Figure
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader
 
@@ -24,7 +25,6 @@ CURVES = {
     "response_tokens_mean": "Response tokens",
     "entropy_mean": "Entropy, nats",
 }
-_COLOUR = "#0072b2"
 
 
 class Watch:
@@ -81,7 +81,7 @@ class Watch:
         )
         for place, name in enumerate(drawn, 1):
             figure.add_scatter(
-                x=steps["step"], y=steps[name], mode="lines+markers", line_color=_COLOUR, showlegend=False, row=1, col=place,
+                x=steps["step"], y=steps[name], mode="lines+markers", line_color=COLOURS[0], showlegend=False, row=1, col=place,
                 meta={"filter": {"run_id": self.reader.run_id}, "x": "step"},
             )  # fmt: skip
         told = f"{self.reader.run_id}: {status or self.reader.status}"
@@ -89,11 +89,9 @@ class Watch:
             told += f", step {int(steps['step'].max())}"
         else:
             told += ", no step written yet"
-        figure.update_layout(
-            template="plotly_white", height=280, title=told, margin={"l": 40, "r": 20, "t": 70, "b": 40}
-        )
+        figure.update_layout(height=300, title=told)
         figure.update_xaxes(title_text="step")
-        return figure
+        return Figure(figure, steps)
 
     def _ipython_display_(self, **_: Any) -> None:
         display(self.figure)

@@ -15,13 +15,17 @@ from rstar_lab.runs import RunStoreError
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+_LINE = 780  # pixels a line of the legend may take: figures are 900 wide in print and more on the page
 _INK = {"light": ("#1b1b1b", "#ffffff", "#e2e2e2"), "dark": ("#ececec", "#16181d", "#3a3d45")}
 
 
 def template(mode: str = "light") -> go.layout.Template:
     """The plotly template, `light` or `dark`."""
     ink, paper, grid = _INK[mode]
-    axis = {"gridcolor": grid, "zeroline": False, "linecolor": ink, "ticks": "outside", "automargin": True}
+    axis = {
+        "gridcolor": grid, "zeroline": False, "linecolor": ink, "ticks": "outside", "automargin": True,
+        "exponentformat": "power", "minexponent": 4, "separatethousands": True,
+    }  # fmt: skip
     return go.layout.Template(
         layout={
             "colorway": COLOURS,
@@ -31,12 +35,41 @@ def template(mode: str = "light") -> go.layout.Template:
             "xaxis": axis,
             "yaxis": axis,
             "hovermode": "closest",
-            "margin": {"l": 60, "r": 20, "t": 84, "b": 48},
-            "title": {"x": 0, "xref": "paper", "y": 0.985, "yref": "container", "yanchor": "top"},
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0, "bgcolor": "rgba(0,0,0,0)"},
+            "margin": {"l": 60, "r": 20, "b": 48},
+            "title": {"x": 0, "xref": "paper", "yref": "container", "yanchor": "top", "font": {"size": 15}},
+            "legend": {
+                "orientation": "h",
+                "yref": "container",
+                "yanchor": "top",
+                "x": 0,
+                "bgcolor": "rgba(0,0,0,0)",
+                "traceorder": "normal",
+            },
+            "annotationdefaults": {"font": {"size": 14}},
             "shapedefaults": {"line": {"color": ink}},
         }
     )
+
+
+def _above(figure: go.Figure) -> None:
+    """Stack title, legend and panel titles above the panels, each in room of its own."""
+    height = figure.layout.height or 400
+    top = 10
+    layout: dict[str, Any] = {"height": height}
+    if figure.layout.title.text:
+        layout["title_y"] = 1 - top / height
+        top += 32
+    shown = [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
+    if figure.layout.showlegend is not False and (len(shown) > 1 or any(trace.showlegend for trace in figure.data)):
+        layout["legend_y"] = 1 - top / height
+        lines, used = 1, 0
+        for name in shown:
+            wide = 48 + 7 * len(name)
+            lines, used = (lines, used + wide) if used + wide <= _LINE or not used else (lines + 1, wide)
+        top += 8 + 21 * lines
+    if any(note.yref == "paper" and note.yanchor == "bottom" for note in figure.layout.annotations):
+        top += 26
+    figure.update_layout(layout, margin_t=top + 8)
 
 
 class Figure(go.Figure):
@@ -46,6 +79,7 @@ class Figure(go.Figure):
         super().__init__(figure)
         self._frame = frame
         self.update_layout(template=template(mode))
+        _above(self)
 
     @property
     def frame(self) -> pd.DataFrame:
