@@ -89,7 +89,9 @@ assert status == "finished", f"the job {status}; its log ends:\n{again.logs(tail
 # `stop` ends the job and every process it started, on every backend. Here it is tried on a job that would run for long.
 
 # %%
-other = submit(recipe, profile, overrides, runs_dir=runs_dir, name="stopped", backend=backend or None, address=address or None)
+other = submit(
+    recipe, profile, overrides, runs_dir=runs_dir, name="stopped", backend=backend or None, address=address or None, preflight=False
+)
 other.stop()
 
 # %% [markdown]

@@ -27,7 +27,9 @@ ATTEMPTS = 3
 PATIENCE = {
     "RAY_raylet_start_wait_time_s": str(START_S),
     "RAY_agent_register_timeout_ms": str(1000 * START_S),
+    "RAY_worker_register_timeout_seconds": str(START_S),
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_S),
+    "RAY_worker_niceness": "0",  # 15 by default: beside anything else that computes they would hardly move
     # Workers started ahead have no runtime environment, which all of ours ask for: they would only take the cores.
     "RAY_prestart_worker_first_driver": "0",
 }

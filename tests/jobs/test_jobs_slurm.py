@@ -172,9 +172,17 @@ def test_a_slurm_job_is_stopped_and_a_failing_one_says_so(cluster, tmp_path, pro
 
 
 def test_the_script_brings_up_ray_over_the_allocation(cluster, tmp_path, profile):
-    code = "import ray; ray.init(log_to_driver=False); print('nodes', sum(n['Alive'] for n in ray.nodes()))"
+    code = """
+        import os, ray
+        ray.init(log_to_driver=False)
+        print('nodes', sum(n['Alive'] for n in ray.nodes()))
+        there = ray.remote(lambda: len(os.environ.get('WANDB_API_KEY', ''))).remote()
+        print('a worker sees a secret of', ray.get(there), 'letters')
+    """
     job = start_job(
-        tmp_path, profile, code, job_id="s4", RSTAR_LAB_ALWAYS_RAY="1", RAY_raylet_start_wait_time_s="300"
+        tmp_path, profile, code, job_id="s4", secrets={"WANDB_API_KEY": "abc123secret"}, RSTAR_LAB_ALWAYS_RAY="1",
+        RAY_raylet_start_wait_time_s="300", RAY_worker_niceness="0",
     )  # fmt: skip
     assert job.wait(timeout_s=1200) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
     assert "nodes 1" in job.logs()
+    assert "a worker sees a secret of 12 letters" in job.logs()

@@ -88,15 +88,13 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
         return writer.run_dir
 
 
-def start_verl(recipe_file: Path, runs_dir: Path, *sets: str) -> subprocess.Popen[bytes]:
+def start_verl(recipe_file: Path, runs_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """The recipe through verl's real trainer on this machine's CPU, in a session of its own; it writes runs_dir/verl.log."""
     factory = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'rstar_lab.rl.verl.scripted:serve'}"
     command = [
         sys.executable, "-m", "rstar_lab.rl.verl.train", str(recipe_file), "--profile", "laptop",
-        "--runs-dir", str(runs_dir), "--set", factory,
+        "--runs-dir", str(runs_dir), "--set", factory, *arguments,
     ]  # fmt: skip
-    for pair in sets:
-        command += ["--set", pair]
     runs_dir.mkdir(parents=True, exist_ok=True)
     with (runs_dir / "verl.log").open("ab") as log:
         return subprocess.Popen(
@@ -104,9 +102,9 @@ def start_verl(recipe_file: Path, runs_dir: Path, *sets: str) -> subprocess.Pope
         )
 
 
-def train_with_verl(recipe_file: Path, runs_dir: Path, *sets: str, timeout_s: float = 1800) -> Path:
+def train_with_verl(recipe_file: Path, runs_dir: Path, *, timeout_s: float = 1800) -> Path:
     """`start_verl` and wait for its end; returns the run's folder. Raises UserError."""
-    process = start_verl(recipe_file, runs_dir, *sets)
+    process = start_verl(recipe_file, runs_dir)
     try:
         code = process.wait(timeout_s)
     finally:

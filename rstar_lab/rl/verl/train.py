@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, to
 from rstar_lab.rl.verl.settings import Settings
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
+HANDED_ON = "RSTAR_LAB_HANDED_ON"  # what the plug-in looks for
 
 
 def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
@@ -31,6 +33,23 @@ def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
     on_cpu = {"VERL_PLATFORM": "rstar_cpu", "VERL_ENGINE_DEVICE": "cuda"}
     own = {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | folders | profile.env
     return own | (on_cpu if not profile.hardware.gpus else {})
+
+
+@contextmanager
+def handed_on(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
+    """The profile's secrets for the run's processes on other nodes, in a file that only this user reads, as long as the run lasts."""
+    found = {name: os.environ[name] for name in profile.secrets if name in os.environ}
+    path = run_dir / ".handed_on.json"
+    path.unlink(missing_ok=True)
+    if not found:
+        yield {}
+        return
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(found, file)
+    try:
+        yield {HANDED_ON: str(path)}
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def own_ray(profile: Profile) -> AbstractContextManager[Any]:
@@ -67,8 +86,6 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     config = compose(overrides(settings, profile, model_before(settings, start), extra))
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
-    with open_dict(config):
-        config.ray_kwargs.ray_init.runtime_env.env_vars = variables
 
     class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc,name-defined]
         """verl's own, once our trainer is registered in its process."""
@@ -79,7 +96,10 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
             super().run(config)
 
     try:
-        run_ppo(config, task_runner_class=ray.remote(Runner))
+        with handed_on(profile, settings.run_dir) as secret:
+            with open_dict(config):
+                config.ray_kwargs.ray_init.runtime_env.env_vars = variables | secret
+            run_ppo(config, task_runner_class=ray.remote(Runner))
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from None

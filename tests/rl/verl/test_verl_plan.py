@@ -1,6 +1,7 @@
 """What the adapters decide before and around verl's own code: which rows train together, how fast, where a run stands."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rstar_lab.rl.verl.mini_batches import members, spread
 from rstar_lab.rl.verl.offer import check
 from rstar_lab.rl.verl.progress import model_before, stages_of, to_do
 from rstar_lab.rl.verl.schedule import StageSchedule
+from rstar_lab.rl.verl.train import handed_on
 from rstar_lab.runs.writer import RunWriter
 
 RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}
@@ -160,6 +162,24 @@ def test_texts_survive_hydras_language(text):
     value = {"text": text, "list": [text, 1, 2.5, True, None]}
     (parsed,) = OverridesParser.create().parse_overrides(as_arguments({"+key": value}))
     assert parsed.value() == value
+
+
+# Secrets
+
+
+def test_secrets_go_by_a_file_of_ones_own_that_is_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(KeyboardInterrupt), handed_on(load_profile("h100x8"), tmp_path) as told:
+        (path,) = map(Path, told.values())
+        assert json.loads(path.read_text())["WANDB_API_KEY"] == "abc123secret" and "HF_TOKEN" not in path.read_text()
+        assert path.stat().st_mode & 0o077 == 0
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    monkeypatch.delenv("WANDB_API_KEY")
+    path.write_text("left by a run that was killed")
+    with handed_on(load_profile("h100x8").model_copy(update={"secrets": []}), tmp_path) as told:
+        assert told == {} and not list(tmp_path.iterdir())
 
 
 # Where a run stands

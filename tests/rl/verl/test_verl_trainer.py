@@ -5,6 +5,7 @@ trainers offer that bears on a step. All tests here look at the same run.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -37,7 +38,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verl")
     recipe = prepare(folder, **OPTIONS)
     log, newest = folder / "verl" / "verl.log", folder / "verl" / RUN / "verl" / "latest_checkpointed_iteration.txt"
-    with LocalRay(cpus=8, gpus=1, dashboard=False):
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setenv("WANDB_MODE", "offline")
+        stack.enter_context(LocalRay(cpus=8, gpus=1, dashboard=False))
         killed = start_verl(recipe, folder / "verl")
         try:
             ours = train_locally(recipe, folder / "local")
@@ -47,7 +50,7 @@ def runs(tmp_path_factory):
         finally:
             os.killpg(killed.pid, signal.SIGKILL)
             killed.wait()
-        resumed = start_verl(recipe, folder / "verl")
+        resumed = start_verl(recipe, folder / "verl", "--set", "verl.trainer.logger=[tensorboard, wandb]")
         try:
             assert resumed.wait(1200) == 0, log.read_text(errors="replace")[-3000:]
         finally:
@@ -97,6 +100,13 @@ def test_the_run_store_has_each_step_once_and_every_rollout_dropped_ones_too(run
     assert table[table["kept"]].groupby("group_id").size().eq(4).all()
     assert set(table["attempt"]) == {1, 2}
     assert len(RunReader(runs[1]).vocabulary()) > 300
+
+
+def test_verls_loggers_write_into_the_runs_folder_and_the_console_is_always_one(runs):
+    assert list((runs[1] / "tensorboard").glob("events.out.tfevents.*"))
+    assert list((runs[1] / "wandb").glob("offline-run-*"))
+    log = (runs[1].parent / "verl.log").read_text(errors="replace")
+    assert "step:1 - " in log and "step:2 - " in log
 
 
 def test_dropped_rollouts_cost_no_training_compute(runs):

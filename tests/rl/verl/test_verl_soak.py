@@ -1,0 +1,71 @@
+"""verl's real trainer at more length: several stages, and a step that hangs. Part of `make test-all`."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+import yaml
+
+from rstar_lab.runs.reader import RunReader
+
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed here", allow_module_level=True)
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+def with_stages(recipe, *stages):
+    """The recipe's stage, once for each of `stages`, with their keys."""
+    content = yaml.safe_load(recipe.read_text())
+    (only,) = content["stages"]
+    content["stages"] = [only | {"name": f"s{number}"} | stage for number, stage in enumerate(stages)]
+    recipe.write_text(yaml.safe_dump(content))
+    return recipe
+
+
+def test_stages_follow_each_other_as_in_the_local_trainer(tmp_path):
+    from safetensors.torch import load_file
+
+    from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
+
+    recipe = with_stages(
+        prepare(tmp_path, retire_from=0.6),
+        {"steps": 9, "hand_off": {"solved_groups": 0.01, "window": 1, "truncation_plateau": 1.0}},
+        {"steps": 1, "lr": 1e-4, "kl_coefficient": 0.1, "variant": "gspo", "reset_optimizer": True},
+        {"steps": 1, "lr": 5e-4, "aggregation": "seq-mean-token-sum-norm", "normalise_std": False},
+    )
+    ours, theirs = train_locally(recipe, tmp_path / "local"), train_with_verl(recipe, tmp_path / "verl", timeout_s=3000)
+    assert compare(ours, theirs).differences == []
+    tables = [json.loads((run / "run.json").read_text())["result"]["stages"] for run in (ours, theirs)]
+    assert tables[0] == tables[1]
+    assert [row["stage"] for row in tables[1]] == ["s0", "s1", "s2"]
+    assert tables[1][0]["ended_by"] != "steps", "the first stage was handed off"
+    lines = [RunReader(run).metrics() for run in (ours, theirs)]
+    for a, b in zip(*lines, strict=True):
+        assert a["retired"] == b["retired"]
+        if "reference_kl" in a:
+            assert a["reference_kl"] == pytest.approx(b["reference_kl"], rel=1e-3, abs=1e-7)
+    for stage in ("s0", "s1", "s2"):
+        models = [load_file(run / "stages" / stage / "model.safetensors") for run in (ours, theirs)]
+        for name, tensor in models[0].items():
+            torch.testing.assert_close(models[1][name].float(), tensor.float(), rtol=0, atol=2e-4)
+
+
+def test_a_hung_step_ends_and_says_that_its_rollouts_wait_for_the_reward(tmp_path, monkeypatch):
+    from rstar_lab.rl.verl.parity import RUN, prepare, start_verl
+
+    (tmp_path / "hanging.py").write_text("import time\ndef reward(text, answer):\n    time.sleep(3600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    recipe = prepare(tmp_path, problems_per_step=2, group_size=2, reward="hanging:reward")
+    process = start_verl(recipe, tmp_path / "verl", "--watchdog-s", "60")
+    try:
+        assert process.wait(1800) != 0
+    finally:
+        process.kill()
+    report = json.loads((tmp_path / "verl" / RUN / "watchdog.json").read_text())
+    assert report["phase"] == "generation, tools and reward" and report["step"] == 1
+    (worker,) = [worker for worker in report["workers"] if worker["waits"]]
+    assert worker["waits"]["reward"]["traj_id"].startswith(RUN)
+    info = json.loads((tmp_path / "verl" / RUN / "run.json").read_text())
+    assert info["status"] == "failed" and "wait for reward" in info["error"]
