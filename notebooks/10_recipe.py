@@ -40,6 +40,7 @@ from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves, plot_lengths
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, submit
+from rstar_lab.runs.reader import RunReader
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
     recipe, profile, overrides, command="run", runs_dir=runs_dir, name=name or None
@@ -67,8 +68,8 @@ watch(job.run_dir) if job.run_dir else "not begun yet: run this cell again"
 # %%
 run = name or Path(recipe).stem
 training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
-info = training.runs().iloc[0]
-stages = pd.DataFrame(info["result.stages"])
+info = RunReader(training.run_dir(f"{run}-rl")).info
+stages = pd.DataFrame(info["result"]["stages"])
 stages
 
 # %% [markdown]
@@ -81,13 +82,13 @@ names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
 titles = ["from nothing", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
 there = set(open_runs(runs_dir).runs().run_id)
 rows = []
-for held_out in [key.split(".")[2] for key in info.index if key.startswith("recipe.evaluate.sets.")]:
+for held_out in info["recipe"]["evaluate"]["sets"]:
     for piece, title in zip(names, titles, strict=True):
         if (run_id := f"{run}-{held_out}-{piece}") in there:
             for row in measure(open_runs(runs_dir, run_ids=[run_id]), ["pass1", "response_tokens", "tool_error_rate"]).itertuples():
                 shown = f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]" if row.metric != "response_tokens" else f"{row.value:.0f}"
                 rows.append({"model": title, "set": held_out, "metric": row.metric, "value": shown, "n": int(row.n)})
-reached = pd.DataFrame(rows).drop_duplicates(["model", "set", "metric"])
+reached = pd.DataFrame(rows)
 order = [title for title in titles if title in set(reached.model)]
 reached.pivot(index="model", columns=["metric", "set"], values="value").loc[order]
 

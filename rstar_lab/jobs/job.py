@@ -93,10 +93,17 @@ class Job:
             time.sleep(every_s)
 
     def watch(self, *, timeout_s: float | None = None) -> JobStatus:
-        """Print the job's lines until it ends; an interrupt ends the watching, not the job."""
+        """Print how far the job is until it ends; an interrupt ends the watching, not the job. `follow` has every line."""
+        tenth = None
         try:
             for line in self.follow(timeout_s=timeout_s):
-                print(line, flush=True)
+                event = _event(line)
+                if event is None:
+                    print(line, flush=True)
+                elif "done" in event and tenth != (
+                    tenth := (event["event"], 10 * event["done"] // (event["total"] or 1))
+                ):
+                    print(_progress(event), flush=True)
         except KeyboardInterrupt:
             print(f"\n{self.id} goes on: attach({self.id!r}) finds it again", flush=True)
         return self.status()
@@ -127,6 +134,23 @@ class Job:
 
     def _exit(self) -> dict[str, Any] | None:
         return self.folder.read("exit.json")
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """What a line for programs says; None where it is one for people."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _progress(event: Mapping[str, Any]) -> str:
+    shares = {"reward": "pass", "error_rate": "tool errors"}
+    said = [f"{name} {event[key]:.0%}" for key, name in shares.items() if event.get(key) is not None]
+    if event.get("loss") is not None and not said:
+        said = [f"loss {event['loss']:.3f}"]
+    return f"{event['event']} {event['done']}/{event['total']}  {' · '.join(said)}".rstrip()
 
 
 def submit(

@@ -13,7 +13,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluate import Estimate
 from rstar_lab.rl.memory import PeakMemory
-from rstar_lab.rl.pipeline import Lab, evaluate_model, fine_tune, train
+from rstar_lab.rl.pipeline import NOTHING_SAMPLES, Lab, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.report import Reporter
 from rstar_lab.runs.files import write_json
@@ -37,8 +37,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             base, after_sft = await fine_tune(lab)
             problems = [problem for group in lab.held_out.values() for problem in group]
             parent = {"run": lab.run_id("sft"), "step": None}
-            # Random weights never end a response: every sample is as long as may be, and wrong. One a problem says so.
-            before = await evaluate_model(lab, base, problems, "eval-base", samples=1)
+            before = await evaluate_model(lab, base, problems, "eval-base", samples=NOTHING_SAMPLES)
             imitated = await evaluate_model(lab, after_sft, problems, "eval-sft", parent=parent)
             after_rl = await train(lab, after_sft, parent=parent)
             last = int(after_rl.name.removeprefix("step="))

@@ -35,6 +35,8 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
+# Random weights never end a response: every sample is as long as may be, and wrong. One a problem says so.
+NOTHING_SAMPLES = 1
 _SHOWN_TRACES = 500
 
 
@@ -388,6 +390,7 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
             for name, path in models.items():
                 for held_out, problems in lab.held_out.items():
                     results[f"{name}/{held_out}"] = await evaluate_model(
-                        lab, path, problems, f"{held_out}-{name}", parent=parents.get(name)
-                    )
+                        lab, path, problems, f"{held_out}-{name}", parent=parents.get(name),
+                        samples=NOTHING_SAMPLES if path == base and recipe.model == "tiny" else None,
+                    )  # fmt: skip
         return results

@@ -88,3 +88,44 @@ def test_training_from_a_notebook_is_a_job_that_can_be_found_again(ablation):
 
     job = next(job for job in list_jobs(folder / "runs") if job.spec.run == "again-rl")
     execute("03_train.ipynb", folder, recipe="tiny", name="again", runs_dir=str(folder / "runs"), job_id=job.id)
+
+
+@pytest.fixture(scope="module")
+def whole_recipe(tmp_path_factory):
+    """SFT and three stages of a step each."""
+    folder = tmp_path_factory.mktemp("recipe")
+    overrides = SMALL | {
+        "stages.one.steps": 1,
+        "stages.two.steps": 1,
+        "stages.three.steps": 1,
+        "stages.three.max_response_tokens": 64,
+        "stages.three.problems.synthetic.count": 6,
+        "evaluate.sets.easy.synthetic.count": 4,
+        "evaluate.sets.hard.synthetic.count": 4,
+        "evaluate.samples": 1,
+    }
+    parameters = {"recipe": "tiny_three_stage", "overrides": overrides, "runs_dir": str(folder / "runs")}
+    return folder, parameters, execute("10_recipe.ipynb", folder, **parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_recipe_shows_its_stages(whole_recipe):
+    folder, _, notebook = whole_recipe
+    shown = outputs(notebook)
+    for stage in ("one", "two", "three"):
+        assert f"after stage {stage}" in shown
+    assert "of 6 problems kept" in shown
+    assert (folder / "runs" / "tiny_three_stage-rl" / "stages" / "two" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sft_shows_what_is_imitated_and_takes_up_what_is_there(whole_recipe):
+    folder, parameters, _ = whole_recipe
+    model = folder / "runs" / "tiny_three_stage-sft" / "sft" / "model" / "model.safetensors"
+    written = model.stat().st_mtime_ns
+    shown = outputs(execute("02_sft.ipynb", folder, **parameters))
+    assert "<mark>" in shown and "error_then_fix" in shown
+    assert "`tiny_three_stage-easy-base`" in shown and "`tiny_three_stage-hard-sft`" in shown
+    assert model.stat().st_mtime_ns == written
