@@ -20,6 +20,7 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.serve_guard import TOKEN
+from rstar_lab.rl.serve_keeper import KILLED
 from rstar_lab.rl.server_engine import API_KEY
 from rstar_lab.runs.provenance import hardware
 
@@ -146,7 +147,14 @@ class Replica:
     def command(self) -> list[str]:
         options = self.options
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(options.model.resolve()), "--served-model-name", options.model.resolve().name]
+        folder = options.model.resolve()
+        command += [
+            "--model",
+            str(folder),
+            "--served-model-name",
+            folder.name,
+            str(folder),
+        ]  # clients know it by either
         command += ["--host", options.host, "--port", str(self.port), "--dtype", options.dtype]
         command += ["--max-num-seqs", str(options.max_batch), "--disable-uvicorn-access-log"]
         # Log-probs of the distribution drawn from; tool calls as OpenAI's clients expect them.
@@ -225,6 +233,8 @@ def last_error(log: Path) -> str:
     """What a server said last before it ended, of its lines the one that names an error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     lines = [re.sub(r"^\(\w+ pid=\d+\)\s*(?:\w+ [\d-]+ [\d:]+ \[[^]]*\]\s*)?", "", line) for line in lines]
+    if lines and lines[-1].startswith(KILLED):
+        return lines[-1]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     specific = [line for line in errors if "Engine core initialization failed" not in line]
     return (specific or errors or lines or ["it said nothing"])[-1][:300]

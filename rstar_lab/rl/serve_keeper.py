@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 GRACE_S = 5.0
+KILLED = "the server was ended by"
 
 
 def main() -> None:
@@ -24,6 +25,8 @@ def main() -> None:
     if server.poll() is None:
         server.terminate()
         select.select([ended], [], [], GRACE_S)
+    elif server.returncode < 0:
+        print(f"{KILLED} {signal.Signals(-server.returncode).name}", flush=True)
     os.killpg(0, signal.SIGKILL)
 
 

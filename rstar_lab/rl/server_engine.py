@@ -50,7 +50,7 @@ class ServerEngine:
         self.url = self.name = url.rstrip("/").removesuffix("/v1")
         self.stall_s, self.deadline_s, self.patience_s = stall_s, deadline_s, patience_s
         self.version = 0
-        self.lost = False
+        self.lost = self._closed = False
         self.group: Sequence[ServerEngine] = (self,)
         self.on_back: Callable[[], None] = lambda: None
         self.on_metrics: Callable[[ServerMetrics], None] = lambda metrics: None
@@ -99,6 +99,7 @@ class ServerEngine:
 
     async def aclose(self) -> None:
         """Let go of the server, which goes on. Safe to call twice."""
+        self._closed = True
         if self._watchdog:
             self._watchdog.cancel()
         for task in self._in_flight:
@@ -205,7 +206,7 @@ class ServerEngine:
                 finally:
                     self._in_flight.discard(task)
                     task.cancel()
-                if on_tokens or self._others_serve():
+                if self._closed or on_tokens or self._others_serve():
                     raise failure
 
     def _others_serve(self) -> bool:

@@ -60,7 +60,7 @@ CONVERSATION = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
     flags = ("--temperature", "0", "--save", "--name", "talk", "--runs-dir", "runs", "--json")
     done = run("chat", served.urls[0], "--prompt", QUESTION, *flags, cwd=tmp_path)
@@ -78,7 +78,7 @@ def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(served, parrot, tmp_path):
     async with open_chat(served.urls[1], GREEDY) as chat:
         by_tokens = await chat.ask(QUESTION)
@@ -142,7 +142,7 @@ def test_a_turn_is_cut_at_its_tags_however_it_comes_in(size):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parrot, tmp_path):
     lines = [
         {"question": QUESTION, "answer": ANSWER, "id": 7},

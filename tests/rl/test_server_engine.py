@@ -17,7 +17,7 @@ from rstar_lab.rl.rollout import RolloutTask
 from rstar_lab.rl.server_engine import ServerEngine
 from rstar_lab.rl.server_metrics import parse_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PROMPTS = [[3 + i, 5, 7, 11 + i % 4] for i in range(12)]
 
 
@@ -98,68 +98,11 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, parrot, tmp_pa
         assert [c.token_ids for c in await sample(second)] == [c.token_ids for c in a]
 
 
-async def roll(group, count=24, max_tokens=200):
-    """Rollouts of one turn, through the dispatcher; a list of completions each."""
-    problems = [Problem(problem_id=f"p{i}", question="q", answer="a") for i in range(count)]
-    tasks = [RolloutTask(problem, f"t{i}", problem.problem_id, 0, i) for i, problem in enumerate(problems)]
-    seats = group.seats(tasks, "async")
-    got: list[list] = [[] for _ in tasks]
-
-    async def one(index, task):
-        seat = seats(index, task)
-        got[index].append(await seat.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
-        seat.on_turn("", True)
-        seat.leave()
-
-    await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks)))
-    return got
-
-
-async def busy(engine) -> None:
-    while True:
-        if engine._in_flight and (await engine.scrape()).running:
-            return
-        await asyncio.sleep(0.02)
-
-
-async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path):
-    folder, model = parrot
-    other = changed(model, 3)
-    async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
-        first, second = group.engines
-        await group.load(other, 4)
-        expected = [[c.token_ids for c in each] for each in await roll(group)]
-        assert all(len(each) == 1 for each in expected)
-
-        # Hung: it holds its connections and says nothing.
-        rollouts = asyncio.create_task(roll(group))
-        await busy(first)
-        served.signal(0, signal.SIGSTOP)
-        try:
-            after = await rollouts
-        finally:
-            served.signal(0, signal.SIGCONT)
-        assert [[c.token_ids for c in each] for each in after] == expected
-        assert {c.engine for each in after for c in each} >= {second.url}
-        assert await asyncio.to_thread(wait_until, lambda: not first.lost, 100)
-
-        # Killed: `serve` starts it anew, with the weights of its folder; it is used only after it has the newest.
-        rollouts = asyncio.create_task(roll(group))
-        await busy(first)
-        served.server(0).kill()
-        after = await rollouts
-        assert [[c.token_ids for c in each] for each in after] == expected
-        assert await asyncio.to_thread(wait_until, lambda: not first.lost, 250)
-        back = await sample(first)
-        assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5
-        await group.load_folder(folder)
-
-
 async def test_a_url_that_cannot_be_used_is_one_line(served, monkeypatch):
     for url, message in (
         (
             "http://127.0.0.1:9",
-            r"http://127.0.0.1:9 does not answer \(.*refused.*\): start it with `rstar-lab serve MODEL`",
+            r"http://127.0.0.1:9 does not answer \(.+\): start it with `rstar-lab serve MODEL`",
         ),
         (served.urls[0] + "/nowhere", r"/nowhere is no OpenAI-style server: /v1/models answers 404"),
     ):
@@ -204,3 +147,63 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
     assert (metrics.running, metrics.waiting, metrics.kv_use, metrics.preemptions) == (3, 2, 0.25, 4)
     assert metrics.kv_tokens == 1600
     assert parse_metrics("process_cpu_seconds_total 4.0\n") is None
+
+
+# Last, for it takes servers away.
+
+
+async def roll(group, count=24, max_tokens=200):
+    """Rollouts of one turn, through the dispatcher; a list of completions each."""
+    problems = [Problem(problem_id=f"p{i}", question="q", answer="a") for i in range(count)]
+    tasks = [RolloutTask(problem, f"t{i}", problem.problem_id, 0, i) for i, problem in enumerate(problems)]
+    seats = group.seats(tasks, "async")
+    got: list[list] = [[] for _ in tasks]
+
+    async def one(index, task):
+        seat = seats(index, task)
+        got[index].append(await seat.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
+        seat.on_turn("", True)
+        seat.leave()
+
+    await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks)))
+    return got
+
+
+async def busy(engine) -> None:
+    while True:
+        if engine._in_flight and (await engine.scrape()).running:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path):
+    folder, model = parrot
+    other = changed(model, 3)
+    async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
+        first, second = group.engines
+        await group.load(other, 4)
+        expected = [[c.token_ids for c in each] for each in await roll(group)]
+        assert all(len(each) == 1 for each in expected)
+
+        # Hung: it holds its connections and says nothing.
+        rollouts = asyncio.create_task(roll(group))
+        await busy(first)
+        served.signal(0, signal.SIGSTOP)
+        try:
+            after = await rollouts
+        finally:
+            served.signal(0, signal.SIGCONT)
+        assert [[c.token_ids for c in each] for each in after] == expected
+        assert {c.engine for each in after for c in each} >= {second.url}
+        assert await asyncio.to_thread(wait_until, lambda: not first.lost, 300)
+
+        # Killed: `serve` starts it anew, with the weights of its folder; it is used only after it has the newest.
+        rollouts = asyncio.create_task(roll(group))
+        await busy(first)
+        served.server(0).kill()
+        after = await rollouts
+        assert [[c.token_ids for c in each] for each in after] == expected
+        assert await asyncio.to_thread(wait_until, lambda: not first.lost, 900)
+        back = await sample(first)
+        assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5
+        await group.load_folder(folder)
