@@ -109,7 +109,7 @@ def overrides(
         "actor_rollout_ref.rollout.agent.num_workers": max(1, hardware.nodes * (1 if on_cpu else 4)),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "rstar",
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "rstar_lab.rl.verl.manager.OversamplingManager",
-        "reward.num_workers": 1,
+        "reward.num_workers": 0,  # the agent loop brings its reward along
         "algorithm.adv_estimator": "rstar",
         "algorithm.norm_adv_by_std_in_grpo": keys.normalise_std,
         "algorithm.use_kl_in_reward": False,

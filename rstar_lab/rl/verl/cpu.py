@@ -28,6 +28,8 @@ class _CpuDevice(ModuleType):
             return lambda *_: (0, 1)
         if name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all"):
             return lambda *_: None
+        if name in ("get_rng_state", "set_rng_state"):
+            return getattr(torch, name)
         return getattr(torch.cpu, name)
 
 

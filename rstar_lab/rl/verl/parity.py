@@ -32,9 +32,13 @@ TOLERANCE = 1e-4  # relative, of loss and gradient norm: float32 sums in another
 
 
 def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_size: int = 4, **rl: Any) -> Path:
-    """A tiny model, problems whose answer the scripts know, and a recipe; returns the recipe's file. rl: further keys."""
+    """A tiny model, problems whose answer the scripts know but for one, and a recipe; returns the recipe's file. rl: further keys."""
     folder.mkdir(parents=True, exist_ok=True)
-    problems = [Problem(problem_id=f"p{i}", question=f"What is six times seven? ({i})", answer="42") for i in range(8)]
+    answers = ["42"] * 7 + ["unknown"]
+    problems = [
+        Problem(problem_id=f"p{i}", question=f"What is six times seven? ({i})", answer=answer)
+        for i, answer in enumerate(answers)
+    ]
     write_problems(folder / "problems.jsonl", problems)
     texts = [render_prompt(problem.question) for problem in problems]
     tokenizer = train_tokenizer(texts, 512)

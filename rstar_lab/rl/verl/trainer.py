@@ -39,7 +39,6 @@ MODE = "rstar"
 METRICS = {
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
-    "lr": "actor/lr",
     "clip_share": "actor/clip_share",
     "kl": "actor/kl",
     "reference_kl": "actor/kl_loss",
