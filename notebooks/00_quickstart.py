@@ -104,7 +104,7 @@ card
 # %%
 last = training.steps().step.max()
 kept = training.trajectories(f"step = {last} AND reward > 0", columns=["traj_id", "calls"], order_by="kept DESC, calls DESC", limit=1)
-inspect(training, where={"step": [int(last), int(last)]}, selected=kept.traj_id.iloc[0] if len(kept) else "")
+inspect(training, where={"steps": [int(last), int(last)]}, selected=kept.traj_id.iloc[0] if len(kept) else "")
 
 # %% [markdown]
 # ## What next

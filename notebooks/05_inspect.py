@@ -37,11 +37,14 @@ runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 # %% [markdown]
 # ## Curves
 #
-# Every point knows its rollouts. Double-click an empty place to list all of them again.
+# Of the training runs, where there are any: evaluations have one step. Every point knows its rollouts; the button *Box
+# Select* takes several. Double-click an empty place to list all of them again.
 
 # %%
 inspector = inspect(runs, where=where, selected=selected)
-link(plot_curves(runs, metrics), inspector)
+known = runs.runs().query("trajectories > 0")
+trained = known.query("kind == 'train'").run_id.tolist()
+link(plot_curves(runs, metrics, where={"run_id": trained} if trained else None), inspector)
 
 # %% [markdown]
 # ## Trajectories
@@ -79,5 +82,5 @@ display(Markdown("Right answers after the most tool errors, which RoC is there t
 # `watch` follows the newest run until it ends. After a kernel restart, run the cell again: it reads the run's folder.
 
 # %%
-newest = runs.runs().sort_values("created").iloc[-1]
+newest = known[known.run_id.isin(trained or known.run_id)].sort_values("created").iloc[-1]
 watch(newest.path)

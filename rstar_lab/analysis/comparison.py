@@ -223,6 +223,7 @@ def _interval(row) -> str:
     if np.isnan(row.difference):
         return "–"
     scale, unit = (100, " pt") if row.percent else (1, "")
-    if np.isnan(row.low):
-        return f"{row.difference * scale:+.3g}{unit}"
-    return f"{row.difference * scale:+.3g} [{row.low * scale:+.3g}, {row.high * scale:+.3g}]{unit}"
+    text = f"{row.difference * scale:+.3g}"
+    if not np.isnan(row.low):
+        text += f" [{row.low * scale:+.3g}, {row.high * scale:+.3g}]"
+    return text.replace("-", "−") + unit

@@ -22,7 +22,7 @@ from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
 
 TOP = 0.2
 _CALL_OPENS, _CALL_CLOSES = "<tool_call>", "</tool_call>"
-_MARKS = ".,;:!?()[]{}\"'`*_"
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
 KINDS = ("before any tool response", "after success", "after error")
 
 
@@ -125,14 +125,14 @@ def _floats(values: Any, size: int) -> np.ndarray:
 
 def _words(text: str, starts: np.ndarray, ends: np.ndarray) -> list[str]:
     """For each token the word its first visible character is in, in small letters and without marks; "" for tags."""
-    spans = [match.span() for match in re.finditer(r"[^\s<>]+", text)]
+    spans = [match.span() for match in _WORD.finditer(text)]
     begins = [first for first, _ in spans]
     found = []
     for start, end in zip(starts, ends, strict=True):
         at = start + len(text[start:end]) - len(text[start:end].lstrip())
         place = bisect_right(begins, at) - 1
         inside = at < end and place >= 0 and at < spans[place][1]
-        found.append(text[slice(*spans[place])].strip(_MARKS).lower() if inside else "")
+        found.append(text[slice(*spans[place])].lower() if inside else "")
     return found
 
 
@@ -206,17 +206,21 @@ def word_shift(before: pd.DataFrame, after: pd.DataFrame, *, min_count: int = 5)
     return frame.sort_values("change", ascending=False).reset_index()
 
 
-def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 10) -> pd.DataFrame:
-    """The most uncertain tokens of each kind in their context: kind, code, entropy, excerpt (the token in » «), traj_id."""
+def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataFrame:
+    """The most uncertain tokens of each kind in their context: kind, code, entropy, excerpt, traj_id.
+
+    excerpt: the token in » « with `width` characters of the model's own text on either side; … is where a tool spoke.
+    """
     found = []
     highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)
     texts = {traj_id: part for traj_id, part in table[table.traj_id.isin(highest.traj_id)].groupby("traj_id")}
     for row in rows_of(highest.sort_values(["kind", "code", "entropy"], ascending=[True, True, False])):
         of_trajectory = texts[row.traj_id]
         at = int(np.flatnonzero(of_trajectory.position == row.position)[0])
-        said = of_trajectory.text.fillna("").tolist()
-        around = "".join(said[max(0, at - width) : at]), "".join(said[at + 1 : at + 1 + width])
-        found.append((row.kind, row.code, row.entropy, f"{around[0]}»{row.text}«{around[1]}", row.traj_id))
+        gaps = of_trajectory.position.diff().gt(1)
+        said = [f"…{text}" if gap else text for text, gap in zip(of_trajectory.text.fillna(""), gaps, strict=True)]
+        before, after = "".join(said[:at])[-width:], "".join(said[at + 1 :])[:width]
+        found.append((row.kind, row.code, row.entropy, f"{before}»{row.text}«{after}", row.traj_id))
     return pd.DataFrame(found, columns=["kind", "code", "entropy", "excerpt", "traj_id"])
 
 

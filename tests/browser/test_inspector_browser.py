@@ -22,6 +22,7 @@ from rstar_lab.analysis.inspector_transcript import visible
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 APP = ".rl-app"
+GOLDEN = ROOT / "tests" / "golden" / "runs"
 HOSTILE_ID = "roc/6/p0/1"
 
 
@@ -350,9 +351,9 @@ def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab,
     with lab.notebook(out) as opened:
         page = opened.page
         opened.wait("() => document.querySelectorAll('.jp-OutputArea-output').length > 5")
-        page.locator("text=384 trajectories").first.scroll_into_view_if_needed()
+        page.locator("text=1,920 trajectories").first.scroll_into_view_if_needed()
         opened.wait(
-            "() => [...document.querySelectorAll('.jp-OutputArea-output pre')].some(pre => pre.textContent.includes('total = sum('))",
+            "() => [...document.querySelectorAll('.jp-OutputArea-output .rl-page pre')].some(pre => pre.textContent.includes('math.gcd('))",
             30,
         )
         assert page.locator("text=model not found").count() == 0

@@ -1,0 +1,66 @@
+"""The inspection notebook on the golden runs: what it leaves is readable without a kernel, and hostile text stays text."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "05_inspect.ipynb"
+GOLDEN = ROOT / "tests" / "golden" / "runs"
+sys.path.append(str(ROOT / "tests" / "analysis"))
+
+pytestmark = pytest.mark.slow
+
+
+def execute(out: Path, runs_dir: Path, **parameters: object) -> nbformat.NotebookNode:
+    papermill.execute_notebook(
+        NOTEBOOK, out, parameters={"runs_dir": str(runs_dir), **parameters}, cwd=out.parent, progress_bar=False,
+        execution_timeout=250, start_timeout=250,
+    )  # fmt: skip
+    return nbformat.read(out, as_version=4)
+
+
+def html(notebook: nbformat.NotebookNode) -> str:
+    bundles = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not any("application/vnd.jupyter.widget-view+json" in bundle for bundle in bundles)
+    return "\n".join("".join(bundle.get("text/html", "")) for bundle in bundles)
+
+
+def test_the_golden_runs_can_be_read_without_a_kernel(tmp_path):
+    notebook = execute(tmp_path / "out.ipynb", GOLDEN)
+    said = html(notebook)
+    assert "1,920 trajectories of" in said and "rl-page" in said
+    assert said.count('class="rl-seg') >= 3, "the transcript is not there"
+    figures = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "application/vnd.plotly.v1+json" in output.get("data", {})
+    ]
+    assert len(figures) == 3  # curves, outcomes, and the run that is watched
+    curves = figures[0]["data"]["application/vnd.plotly.v1+json"]["data"]
+    drawn = [trace["customdata"] for trace in curves if "customdata" in trace]
+    assert len(drawn) == 2 and len(drawn[0]) == 8, "one training run, two metrics, eight steps"
+    assert (tmp_path / "out.ipynb").stat().st_size < 2_000_000
+
+
+def test_a_hostile_transcript_stays_text_in_a_saved_notebook(tmp_path):
+    from inspector_runs import write_run
+
+    write_run(tmp_path / "runs", "evil", steps=2, problems=1)
+    said = html(execute(tmp_path / "out.ipynb", tmp_path / "runs", selected="evil/2/p0/1"))
+    assert "window.hacked" in said, "the hostile transcript is not the one shown"
+    assert "<script" not in said.lower() and "<img" not in said.lower()
+
+
+def test_the_pair_is_in_step_and_without_outputs():
+    import jupytext
+
+    text, notebook = (jupytext.read(NOTEBOOK.with_suffix(suffix)) for suffix in (".py", ".ipynb"))
+    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]
+    assert not any(cell.get("outputs") for cell in notebook.cells)
