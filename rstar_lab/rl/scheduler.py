@@ -225,6 +225,8 @@ class Adaptive:
     - Admission: the context of an engine's rollouts is projected forward with their expected remaining tokens; a new rollout
       is sent where the highest point of the projection stays below `fill` of the KV cache. Rollouts that wait for a tool count,
       so that their prefix stays cached. An expected length stands for three equally likely ones (`SPREAD`).
+      fill None: `FILL`, the first where the longest rollout takes more steps than all the work at a full cache. There it alone
+      decides, and must not be preempted; else the throughput of full caches does.
     - Order: `probes` rollouts of each problem first, which teach the predictor; then the problems expected to be longest.
     - Balance: work is token-steps of context (what decoding reads and what the cache holds). A new rollout goes to the engine
       with the least; a later turn stays with its engine and its cached prefix, unless that engine has more work than another
@@ -232,11 +234,14 @@ class Adaptive:
     """
 
     SPREAD = np.array([0.5, 0.9, 1.6])  # thirds of a lognormal with sigma 0.6, over its mean
+    FILL = (0.8, 0.9)
     TOKEN_WORK = 400  # a token's own arithmetic, in tokens of context read
 
-    def __init__(self, predictor: LengthPredictor, *, fill: float = 0.9, probes: int = 2, margin: float = 1.5) -> None:
+    def __init__(
+        self, predictor: LengthPredictor, *, fill: float | None = None, probes: int = 2, margin: float = 1.5
+    ) -> None:
         self.predictor = predictor
-        self.fill, self.probes = fill, probes
+        self._fill, self.probes = fill, probes
         self._margin = margin * self._work(0.0, predictor.max_tokens)
         self._home: dict[int, int] = {}
         self._next_turns: list[TurnRequest] = []
@@ -282,6 +287,8 @@ class Adaptive:
             self._ledgers = [_Ledger() for _ in engines]
             self._work_left = [0.0] * len(engines)
             self._open = set(range(len(engines)))
+            if self._fill is None:
+                self._fill = self.FILL[self._steps_at_full_caches(engines) > self.predictor.max_tokens]
         # One that has come back holds nothing, so nothing that moves on would open it.
         self._open.update(i for i in _alive(engines) if not self._ledgers[i].rollouts)
         sent: Dispatch = []
@@ -303,6 +310,14 @@ class Adaptive:
             else:
                 break
         return sent
+
+    def _steps_at_full_caches(self, engines: Sequence[EngineState]) -> float:
+        """Decode steps that the waiting rollouts are expected to take with every KV cache full."""
+        occupied = 0.0  # token-steps
+        for problem, waiting in self._new.items():
+            left = self.predictor.remaining(problem)
+            occupied += sum(left * (request.tokens + left / 2) for request in waiting)
+        return occupied / sum(engines[i].kv_tokens for i in _alive(engines))
 
     def _rank(self, problem: str) -> tuple[int, float, str]:
         probed = min(self._started.get(problem, 0), self.probes)
@@ -345,7 +360,8 @@ class Adaptive:
     def _fits(self, engine: int, state: EngineState, tokens: float, left: float) -> bool:
         """Whether the projected context stays below the limit with one more rollout; an empty engine takes any."""
         ledger = self._ledgers[engine]
-        limit = self.fill * state.kv_tokens
+        assert self._fill is not None
+        limit = self._fill * state.kv_tokens
         rollouts = ledger.rollouts
         if not rollouts:
             return True

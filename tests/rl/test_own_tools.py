@@ -22,6 +22,8 @@ from rstar_lab.rl.pipeline import Lab
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.report import Reporter
 from rstar_lab.rl.reward import make_reward, reward
+from rstar_lab.rl.rollout import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.scheduler import EngineState, LeastInFlight
 from rstar_lab.rl.tokenizer import train_tokenizer
 from rstar_lab.rl.tools import make_tools
 
@@ -297,6 +299,18 @@ def test_a_reward_that_fails_stops_the_run_with_its_name(own):
     for name, message in (("nothing", "TypeError"), ("broken", "ZeroDivisionError")):
         with pytest.raises(UserError, match=f"rl.reward: {MINE}:{name}: {message}"):
             make_reward(f"{MINE}:{name}")("text", "truth")
+
+
+async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
+    tokenizer = train_tokenizer(["text"], 300)
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: "</reason><answer>5</answer>")
+    tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
+    dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
+    with pytest.raises(UserError, match="broken: ZeroDivisionError"):
+        await roll_out(
+            tasks, seats=lambda i, task: dispatcher.seat(i, "p"), codec=Codec(tokenizer, {}), tools={},
+            reward=make_reward(f"{MINE}:broken"), limits=LoopLimits(2000),
+        )  # fmt: skip
 
 
 def test_a_module_written_a_moment_ago_is_found(own):

@@ -10,7 +10,11 @@ import pytest
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.bench_scheduler import Grid, Regime, bench, make_policies, read_grid
+from rstar_lab.rl.engines import EngineGroup
 from rstar_lab.rl.lengths import LengthPredictor
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import EngineSection
+from rstar_lab.rl.rollout import DispatchedSeat, RolloutTask
 from rstar_lab.rl.scheduler import (
     Adaptive,
     EngineState,
@@ -186,6 +190,52 @@ def test_a_rollout_given_up_teaches_nothing_and_frees_its_place():
     assert policy.predictor.remaining("p0") == before
     assert len(home) < 60
     assert policy.dispatch(states)
+
+
+def test_adaptive_leaves_more_room_where_the_longest_rollout_decides():
+    plenty = submit(adaptive(), first_turns(10_000), engines(1, 100_000))
+    little = submit(adaptive(), first_turns(600), engines(1, 100_000))
+    full = submit(adaptive(fill=0.9), first_turns(600), engines(1, 100_000))
+    assert len(little) < len(full) == len(plenty)
+
+
+def test_an_engine_that_comes_back_is_used_again():
+    policy, states = adaptive(), engines(2, 6000)
+    states[1].alive = False
+    home = submit(policy, first_turns(400), states)
+    assert set(home.values()) == {0}
+    states[1].alive = True
+    assert {engine for _, engine in policy.dispatch(states)} == {1}
+
+
+def test_a_new_step_keeps_what_was_learnt_and_moves_with_what_comes():
+    predictor = LengthPredictor(12_288, mean_tokens=1000)
+    for step in range(40):
+        for i in range(32):
+            predictor.progress(f"{step}", 1500, i)
+            predictor.observe("again", 3000, i)
+            predictor.observe(f"{step}", 3000, i)
+        predictor.new_step()
+    known, new = predictor.remaining("again"), predictor.remaining("new")
+    assert known == pytest.approx(3500, rel=0.25) and new == pytest.approx(3500, rel=0.35)
+    for step in range(40, 56):
+        for i in range(32):
+            predictor.observe(f"{step}", 300, i)
+        predictor.new_step()
+    assert predictor.remaining("new") < new / 4, "the policy moves, and lengths with it"
+    assert predictor.remaining("again") > known / 2
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_recipe_names_the_policy_of_real_runs(name, tmp_path):
+    section = EngineSection(scheduler=name)  # type: ignore[arg-type]
+    group = EngineGroup([], tmp_path, 64, scheduler=section.scheduler, max_tokens=4000)
+    seat = group.seats([], "async", 3000)(
+        0, RolloutTask(Problem(problem_id="p", question="q", answer="1"), "t", "g", 0, 0)
+    )
+    assert isinstance(seat, DispatchedSeat)
+    assert type(seat.dispatcher.policy) is type(POLICIES[name]())
+    assert EngineSection().scheduler == "adaptive"
 
 
 def test_predictor_agrees_with_sampling():

@@ -1,0 +1,47 @@
+"""The notebook adds a tool and a reward and trains with them, small; and its pair is in step with it."""
+
+from pathlib import Path
+
+import jupytext
+import nbformat
+import papermill
+import pytest
+
+from rstar_lab.runs.reader import RunReader
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SMALL = {
+    "sft.batch_size": 20,
+    "rl.problems_per_step": 2,
+    "rl.group_size": 2,
+    "rl.max_response_tokens": 80,
+    "engine.kind": "transformers",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_trains_with_a_tool_and_a_reward_of_its_own(tmp_path):
+    out = tmp_path / "out.ipynb"
+    parameters = {"runs_dir": str(tmp_path / "runs"), "examples": 120, "steps": 1, "overrides": SMALL}
+    papermill.execute_notebook(
+        NOTEBOOKS / "11_own_tools.ipynb", out, parameters=parameters, kernel_name="python3", cwd=str(tmp_path),
+        progress_bar=False, start_timeout=300, execution_timeout=700, store_widget_state=False,
+    )  # fmt: skip
+    cells = nbformat.read(out, as_version=4).cells
+    told = "\n".join(str(output) for cell in cells for output in cell.get("outputs", []))
+    assert '"name": "price"' in told and "What a fruit costs at a market, in coins." in told
+    assert "invalid_arguments" in told and "exception" in told
+    reader = RunReader(tmp_path / "runs" / "own_tools-rl")
+    assert reader.status == "finished" and len(reader.metrics()) == 1
+    assert reader.info["recipe"]["rl"]["tools"] == ["my_tools:price"]
+    assert (tmp_path / "my_tools.py").exists()
+
+
+def test_the_pair_is_in_step_and_without_outputs():
+    text = jupytext.read(NOTEBOOKS / "11_own_tools.py")
+    notebook = jupytext.read(NOTEBOOKS / "11_own_tools.ipynb")
+    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]
+    assert not any(cell.get("outputs") for cell in notebook.cells)
