@@ -8,7 +8,7 @@ from collections.abc import Callable
 RARE = 0.1
 RECENT = 64
 ENOUGH = 16
-ASIDE_PER_WORKER = 4
+ASIDE_PER_WORKER = 8
 
 
 class Turn:
@@ -74,9 +74,9 @@ class Slots:
                 waiting.set_exception(error)
 
     def _make_room(self) -> None:
-        """Move long calls aside, where calls wait and long ones are rare."""
+        """Move long calls aside, where calls wait and long ones are rare; beside those that had to, the last ones too."""
         rare = len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
-        while rare and self._long and self.depth and self._aside < ASIDE_PER_WORKER * self.workers:
+        while rare and self._long and (self.depth or self._aside) and self._aside < ASIDE_PER_WORKER * self.workers:
             turn = next(iter(self._long))
             del self._long[turn]
             turn.aside = True

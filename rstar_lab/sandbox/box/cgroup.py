@@ -6,7 +6,9 @@ import re
 import time
 
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-BACKGROUND, NORMAL, BOOSTED = 64, 1024, 8192
+# Shares of the processor beside other work, where an ordinary process has 1024. A rollout waits for every call, so one of
+# ours weighs as much as four of them; in the background it takes what all others leave (idle, from Linux 5.15).
+BACKGROUND, NORMAL, BOOSTED = 2, 4096, 32768
 
 
 def _write(folder: int, name: str, text: str) -> None:
@@ -55,13 +57,22 @@ def _folder(root: str, point: str, path: str) -> str:
 
 
 class Group:
-    """One group: a folder in each hierarchy (version 1) or one folder (version 2)."""
+    """One group: a folder in each hierarchy (version 1) or one folder (version 2).
 
-    def __init__(self, version: int, folders: dict[str, int]) -> None:
+    above: folders in which children lie beside this group, not beneath it. In a processor's hierarchy of its own this lets
+    a child's weight hold against all other work, not against its siblings alone: a call in the background, alone in its
+    sandbox, would else have the weight of the whole sandbox.
+    """
+
+    def __init__(
+        self, version: int, folders: dict[str, int], name: str = "", above: dict[str, int] | None = None
+    ) -> None:
         self.version = version
         self.folders = folders
+        self.name = name
+        self.above = above or {}
         self._memory_mb = self._processes = 0
-        self._weight = NORMAL
+        self._weight = 0
         self._kills = 0
         self._cpu_base = 0.0
 
@@ -72,17 +83,26 @@ class Group:
     def child(self, name: str) -> "Group":
         """Make a group beneath this one."""
         folders: dict[str, int] = {}
-        for controller, folder in self.folders.items():
+        for controller, (folder, full) in self._places(name).items():
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=folder)
-            folders[controller] = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+                os.mkdir(full, 0o755, dir_fd=folder)
+            folders[controller] = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         return Group(self.version, folders)
+
+    def _places(self, child: str) -> dict[str, tuple[int, str]]:
+        """Controller -> folder and name of a child there."""
+        return {
+            controller: (self.above[controller], f"{self.name}-{child}")
+            if controller in self.above
+            else (folder, child)
+            for controller, folder in self.folders.items()
+        }
 
     def remove(self, name: str) -> bool:
         """Remove a child; False while it still has processes."""
-        for folder in set(self.folders.values()):
+        for folder, full in set(self._places(name).values()):
             try:
-                os.rmdir(name, dir_fd=folder)
+                os.rmdir(full, dir_fd=folder)
             except FileNotFoundError:
                 pass
             except OSError:
@@ -118,13 +138,18 @@ class Group:
                 time.sleep(0.005)
 
     def weigh(self, weight: int) -> None:
-        """Share of the processor beside other groups, 1024 being normal."""
-        if weight != self._weight:
+        """Share of the processor beside other groups; an ordinary process has 1024."""
+        if weight == self._weight:
+            return
+        # An idle group takes no shares. One that only shares would give its weight to a waking process late.
+        with contextlib.suppress(OSError):
+            _write(self.folders["cpu"], "cpu.idle", str(int(weight == BACKGROUND)))
+        with contextlib.suppress(OSError) if weight == BACKGROUND else contextlib.nullcontext():
             if self.version == 1:
-                _write(self.folders["cpu"], "cpu.shares", str(weight))
+                _write(self.folders["cpu"], "cpu.shares", str(min(weight, 2**18)))
             else:
-                _write(self.folders["cpu"], "cpu.weight", str(max(1, weight * 100 // 1024)))
-            self._weight = weight
+                _write(self.folders["cpu"], "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
+        self._weight = weight
 
     def begin(self) -> None:
         """A call begins: count from here."""
@@ -154,17 +179,23 @@ class Group:
         return [int(line) for line in _read(folder, name).split()]
 
 
-def _version_1(name: str) -> dict[str, int]:
+def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
+    """The folders of a new group, and those above it in the hierarchies that only share out the processor."""
     own = _own_paths()
-    folders = {}
+    folders, above = {}, {}
     for kind, root, point, options in _mounts():
         for controller in CONTROLLERS:
             if kind == "cgroup" and controller in options and controller in own and controller not in folders:
                 folder = os.path.join(_folder(root, point, own[controller]), name)
                 with contextlib.suppress(OSError):
-                    os.mkdir(folder)
+                    with contextlib.suppress(FileExistsError):  # two controllers in one hierarchy
+                        os.mkdir(folder)
                     folders[controller] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    return folders
+                    if controller.startswith("cpu") and not {"memory", "pids"} & options:
+                        above[controller] = os.open(
+                            os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                        )
+    return folders, above
 
 
 def _version_2(name: str) -> dict[str, int]:
@@ -199,13 +230,13 @@ def _version_2(name: str) -> dict[str, int]:
 def create(name: str) -> Group | None:
     """A group for a whole sandbox, beneath this process's own; None where this user may make none that bounds memory."""
     try:
-        folders = _version_2(name)
-        version = 2
+        version, folders = 2, _version_2(name)
+        above: dict[str, int] = {}
         if "memory" not in folders:
-            folders, version = _version_1(name), 1
+            version, (folders, above) = 1, _version_1(name)
     except OSError:
         return None
-    group = Group(version, folders)
+    group = Group(version, folders, name, above)
     if set(folders) != set(CONTROLLERS):
         destroy(group, name)
         return None
@@ -214,6 +245,12 @@ def create(name: str) -> Group | None:
 
 def destroy(group: Group, name: str) -> None:
     """Remove a sandbox's group with all beneath it. Its processes are gone."""
+    for folder in set(group.above.values()):
+        for entry in os.listdir(folder):
+            if entry.startswith(f"{name}-"):
+                with contextlib.suppress(OSError):
+                    os.rmdir(entry, dir_fd=folder)
+        os.close(folder)
     for folder in set(group.folders.values()):
         for child in os.listdir(folder):
             with contextlib.suppress(OSError):

@@ -184,8 +184,7 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
     if group is None:
         missing["cgroup"] = "this user may make none with a memory and a process controller"
     else:
-        # A rollout waits for every call: one slot of ours weighs as much as four ordinary processes outside.
-        group.weigh(4 * cgroup.NORMAL * workers)
+        group.weigh(cgroup.NORMAL * workers)
     root = isolation.enter_outer(missing)
     pid = os.fork()
     if pid == 0:
