@@ -33,6 +33,7 @@ evaluations = []  # run ids of evaluations that are there already, to look at be
 # %%
 import json
 import subprocess
+import sys
 
 from IPython.display import display
 
@@ -47,7 +48,7 @@ from rstar_lab.analysis import problems as problem_table
 # %%
 def evaluate(model):
     sets = [item for key, value in overrides.items() for item in ("--set", f"{key}={json.dumps(value)}")]
-    command = ["rstar-lab", "evaluate", model, "--problems", problems, "--samples", str(samples), "--fields", fields]
+    command = [sys.executable, "-m", "rstar_lab.cli", "evaluate", model, "--problems", problems, "--samples", str(samples), "--fields", fields]
     done = subprocess.run([*command, "--runs-dir", runs_dir, *sets, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

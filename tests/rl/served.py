@@ -20,16 +20,17 @@ KEY = "a-token-for-tests"
 @dataclass
 class Served:
     urls: list[str]
-    keepers: list[int]
     process: subprocess.Popen[str]
 
-    def server(self, number: int) -> psutil.Process:
-        """The process that speaks HTTP; the engine's is its child."""
-        return psutil.Process(self.keepers[number]).children()[0]
+    def of(self, url: str) -> psutil.Process:
+        """The process that speaks HTTP at a URL; the engine's is its child."""
+        port = url.rsplit(":", 1)[1]
+        found = (p for p in psutil.Process(self.process.pid).children(recursive=True) if port in p.cmdline())
+        return next(p for p in found if "rstar_lab.rl.serve_keeper" not in p.cmdline())
 
-    def signal(self, number: int, what: int) -> None:
+    def signal(self, url: str, what: int) -> None:
         """Send a signal to all processes of a server."""
-        server = self.server(number)
+        server = self.of(url)
         for process in [*server.children(recursive=True), server]:
             process.send_signal(what)
 
@@ -79,7 +80,7 @@ def two_servers(model: Path, log: Path) -> Iterator[Served]:
         line = next((line for line in log.read_text().splitlines() if '"urls"' in line), None)
         assert line, log.read_text()
         said = json.loads(line)
-        yield Served(said["urls"], said["pids"], process)
+        yield Served(said["urls"], process)
         groups = [child.pid for child in psutil.Process(process.pid).children()]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

@@ -19,7 +19,9 @@ from rstar_lab.rl.chat_events import Event, Kind, Sections
 from rstar_lab.rl.chat_session import ChatOptions, open_chat
 from rstar_lab.rl.chat_view import show
 from rstar_lab.rl.evaluate import per_problem, ratio_interval, summarise
-from rstar_lab.rl.evaluate_command import load
+from rstar_lab.rl.evaluate_command import evaluate_command, load
+from rstar_lab.rl.recipe import load_recipe
+from rstar_lab.rl.report import Reporter
 from rstar_lab.rl.serve import ServeOptions, check, take_ports
 from rstar_lab.runs.reader import RunReader
 
@@ -73,8 +75,9 @@ def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
     (row,) = RunReader(tmp_path / "runs" / "talk").read("trajectories").to_pylist()
     assert row["reward"] is None and row["answer"] == ANSWER and row["calls"] == 1 and row["truth"] == ""
     assert row["response_tokens"] == said["response_tokens"] > row["model_tokens"] > 0
-    transcript = runs.transcript(said["traj_id"])
-    assert ANSWER in str(transcript)
+    messages = runs.transcript(said["traj_id"]).to_dict("records")
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[2]["content"] == ANSWER and CODE in messages[1]["content"]
 
 
 @pytest.mark.slow
@@ -143,7 +146,7 @@ def test_a_turn_is_cut_at_its_tags_however_it_comes_in(size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parrot, tmp_path):
+async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parrot, tmp_path, capsys):
     lines = [
         {"question": QUESTION, "answer": ANSWER, "id": 7},
         {"question": "What is one and one?", "answer": "3", "id": 8},
@@ -151,12 +154,11 @@ def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parro
     (tmp_path / "mine.jsonl").write_text(
         "".join(json.dumps({"problem": line.pop("question"), **line}) + "\n" for line in lines)
     )
-    flags = ("--problems", "aime24=mine.jsonl", "--samples", "4", "--runs-dir", "runs", "--json")
-    done = run("evaluate", *served.urls, *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    result = told[-1]
-    solved = {line["problem_id"]: line["correct"] for line in told if line.get("event") == "problem"}
+    source = f"aime24={tmp_path / 'mine.jsonl'}"
+    recipe = load_recipe("evaluate", {"evaluate.samples": 4, "runs": str(tmp_path / "runs")})
+    result = await evaluate_command(served.urls, source, recipe, Reporter(True))
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    solved = {line["problem_id"]: line["correct"] for line in told if line["event"] == "problem"}
     assert solved == {"7": 4, "8": 0}
     assert result["pass1"][0] == result["maj4"][0] == result["pass_at"]["2"][0] == 0.5 and result["n"] == 8
     assert result["intervals"]["calls"][0] == result["calls"] >= 0.5
@@ -165,9 +167,10 @@ def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parro
     assert reader.info["recipe"]["evaluate"] == reader.info["recipe"]["evaluate"] | {
         "max_turns": 30, "max_response_tokens": 30_000, "temperature": 0.6, "top_p": 0.95, "samples": 4,
     }  # fmt: skip
-    again = run("evaluate", served.urls[1], *flags, cwd=tmp_path)
-    assert json.loads(again.stdout.splitlines()[-1]) == result
+    assert await evaluate_command(served.urls[1:], source, recipe, Reporter(True)) == result
     assert RunReader(result["run"]).info["attempts"] == 1
+    with pytest.raises(UserError, match="give one model, or any number of URLs"):
+        await evaluate_command([served.urls[0], str(parrot[0])], source, recipe, Reporter(True))
 
 
 def rows(correct: dict[str, list[int]]) -> list[dict]:

@@ -4,18 +4,23 @@ import asyncio
 import copy
 import signal
 
+import httpx
 import pytest
 import torch
+from scored_run import RECIPE
 from served import KEY, wait_until
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines import open_engines
+from rstar_lab.rl.pipeline import Lab, train
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import EngineSection, RecipeError, load_recipe
+from rstar_lab.rl.recipe import EngineSection, RecipeError, load_recipe, parse_recipe
+from rstar_lab.rl.report import Reporter
 from rstar_lab.rl.rollout import RolloutTask
 from rstar_lab.rl.server_engine import ServerEngine
 from rstar_lab.rl.server_metrics import parse_metrics
+from rstar_lab.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PROMPTS = [[3 + i, 5, 7, 11 + i % 4] for i in range(12)]
@@ -149,6 +154,31 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
     assert parse_metrics("process_cpu_seconds_total 4.0\n") is None
 
 
+async def test_steps_of_training_on_servers(served, parrot, tmp_path):
+    folder, _ = parrot
+    recipe = parse_recipe(
+        RECIPE
+        | {
+            "model": str(folder),
+            "runs": str(tmp_path),
+            "rl": RECIPE["rl"] | {"rollout": "async", "problems_per_step": 4},
+            "stages": [RECIPE["stages"][0] | {"steps": 2}],
+            "engine": {"kind": "server", "urls": served.urls, "dtype": "float32"},
+        }
+    )
+    async with Lab.open(recipe, Reporter(True)) as lab:
+        await train(lab, folder)
+        await (await lab.engines(folder)).load_folder(folder)
+    reader = RunReader(tmp_path / "scored-rl")
+    assert reader.status == "finished" and len(reader.steps()) == 2
+    rows = reader.read("trajectories").to_pylist()
+    assert {(row["step"], row["policy_version"]) for row in rows} == {(1, 0), (2, 1)}
+    assert {row["engine"] for row in rows} == set(served.urls)
+    # The trainer compares the log-probs of every step with its own, and stops past 0.001.
+    kept = [row for row in rows if row["trainer_log_prob"] is not None]
+    assert kept and all(abs(row["trainer_log_prob"] - row["engine_log_prob"]) < 1e-4 for row in kept)
+
+
 # Last, for it takes servers away.
 
 
@@ -188,22 +218,36 @@ async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path)
         # Hung: it holds its connections and says nothing.
         rollouts = asyncio.create_task(roll(group))
         await busy(first)
-        served.signal(0, signal.SIGSTOP)
+        served.signal(first.url, signal.SIGSTOP)
         try:
             after = await rollouts
         finally:
-            served.signal(0, signal.SIGCONT)
+            served.signal(first.url, signal.SIGCONT)
         assert [[c.token_ids for c in each] for each in after] == expected
         assert {c.engine for each in after for c in each} >= {second.url}
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 300)
 
-        # Killed: `serve` starts it anew, with the weights of its folder; it is used only after it has the newest.
+        # Killed.
         rollouts = asyncio.create_task(roll(group))
         await busy(first)
-        served.server(0).kill()
+        served.of(first.url).kill()
         after = await rollouts
         assert [[c.token_ids for c in each] for each in after] == expected
+        assert first.lost and not second.lost
+
+
+@pytest.mark.soak
+async def test_a_server_started_anew_gets_the_newest_weights(served, parrot, tmp_path):
+    folder, model = parrot
+    other = changed(model, 3)
+    for url in served.urls:
+        assert await asyncio.to_thread(wait_until, lambda url=url: httpx.get(f"{url}/health").status_code == 200, 900)
+    async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
+        first, _ = group.engines
+        await group.load(other, 5)
+        served.of(first.url).kill()
+        await roll(group)
+        # `serve` starts it with the weights of its folder; it is used only after it has the newest.
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 900)
         back = await sample(first)
         assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5
-        await group.load_folder(folder)
