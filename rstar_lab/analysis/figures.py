@@ -96,6 +96,10 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
             marker={"color": look[outcome][0], "pattern": {"shape": "/" if outcome in OURS else ""}},
             hovertemplate=f"step %{{x}}<br>{outcome} %{{y:.1%}}<extra></extra>",
         )
+    if not figure.data:
+        figure.add_annotation(
+            text="no failed tool call is recorded", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper"
+        )
     of = "all" if correct is None else "correct" if correct else "incorrect"
     figure.update_layout(barmode="stack", height=400, title=f"outcomes of failed calls, {of} trajectories")
     figure.update_yaxes(tickformat=".0%", title="share of all calls")

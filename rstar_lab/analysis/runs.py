@@ -174,7 +174,9 @@ class Runs:
         arrays = "response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy"
         row = self._transcript_row(traj_id, arrays)
         if row["response_ids"] is None:
-            raise RunStoreError(f"trajectory {traj_id} has no token arrays: the recipe's `token_arrays` left them out")
+            raise RunStoreError(
+                f"trajectory {traj_id} has no token arrays: an import, or the recipe's `token_arrays`, left them out"
+            )
         ids = np.asarray(row["response_ids"])
         mask = np.ones(len(ids), bool) if row["loss_mask"] is None else np.asarray(row["loss_mask"], bool)
         texts = self.texts(row["run_id"], ids)

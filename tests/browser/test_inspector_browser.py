@@ -152,7 +152,10 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         # Curve -> trajectories: a box around two steps of both runs, then one point.
         box_select(opened, 0, 1)
         listed(opened, 128)
-        chosen = python(opened, "print(*sorted(inspector.rows()[['run_id', 'step']].agg('{0[run_id]} {0[step]}'.format, axis=1).unique()))")
+        chosen = python(
+            opened,
+            "print(*sorted(inspector.rows()[['run_id', 'step']].agg('{0[run_id]} {0[step]}'.format, axis=1).unique()))",
+        )
         assert chosen == "grpo 1 grpo 2 roc 1 roc 2"
         page.locator(f"{APP} button", has_text="Show all").first.click()
         listed(opened, 384)
