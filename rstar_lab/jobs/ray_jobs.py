@@ -64,6 +64,7 @@ def _client(spec: JobSpec) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else None
 
     address = spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
+    elsewhere = os.environ.pop("RAY_ADDRESS", None)  # the client would prefer it to the address it is given
     try:
         return JobSubmissionClient(address, headers=headers)
     except Exception as error:  # Ray raises ConnectionError, RuntimeError and its own AuthenticationError
@@ -71,6 +72,9 @@ def _client(spec: JobSpec) -> Any:
             f"no Ray job API at {address}: {_short(error)}. Give address=http://HEAD:8265; a cluster with tokens also needs "
             "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH here"
         ) from error
+    finally:
+        if elsewhere is not None:
+            os.environ["RAY_ADDRESS"] = elsewhere
 
 
 def _short(error: Exception) -> str:

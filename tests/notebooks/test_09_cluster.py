@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parents[2] / "notebooks"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(2400)
 def test_the_notebook_submits_watches_stops_and_analyses_through_ray(tmp_path):
     from rstar_lab.rl.verl.parity import prepare
