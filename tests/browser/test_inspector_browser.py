@@ -20,7 +20,7 @@ from rstar_lab.analysis.inspector_notes import read_notes
 from rstar_lab.analysis.inspector_palette import SCALES
 from rstar_lab.analysis.inspector_transcript import visible
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 APP = ".rl-app"
 GOLDEN = ROOT / "tests" / "golden" / "runs"
 HOSTILE_ID = "roc/6/p0/1"
