@@ -22,6 +22,8 @@ def test_help_names_every_command_and_each_explains_itself():
         "train",
         "run",
         "evaluate",
+        "serve",
+        "chat",
         "sandbox",
         "data",
         "jobs",

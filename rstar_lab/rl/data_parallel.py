@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rstar_lab.errors import UserError
+
 _TIMEOUT = timedelta(minutes=10)  # generous: a busy machine is slow to start a process
 _READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError("a helper process of the training died; start the same command again to go on") from error
 
 
 class Ranks:
@@ -31,8 +43,18 @@ class Ranks:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with _lost():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on rank 0; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size if self.rank == 0 else None
+        with _lost():
+            dist.gather_object(value, values)
+        return values or []
 
     def share_weights(self, model: nn.Module) -> None:
         if self.size > 1:
@@ -44,14 +66,13 @@ class Ranks:
         if self.size == 1:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        try:
+        with _lost():
             dist.all_reduce(flat)
-        except RuntimeError as error:
-            raise RuntimeError(
-                "a helper process of the training died; start the same command again to go on"
-            ) from error
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+ALONE = Ranks()
 
 
 class Helpers:

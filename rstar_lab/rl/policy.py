@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from rstar_lab.rl.data_parallel import ALONE, Ranks
 from rstar_lab.rl.trajectory import Trajectory
 
 CHUNK_LOGITS = 64 * 2**20  # logits held at once, in numbers
@@ -45,10 +46,16 @@ class MicroBatch:
 
 
 def micro_batches(
-    batch: Sequence[Trajectory], max_tokens: int, device: torch.device, *, share: bool = True
+    batch: Sequence[Trajectory],
+    max_tokens: int,
+    device: torch.device,
+    *,
+    share: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Iterator[MicroBatch]:
     """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one row.
 
+    ranks: only this process's part of the rows.
     share: read a prompt once for all its responses. Exact: a prompt's states do not depend on what follows it, and
     gradients of all responses flow into them.
     """
@@ -67,7 +74,7 @@ def micro_batches(
             row.append(i)
             width = wider if len(row) > 1 else len(prompt) + len(batch[i].response_ids)
         rows.append((width, row))
-    rows.sort(key=lambda one: (-one[0], one[1]))
+    rows = sorted(rows, key=lambda one: (-one[0], one[1]))[ranks.rank :: ranks.size]
     start = 0
     while start < len(rows):
         size = max(1, max_tokens // rows[start][0])

@@ -30,7 +30,8 @@ LOCAL_ONLY = {
     "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype", "engine.kind": "trainer, verl, which has vLLM",
     "engine.urls": "trainer, verl, which starts its own servers", "engine.deadline_s": "nothing: verl's servers are its own",
     "engine.scheduler": "trainer, verl, whose router sends a rollout's turns to one server",
-    "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "rl.rollout": "nothing: verl rolls out asynchronously",
+    "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "rl.processes": "the profile's GPUs",
+    "rl.rollout": "nothing: verl rolls out asynchronously",
 }  # fmt: skip
 
 

@@ -130,6 +130,7 @@ class RlSection(Section):
     max_grad_norm: float = 1.0
     mini_batches: Positive = 1
     micro_batch_tokens: Positive = 16384
+    processes: int = Field(1, ge=1, description="on a CPU: processes of one thread each that share an update")
     old_log_probs: Literal["trainer", "engine"] = "trainer"
     rollout: Literal["async", "lockstep"] = "async"
     token_arrays: Literal["all", "kept", "sampled"] = "kept"

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rstar_lab.rl.agent_loop import Codec, LoopLimits
+from rstar_lab.rl.data_parallel import Helpers
 from rstar_lab.rl.engines import EngineGroup
 from rstar_lab.rl.model import load_model
 from rstar_lab.rl.plan import draw_problems, rollout_task, step_seed
@@ -64,10 +65,17 @@ class Trainer:
 
     async def run(self) -> None:
         """All stages, from the last checkpoint on."""
+        rl = self.recipe.rl
+        with Helpers("rstar_lab.rl.update:follow", rl.processes if self.learner.device.type == "cpu" else 1) as helpers:
+            start = frozen(self.learner.model) if self.recipe.settings(self.recipe.stages[0]).kl_coefficient else None
+            self.state = restore_checkpoint(self.writer, self.learner, rl)
+            await self.engines.load(self.learner.model, self.state.step)
+            self.learner.lead(await asyncio.to_thread(helpers.join), rl)
+            await self.run_stages(start)
+            self.learner.dismiss()
+
+    async def run_stages(self, start: PreTrainedModel | None) -> None:
         stages = self.recipe.stages
-        start = frozen(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
-        self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
-        await self.engines.load(self.learner.model, self.state.step)
         for number in range(self.state.stage, len(stages)):
             if number > self.state.stage:
                 self.state.enter_stage(number)

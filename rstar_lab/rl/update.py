@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.data_parallel import ALONE, Ranks
 from rstar_lab.rl.engine import derive_seed
 from rstar_lab.rl.memory import release
 from rstar_lab.rl.objective import group_normaliser, kl_loss, policy_loss, truncated_weights
@@ -28,16 +29,22 @@ class MismatchError(UserError):
 
 
 class Learner:
-    """The model that is trained, its optimizer, and the reference it may be held to."""
+    """The model that is trained, its optimizer, and the reference it may be held to.
 
-    def __init__(self, model: PreTrainedModel):
+    With helper processes every rank has all of these and computes its part of each mini-batch; what rank 0 is asked for,
+    the others do too (`follow`).
+    """
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE):
         self.model = model
+        self.ranks = ranks
         self.device = next(model.parameters()).device
         self.optimizer: torch.optim.AdamW | None = None
         self.reference: PreTrainedModel | None = None
 
     def begin_stage(self, rl: RlSection, *, reset: bool, reference: PreTrainedModel | None) -> None:
         """reset: AdamW forgets its moments; reference: what `kl_coefficient` measures from."""
+        self._tell("begin_stage", rl, reset=reset, reference=reference)
         if self.optimizer is None or reset:
             self.optimizer = make_optimizer(self.model, rl)
         for group in self.optimizer.param_groups:
@@ -49,6 +56,21 @@ class Learner:
             self.model.gradient_checkpointing_disable()
         self.model.train()
 
+    def lead(self, ranks: Ranks, rl: RlSection) -> None:
+        """From here on the other ranks help; they get what this one has."""
+        self.ranks = ranks
+        optimizer = self.optimizer.state_dict() if self.optimizer else None
+        ranks.share((type(self.model), self.model.config, optimizer, rl))
+        ranks.share_weights(self.model)
+
+    def dismiss(self) -> None:
+        """The others' work is done."""
+        self.ranks.share(None)
+
+    def _tell(self, name: str, *arguments: Any, **keywords: Any) -> None:
+        if self.ranks.rank == 0:
+            self.ranks.share((name, arguments, keywords))
+
     def load_optimizer(self, state: dict[str, Any], rl: RlSection) -> None:
         self.optimizer = make_optimizer(self.model, rl)
         self.optimizer.load_state_dict(state)
@@ -56,6 +78,7 @@ class Learner:
     def update(self, kept: Kept, rl: RlSection, *, lr_scale: float, seed: int) -> "Update":
         """Mini-batches of the kept rollouts, in their order. An empty batch changes nothing."""
         assert self.optimizer is not None
+        self._tell("update", kept, rl, lr_scale=lr_scale, seed=seed)
         count = len(kept.trajectories)
         update = Update(count)
         if not count:
@@ -72,7 +95,7 @@ class Learner:
             advantages = torch.tensor(kept.advantages[start:end], device=self.device, dtype=torch.float32)
             prompts = [len(t.prompt_ids) for t in batch]
             normaliser = batch_normaliser(batch, rl)
-            for micro in micro_batches(batch, rl.micro_batch_tokens, self.device):
+            for micro in micro_batches(batch, rl.micro_batch_tokens, self.device, ranks=self.ranks):
                 log_probs, entropy = self.forward(self.model, micro, rl)
                 engine = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
                 if not ahead and number == 0:  # the weights are still those that rolled out
@@ -114,13 +137,23 @@ class Learner:
                     update.sums["reference_kl"] += float(distance.detach())
                 loss.backward()
                 update.add(stats, float(loss.detach()))
+            self._add_up_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), rl.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
             update.grad_norms.append(float(norm))
         if self.device.type == "cpu":
             release()
-        return update
+        return update.merge(self.ranks.gather(update))
+
+    def _add_up_gradients(self) -> None:
+        if self.ranks.size == 1:
+            return
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:  # this rank had nothing of the mini-batch
+                parameter.grad = torch.zeros_like(parameter)
+        self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def forward(self, model: PreTrainedModel, micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
         """log_probs_BT and entropy_BT, float32; the products in the recipe's precision."""
@@ -131,9 +164,24 @@ class Learner:
     def measure(self, kept: Kept, rl: RlSection, update: "Update") -> None:
         """Log-probs and entropy of all kept rollouts under the weights that rolled them out."""
         prompts = [len(t.prompt_ids) for t in kept.trajectories]
-        for micro in micro_batches(kept.trajectories, rl.micro_batch_tokens, self.device):
+        for micro in micro_batches(kept.trajectories, rl.micro_batch_tokens, self.device, ranks=self.ranks):
             log_probs, entropy = self.forward(self.model, micro, rl)
             update.note(micro, prompts, kept.trajectories, log_probs, entropy, 0)
+        measured = update.merge(self.ranks.gather(update))
+        update.log_probs, update.entropies = self.ranks.share((measured.log_probs, measured.entropies))
+
+
+def follow(ranks: Ranks) -> None:
+    """What a helper process does: as rank 0's learner, until it is dismissed."""
+    model_class, config, optimizer, rl = ranks.share(None)
+    model = model_class(config).float()
+    ranks.share_weights(model)
+    learner = Learner(model, ranks)
+    if optimizer is not None:
+        learner.load_optimizer(optimizer, rl)
+    while (call := ranks.share(None)) is not None:
+        name, arguments, keywords = call
+        getattr(learner, name)(*arguments, **keywords)
 
 
 def make_optimizer(model: PreTrainedModel, rl: RlSection) -> torch.optim.AdamW:
@@ -192,6 +240,21 @@ class Update:
         self._ratio_max = max(self._ratio_max, stats["ratio_max"])
         self._tokens += tokens
         self.sums["loss"] += loss
+
+    def merge(self, parts: Sequence["Update"]) -> "Update":
+        """Take in what the other ranks have measured; parts: of all ranks, the first being this one (or none)."""
+        for part in parts[1:]:
+            for mine, theirs in ((self.log_probs, part.log_probs), (self.entropies, part.entropies)):
+                for i, values in enumerate(theirs):
+                    if values is not None:
+                        mine[i] = values
+            for name, value in part.sums.items():
+                self.sums[name] += value
+            for name, value in part._means.items():
+                self._means[name] += value
+            self._tokens += part._tokens
+            self._ratio_max = max(self._ratio_max, part._ratio_max)
+        return self
 
     @property
     def metrics(self) -> dict[str, float]:

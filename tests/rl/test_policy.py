@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rstar_lab.rl import policy
+from rstar_lab.rl.data_parallel import Ranks
 from rstar_lab.rl.model import build_tiny
 from rstar_lab.rl.policy import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.tokenizer import train_tokenizer
@@ -98,3 +99,12 @@ def test_a_prompt_is_read_once_for_all_its_responses(model):
     for one, other in zip(*answers, strict=True):
         assert one.abs().sum() > 0
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_share_out_all_rows(model):
+    whole = [i for micro in micro_batches(BATCH, 40, torch.device("cpu")) for i in micro.index]
+    parts = [
+        [i for micro in micro_batches(BATCH, 40, torch.device("cpu"), ranks=Ranks(rank, 2)) for i in micro.index]
+        for rank in range(2)
+    ]
+    assert sorted(parts[0] + parts[1]) == sorted(whole) and all(parts)
