@@ -52,14 +52,3 @@ def test_figures_are_there_and_cores_are_counted(executed):
     assert "application/vnd.plotly" in outputs(executed, "plot_outcomes(samples)")
     assert "application/vnd.plotly" in outputs(executed, "run_load(")
     assert "CPU ms a call" in outputs(executed, "cores_for_burst")
-
-
-def test_the_pair_is_in_step_and_without_outputs():
-    import jupytext
-
-    text = jupytext.read(HERE / "01_sandbox.py")
-    notebook = jupytext.read(HERE / "01_sandbox.ipynb")
-    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
-        (cell.cell_type, cell.source) for cell in notebook.cells
-    ]
-    assert not any(cell.get("outputs") for cell in notebook.cells)

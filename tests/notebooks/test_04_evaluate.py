@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import jupytext
 import nbformat
 import papermill
 import pytest
@@ -62,9 +61,3 @@ def test_a_model_is_evaluated_and_set_beside_another_evaluation(tmp_path):
     card = outputs("compare(open_runs")
     assert made.name in card and GOLDEN.name in card
     assert [cell for cell in cells if cell.cell_type == "code"][-1].outputs
-
-
-def test_the_pair_is_in_step_and_without_outputs():
-    text, notebook = jupytext.read(NOTEBOOK.with_suffix(".py")), jupytext.read(NOTEBOOK)
-    assert [(c.cell_type, c.source) for c in text.cells] == [(c.cell_type, c.source) for c in notebook.cells]
-    assert not any(cell.get("outputs") for cell in notebook.cells)

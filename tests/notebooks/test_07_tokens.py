@@ -49,13 +49,3 @@ def test_figures_and_tables_are_there_without_a_kernel(executed):
 
 def test_own_words_are_counted(executed):
     assert "per_trajectory" in outputs(executed, "count_words(")
-
-
-def test_the_pair_is_in_step_and_without_outputs():
-    import jupytext
-
-    text, notebook = (jupytext.read(HERE / f"07_tokens.{suffix}") for suffix in ("py", "ipynb"))
-    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
-        (cell.cell_type, cell.source) for cell in notebook.cells
-    ]
-    assert not any(cell.get("outputs") for cell in notebook.cells)

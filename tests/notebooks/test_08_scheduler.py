@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jupytext
 import nbformat
 import papermill
 import pytest
@@ -48,10 +47,3 @@ def test_the_figures_are_there(executed):
 
 def test_the_recorded_calibration_ranks_as_the_simulator_does(executed):
     assert "pairs ranked differently: none" in outputs(executed, "disagreements(")
-
-
-def test_the_pair_is_in_step_and_without_outputs():
-    text = jupytext.read(HERE / "08_scheduler.py")
-    notebook = jupytext.read(HERE / "08_scheduler.ipynb")
-    assert [(c.cell_type, c.source) for c in text.cells] == [(c.cell_type, c.source) for c in notebook.cells]
-    assert not any(cell.get("outputs") for cell in notebook.cells)

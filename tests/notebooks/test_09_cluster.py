@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import jupytext
 import nbformat
 import papermill
 import pytest
@@ -40,10 +39,3 @@ def test_the_notebook_submits_watches_stops_and_analyses_through_ray(tmp_path):
     assert "to ray" in told, "submit says what it sends and where"
     run = json.loads((tmp_path / "runs" / "parity-rl" / "run.json").read_text())
     assert run["status"] == "finished"
-
-
-def test_the_pair_is_in_step_and_without_outputs():
-    text = jupytext.read(HERE / "09_cluster.py")
-    notebook = nbformat.read(HERE / "09_cluster.ipynb", as_version=4)
-    assert [cell.source for cell in text.cells] == [cell.source for cell in notebook.cells]
-    assert not any(cell.get("outputs") for cell in notebook.cells)

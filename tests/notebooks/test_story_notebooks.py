@@ -78,7 +78,7 @@ def test_the_ablation_runs_its_grid_and_does_nothing_twice(ablation):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_from_a_notebook_is_a_job_that_can_be_found_again(ablation):
-    folder, parameters, _ = ablation
+    folder, _, _ = ablation
     model = folder / "runs" / "ablation-sft" / "sft" / "model"
     overrides = SMALL | {"model": str(model), "sft": None, "stages.0.steps": 1, "evaluate.sets": {}}
     del overrides["sft.problems.synthetic.count"]
