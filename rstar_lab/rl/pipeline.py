@@ -16,6 +16,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl import families
 from rstar_lab.rl.agent_loop import Codec
 from rstar_lab.rl.data.mix import read_mix
+from rstar_lab.rl.data_parallel import Helpers
 from rstar_lab.rl.engines import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.evaluate import Estimate, evaluate
 from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
@@ -274,23 +275,26 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
         if found and State.read(found[1]).finished:
             writer.finish("finished")
             return found[1]
-        model = load_model(model_dir, torch.float32)
-        model.to(device())  # type: ignore[arg-type]
-        tokenizer = load_tokenizer(model_dir)
-        writer.write_vocabulary(vocabulary(tokenizer))
-        with reporter.work("rl", total) as work:
-            trainer = Trainer(
-                recipe,
-                model=model,
-                tokenizer=tokenizer,
-                engines=await lab.engines(model_dir),
-                tools=await lab.tools(),
-                reward=lab.reward,
-                writer=writer,
-                problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
-                on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
-            )
-            await trainer.run()
+        count = recipe.rl.processes if device().type == "cpu" else 1
+        with Helpers("rstar_lab.rl.update:follow", count) as helpers:  # they start while the engines do
+            model = load_model(model_dir, torch.float32)
+            model.to(device())  # type: ignore[arg-type]
+            tokenizer = load_tokenizer(model_dir)
+            writer.write_vocabulary(vocabulary(tokenizer))
+            with reporter.work("rl", total) as work:
+                trainer = Trainer(
+                    recipe,
+                    model=model,
+                    tokenizer=tokenizer,
+                    engines=await lab.engines(model_dir),
+                    tools=await lab.tools(),
+                    reward=lab.reward,
+                    writer=writer,
+                    problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
+                    helpers=helpers,
+                    on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
+                )
+                await trainer.run()
         found = writer.latest_checkpoint()
         assert found is not None
         return found[1]

@@ -205,13 +205,12 @@ class DispatchedSeat:
     def __init__(self, dispatcher: Dispatcher, index: int, problem_id: str, generated: int):
         self.dispatcher, self.index, self.problem_id, self.generated = dispatcher, index, problem_id, generated
         self.turn = self.new = 0
-        self.request: TurnRequest | None = None
-        self.sent = False  # whether the policy has given the request to an engine
+        self.request: TurnRequest | None = None  # of a turn that the policy has given to an engine, or may
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         waiting = Waiting(prompt_ids, sampling, asyncio.get_running_loop().create_future())
         self.request = TurnRequest(self.index, self.problem_id, self.turn, len(prompt_ids), self.generated)
-        self.new, self.sent = 0, False
+        self.new = 0
         self.dispatcher.waiting[self.index] = waiting
         self.dispatcher.policy.ready(self.request)
         self.dispatcher.pump()
@@ -219,9 +218,11 @@ class DispatchedSeat:
             completion = await waiting.future
         finally:
             del self.dispatcher.waiting[self.index]
-            self.sent = waiting.sending is not None
             if waiting.sending:
                 waiting.sending.cancel()  # where this call was cancelled; else it has ended
+            else:  # the policy may hand the request out before the rollout leaves
+                self.dispatcher.given_up.add(self.index)
+                self.request = None
         if completion.stop_reason is not FinishReason.ABORTED:
             self.new = len(completion.token_ids)
         return completion
@@ -236,14 +237,10 @@ class DispatchedSeat:
         self.dispatcher.pump()
 
     def leave(self) -> None:
-        if self.request is None:
-            return
-        if self.sent:
+        if self.request is not None:
             self.dispatcher.policy.finished(self.request, 0, True)
             self.dispatcher.pump()
-        else:
-            self.dispatcher.given_up.add(self.index)
-        self.request = None
+            self.request = None
 
     def interrupt(self) -> None:
         self.dispatcher.interrupt()

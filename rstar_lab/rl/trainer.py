@@ -50,12 +50,15 @@ class Trainer:
         writer: RunWriter,
         problems: Mapping[str, Sequence[Problem]],
         on_step: Callable[[dict[str, Any]], None],
+        helpers: Helpers | None = None,
     ):
-        """model: the one the first stage starts from, on its device; problems: of each stage, by its name."""
+        """model: the one the first stage starts from, on its device; problems: of each stage, by its name; helpers: that
+        share its updates."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools)
         self.learner = Learner(model)
+        self.helpers = helpers
         self.state = State()
         self.over = asyncio.Event()  # set when the time of the step under way is over
         # Groups that the last step's end cut: all their rollouts, with what there is of each.
@@ -65,22 +68,18 @@ class Trainer:
 
     async def run(self) -> None:
         """All stages, from the last checkpoint on."""
-        rl = self.recipe.rl
-        with Helpers("rstar_lab.rl.update:follow", rl.processes if self.learner.device.type == "cpu" else 1) as helpers:
-            start = frozen(self.learner.model) if self.recipe.settings(self.recipe.stages[0]).kl_coefficient else None
-            self.state = restore_checkpoint(self.writer, self.learner, rl)
-            await self.engines.load(self.learner.model, self.state.step)
-            self.learner.lead(await asyncio.to_thread(helpers.join), rl)
-            await self.run_stages(start)
-            self.learner.dismiss()
-
-    async def run_stages(self, start: PreTrainedModel | None) -> None:
         stages = self.recipe.stages
+        start = frozen(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
+        self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
+        await self.engines.load(self.learner.model, self.state.step)
+        if self.helpers is not None:
+            self.learner.lead(await asyncio.to_thread(self.helpers.join), self.recipe.rl)
         for number in range(self.state.stage, len(stages)):
             if number > self.state.stage:
                 self.state.enter_stage(number)
                 await self.give_up_carried()
             await self.run_stage(stages[number], start if number == 0 else None)
+        self.learner.dismiss()
         self.writer.finish("finished", result={"stages": stage_table(self.recipe, self.writer.run_dir)})
 
     async def run_stage(self, stage: Stage, start: PreTrainedModel | None) -> None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from scripted_training import problem, train, weights
 from test_policy import BATCH, trajectory
 
+from rstar_lab.rl.data_parallel import Helpers
 from rstar_lab.rl.model import build_tiny
 from rstar_lab.rl.policy import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.recipe import RlSection
@@ -284,3 +285,30 @@ async def test_the_reference_is_the_model_at_the_stage_start_after_a_kill_too(tm
         await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1, stop_after=stop)
     _, cut = await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1)
     assert told(cut) == told(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old_log_probs", ["engine", "trainer"])
+def test_two_processes_make_the_update_of_one(old_log_probs):
+    rl = rl_of(old_log_probs=old_log_probs, mini_batches=2, lr=1e-3, max_grad_norm=1.0)
+    rollouts = as_rollouts(tokens_of(tiny()))
+    seen = []
+    for count in (1, 2):
+        learner = Learner(tiny())
+        with Helpers("rstar_lab.rl.update:follow", count) as helpers:
+            learner.lead(helpers.join(), rl)
+            learner.begin_stage(rl, reset=False, reference=None)
+            updates = [learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)]
+            learner.dismiss()
+        seen.append((updates, torch.cat([p.detach().flatten() for p in learner.model.parameters()])))
+    (alone, weights), (shared, same) = seen
+    torch.testing.assert_close(same, weights, atol=1e-4, rtol=1e-3)  # AdamW makes much of little
+    assert (weights - torch.cat([p.detach().flatten() for p in tiny().parameters()])).abs().max() > 1e-4
+    for one, other in zip(alone, shared, strict=True):
+        assert other.metrics == pytest.approx(one.metrics, rel=1e-3, abs=1e-5)
+        for mine, theirs in zip(one.log_probs, other.log_probs, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(
+                    torch.tensor(theirs), torch.tensor(mine), equal_nan=True, atol=1e-4, rtol=1e-4
+                )
