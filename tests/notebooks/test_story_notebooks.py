@@ -18,10 +18,9 @@ SMALL = {
     "rl.group_size": 4,
     "rl.max_response_tokens": 64,
     "evaluate.max_response_tokens": 64,
-    "engine.count": 1,
+    "engine.kind": "transformers",  # vLLM takes longer to start than all the rest
     "sft.processes": 1,
     "rl.processes": 1,
-    "engine.kv_cache_gb": 0.1,
 }
 
 
