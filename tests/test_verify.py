@@ -2,6 +2,7 @@
 outlives us."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -172,7 +173,12 @@ def test_many_in_order():
 
 
 def helpers() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if module.__file__ in process.cmdline()]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended, zombies included
+            if module.__file__ in process.cmdline():
+                found.append(process)
+    return found
 
 
 @pytest.mark.slow
