@@ -35,7 +35,7 @@ arms = {
     "RoC, errors only": {"rl.roc": "paper", "rl.roc_penalties": ["errors"]},
     "RoC, format only": {"rl.roc": "paper", "rl.roc_penalties": ["format"]},
 }
-overrides = {"rl.problems_per_step": 8}  # for all arms, the SFT included; half a step of the recipe: about a minute a run
+overrides = {"rl.problems_per_step": 8}  # for all arms, the SFT included; half a step of the recipe
 train = True  # False: only draw what is there
 
 # %%

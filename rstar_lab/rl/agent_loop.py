@@ -80,6 +80,21 @@ def refuse(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
     return None
 
 
+def call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:
+    """position: of the answer in the response's tokens."""
+    return ToolCallRecord(
+        turn=turn,
+        index=index,
+        tool=call.name or "",
+        code=result.code,
+        outcome=result.outcome,
+        response=result.text,
+        queue_s=result.queue_s,
+        run_s=result.run_s,
+        position=position,
+    )
+
+
 async def answer_call(
     call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
 ) -> ToolResult:
@@ -201,17 +216,7 @@ async def rollout(
                 )
             )
         calls += [
-            ToolCallRecord(
-                turn=len(turns) - 1,
-                index=index,
-                tool=call.name or "",
-                code=result.code,
-                outcome=result.outcome,
-                response=result.text,
-                queue_s=result.queue_s,
-                run_s=result.run_s,
-                position=len(ids),
-            )
+            call_record(call, result, turn=len(turns) - 1, index=index, position=len(ids))
             for index, (call, result) in enumerate(zip(wanted, results, strict=False))
         ]
         if completion.stop_reason is FinishReason.ABORTED:

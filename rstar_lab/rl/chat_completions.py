@@ -17,7 +17,7 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import tally
-from rstar_lab.rl.agent_loop import ANSWER_TAG, answer_call
+from rstar_lab.rl.agent_loop import ANSWER_TAG, answer_call, call_record
 from rstar_lab.rl.chat import SYSTEM_PROMPT, ToolCall, ask, parse_tool_calls, render_tool_call
 from rstar_lab.rl.chat_events import Event, Kind, Sections, call_event
 from rstar_lab.rl.engine import derive_seed
@@ -139,19 +139,7 @@ class PlainChat:
                 self.messages.append(
                     {"role": "tool", "tool_call_id": call_id or f"call_{index}", "content": result.text}
                 )
-                records.append(
-                    ToolCallRecord(
-                        turn=len(turns),
-                        index=index,
-                        tool=call.name or "",
-                        code=result.code,
-                        outcome=result.outcome,
-                        response=result.text,
-                        queue_s=result.queue_s,
-                        run_s=result.run_s,
-                        position=0,
-                    )
-                )
+                records.append(call_record(call, result, turn=len(turns), index=index, position=0))
             turns.append(Turn(0, 0, text, generate_s, time.monotonic() - asked - generate_s, 0.0))
             if not goes_on:
                 stop = StopReason.LENGTH if cut else StopReason.MAX_TURNS if wanted else StopReason.ANSWERED

@@ -120,10 +120,8 @@ class Lab:
         """Room for the longest prompt and response of any stage or evaluation, within what the model can do."""
         responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
         responses.append(self.recipe.evaluate.max_response_tokens)
-        path = model_dir / "config.json"
-        config = (
-            json.loads(path.read_text()) if path.exists() else {}
-        )  # of a served model, only the tokenizer may lie here
+        path = model_dir / "config.json"  # of a served model, only the tokenizer may lie here
+        config = json.loads(path.read_text()) if path.exists() else {}
         return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
 
 
