@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +39,8 @@ class Learner:
         self.model = model
         self.ranks = ranks
         self.device = next(model.parameters()).device
+        # A mask of its own is understood as meant by torch's attention alone.
+        self.shares_prompts = model.config._attn_implementation == "sdpa"
         self.optimizer: torch.optim.AdamW | None = None
         self.reference: PreTrainedModel | None = None
 
@@ -95,7 +97,7 @@ class Learner:
             advantages = torch.tensor(kept.advantages[start:end], device=self.device, dtype=torch.float32)
             prompts = [len(t.prompt_ids) for t in batch]
             normaliser = batch_normaliser(batch, rl)
-            for micro in micro_batches(batch, rl.micro_batch_tokens, self.device, ranks=self.ranks):
+            for micro in self.cut(batch, rl):
                 log_probs, entropy = self.forward(self.model, micro, rl)
                 engine = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
                 if not ahead and number == 0:  # the weights are still those that rolled out
@@ -155,6 +157,10 @@ class Learner:
                 parameter.grad = torch.zeros_like(parameter)
         self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
+    def cut(self, batch: Sequence[Trajectory], rl: RlSection) -> Iterator[MicroBatch]:
+        """This rank's part of a batch."""
+        return micro_batches(batch, rl.micro_batch_tokens, self.device, share=self.shares_prompts, ranks=self.ranks)
+
     def forward(self, model: PreTrainedModel, micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
         """log_probs_BT and entropy_BT, float32; the products in the recipe's precision."""
         with products(rl, self.device):
@@ -164,7 +170,7 @@ class Learner:
     def measure(self, kept: Kept, rl: RlSection, update: "Update") -> None:
         """Log-probs and entropy of all kept rollouts under the weights that rolled them out."""
         prompts = [len(t.prompt_ids) for t in kept.trajectories]
-        for micro in micro_batches(kept.trajectories, rl.micro_batch_tokens, self.device, ranks=self.ranks):
+        for micro in self.cut(kept.trajectories, rl):
             log_probs, entropy = self.forward(self.model, micro, rl)
             update.note(micro, prompts, kept.trajectories, log_probs, entropy, 0)
         measured = update.merge(self.ranks.gather(update))
