@@ -1,13 +1,16 @@
 """Processes of one thread each that share a batch on a CPU: for small models two of them beat two threads by far."""
 
 import ctypes
+import importlib
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 
 from rstar_lab.errors import UserError
 
-_TIMEOUT = timedelta(minutes=10)  # generous: a busy machine is slow to start a process
+_TIMEOUT = timedelta(days=7)  # helpers wait out rollouts and evaluations; a death is seen at once, by its connection
 _READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
 
@@ -37,6 +40,8 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
+        self._board: Tensor | None = None
+        self._turn = 0
 
     def share(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
@@ -62,35 +67,60 @@ class Ranks:
                 dist.broadcast(tensor, src=0)
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Add up each tensor over the ranks, in place."""
+        """Add up each tensor over the ranks, in place: float32, through memory that the ranks share (a quarter of the
+        time that gloo's sockets take)."""
         if self.size == 1:
             return
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        numel = sum(tensor.numel() for tensor in tensors)
         with _lost():
-            dist.all_reduce(flat)
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            if self._board is None or self._board.shape[-1] != numel:
+                self._board = self._new_board(numel)
+            # Two boards in turn: whoever writes one has seen all others done with reading it.
+            self._turn = 1 - self._turn
+            board = self._board[self._turn]
+            torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=board[self.rank])
+            dist.barrier()
+        total = torch.stack(board.unbind()).sum(0) if self.size > 2 else board[0] + board[1]
+        for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+    def _new_board(self, numel: int) -> Tensor:
+        """Memory of all ranks: (2 turns, ranks, numel). Its file is gone as soon as all have it."""
+        shape = (2, self.size, numel)
+        if self.rank == 0:
+            memory = Path("/dev/shm")
+            room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * 4 * math.prod(shape)
+            with tempfile.NamedTemporaryFile(dir=memory if room else None, prefix="rstar-ranks-") as file:
+                file.truncate(4 * math.prod(shape))
+                return self._map(self.share(file.name), shape)
+        return self._map(self.share(None), shape)
+
+    def _map(self, path: str, shape: tuple[int, ...]) -> Tensor:
+        board = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.float32).view(shape)
+        dist.barrier()
+        return board
 
 
 ALONE = Ranks()
 
 
 class Helpers:
-    """Rank 0's side, a context manager: starts `size - 1` processes that run `entry` ("module:function", given Ranks).
+    """Rank 0's side, a context manager: starts `size - 1` processes, which wait for work; `lead` gives them some.
 
-    They start while the block does other things; `join` waits for them. None outlives this process or the block.
+    They start while the block does other things. None outlives this process or the block.
     """
 
-    def __init__(self, entry: str, size: int):
+    def __init__(self, size: int):
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._size, self._threads, self._joined = size, torch.get_num_threads(), False
+        self.size, self._threads = size, torch.get_num_threads()
+        self._ranks = ALONE if size == 1 else None
         if size == 1:
             return
+        torch.set_num_threads(1)
         self._folder = tempfile.TemporaryDirectory(prefix="rstar-ranks-")
-        module, function = entry.split(":")
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         for rank in range(1, size):
-            arguments = (self._address, rank, size, os.getpid(), module, function)
+            arguments = (self._address, rank, size, os.getpid())
             code = f"from rstar_lab.rl.data_parallel import serve\nserve{arguments!r}"
             command = [sys.executable, "-c", code]
             self._processes.append(
@@ -101,16 +131,17 @@ class Helpers:
     def _address(self) -> str:
         return (Path(self._folder.name) / "rendezvous").as_uri()
 
-    def join(self) -> Ranks:
-        if self._size > 1:
+    def lead(self, entry: str) -> Ranks:
+        """Have every helper run `entry` ("module:function", given its Ranks). It returns before there is other work."""
+        if self._ranks is None:
             for process in self._processes:
                 assert process.stdout is not None
                 if process.stdout.readline() != _READY:
                     raise RuntimeError(f"a helper process of the training ended at its start (exit {process.wait()})")
-            torch.set_num_threads(1)
-            _init(self._address, 0, self._size)
-            self._joined = True
-        return Ranks(0, self._size)
+            _init(self._address, 0, self.size)
+            self._ranks = Ranks(0, self.size)
+        self._ranks.share(entry)
+        return self._ranks
 
     def __enter__(self) -> Self:
         return self
@@ -118,14 +149,18 @@ class Helpers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._size == 1:
+        if self.size == 1:
             return
+        if self._ranks is None or kind is not None:
+            for process in self._processes:
+                process.kill()
+        else:
+            with suppress(UserError):  # it died when there was no work left
+                self._ranks.share(None)
         if dist.is_initialized():
             dist.destroy_process_group()
         torch.set_num_threads(self._threads)
         for process in self._processes:
-            if kind is not None or not self._joined:
-                process.kill()
             assert process.stdout is not None
             process.stdout.close()
             try:
@@ -136,19 +171,21 @@ class Helpers:
         self._folder.cleanup()
 
 
-def serve(address: str, rank: int, size: int, parent: int, module: str, function: str) -> None:
-    """A helper's whole life: join the others, run the function, end. It dies with its parent."""
+def serve(address: str, rank: int, size: int, parent: int) -> None:
+    """A helper's whole life: join the others, do what rank 0 leads it to. It dies with its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the helpers
     if os.getppid() != parent:
         return
-    import importlib
+    import transformers  # noqa: F401  (while there is nothing to do yet)
 
-    entry = getattr(importlib.import_module(module), function)
     torch.set_num_threads(1)
     os.write(1, _READY)
     _init(address, rank, size)
-    entry(Ranks(rank, size))
+    ranks = Ranks(rank, size)
+    while (entry := ranks.share(None)) is not None:
+        module, function = entry.split(":")
+        getattr(importlib.import_module(module), function)(ranks)
     dist.destroy_process_group()
 
 

@@ -49,6 +49,7 @@ class Lab:
         self.runs_dir = recipe.runs
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
+        self._helpers: Helpers | None = None
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
@@ -95,8 +96,15 @@ class Lab:
     def work_dir(self) -> Path:
         return self.runs_dir / ".engines" / self.recipe.name
 
+    def helpers(self) -> Helpers:
+        """Processes that share the work of training, on a CPU."""
+        if self._helpers is None:
+            self._helpers = self._stack.enter_context(Helpers(self.recipe.processes if device().type == "cpu" else 1))
+        return self._helpers
+
     def warm_up(self) -> None:
-        """Start the engines' processes now; they import vLLM while the model is still being made."""
+        """Start all processes now; they import torch and vLLM while the model is still being made."""
+        self.helpers()
         self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
         for engine in self._spawned:
             self._stack.push_async_callback(engine.aclose)
@@ -149,7 +157,7 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
     return problems[: section.limit] if section.limit else problems
 
 
-_SFT_KEYS = ("model", "vocabulary", "seed", "sft")
+_SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft")
 RL_KEYS = (*_SFT_KEYS, "rl", "stages")
 
 
@@ -190,6 +198,7 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
         if (writer.run_dir / "sft" / "sft.json").exists() and base.exists():
             writer.finish("finished")
             return base, after
+        helpers = lab.helpers()
         traces = await make_sft_traces(lab)
         with whole_file(writer.run_dir / "traces.jsonl") as file:  # some, for people to read
             file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
@@ -216,7 +225,7 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
             try:
                 result = await asyncio.to_thread(
                     sft, model, tokenizer, dataset, config=config,
-                    out_dir=writer.run_dir / "sft", on_step=on_step,
+                    out_dir=writer.run_dir / "sft", helpers=helpers, on_step=on_step,
                 )  # fmt: skip
             finally:
                 stopped.set()
@@ -273,26 +282,25 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
         if found and State.read(found[1]).finished:
             writer.finish("finished")
             return found[1]
-        count = recipe.rl.processes if device().type == "cpu" else 1
-        with Helpers("rstar_lab.rl.update:follow", count) as helpers:  # they start while the engines do
-            model = load_model(model_dir, torch.float32)
-            model.to(device())  # type: ignore[arg-type]
-            tokenizer = load_tokenizer(model_dir)
-            writer.write_vocabulary(vocabulary(tokenizer))
-            with reporter.work("rl", total) as work:
-                trainer = Trainer(
-                    recipe,
-                    model=model,
-                    tokenizer=tokenizer,
-                    engines=await lab.engines(model_dir),
-                    tools=await lab.tools(),
-                    reward=lab.reward,
-                    writer=writer,
-                    problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
-                    helpers=helpers,
-                    on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
-                )
-                await trainer.run()
+        helpers = lab.helpers()
+        model = load_model(model_dir, torch.float32)
+        model.to(device())  # type: ignore[arg-type]
+        tokenizer = load_tokenizer(model_dir)
+        writer.write_vocabulary(vocabulary(tokenizer))
+        with reporter.work("rl", total) as work:
+            trainer = Trainer(
+                recipe,
+                model=model,
+                tokenizer=tokenizer,
+                engines=await lab.engines(model_dir),
+                tools=await lab.tools(),
+                reward=lab.reward,
+                writer=writer,
+                problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
+                helpers=helpers,
+                on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
+            )
+            await trainer.run()
         found = writer.latest_checkpoint()
         assert found is not None
         return found[1]

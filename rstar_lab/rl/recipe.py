@@ -76,7 +76,6 @@ class SftConfig(Section):
         "auto", description="of the products; weights are fp32. auto: bf16 where the hardware has it"
     )
     gradient_checkpointing: bool = False
-    processes: int = Field(1, ge=1, description="on a CPU: processes of one thread each that share a batch")
     checkpoint_every: int = Field(200, ge=1, description="steps")
     seed: int = 0
 
@@ -130,7 +129,6 @@ class RlSection(Section):
     max_grad_norm: float = 1.0
     mini_batches: Positive = 1
     micro_batch_tokens: Positive = 16384
-    processes: int = Field(1, ge=1, description="on a CPU: processes of one thread each that share an update")
     old_log_probs: Literal["trainer", "engine"] = "trainer"
     rollout: Literal["async", "lockstep"] = "async"
     token_arrays: Literal["all", "kept", "sampled"] = "kept"
@@ -307,6 +305,9 @@ class Recipe(Section):
     model: str
     vocabulary: Positive = Field(1024, description="of the tokenizer, where the model is tiny")
     seed: int = 0
+    processes: Positive = Field(
+        1, description="on a CPU: processes of one thread each that share the batches of SFT and the updates of RL"
+    )
     runs: Path = Path("runs")
     sft: SftSection | None = None
     rl: RlSection = RlSection()

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.data_parallel import Helpers, Ranks
+from rstar_lab.rl.data_parallel import ALONE, Helpers, Ranks
 from rstar_lab.rl.memory import release
 from rstar_lab.rl.model import load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
@@ -34,7 +34,7 @@ from rstar_lab.runs.files import whole_file, write_json
 
 _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE = 2**26
-_WIDTH_MULTIPLE = 32
+_WIDTH_MULTIPLE = 16
 _RELEASE_EVERY = 10  # steps
 
 
@@ -71,32 +71,33 @@ def sft(
     *,
     config: SftConfig,
     out_dir: Path,
+    helpers: Helpers | None = None,
     on_step: Callable[[dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune `model` in place; leaves out_dir/model (Hugging Face format) and out_dir/metrics.jsonl.
 
-    dataset: conversations as (text, is_the_model's_own) pieces. on_step gets each step's metrics.
+    dataset: conversations as (text, is_the_model's_own) pieces. helpers: processes that share each batch; none are
+    needed. on_step gets each step's metrics.
     A run that was cut short goes on where its last checkpoint is; a finished one is loaded and its result returned.
     Returns {"steps", "examples", "left_out", "tokens", "loss", "seconds"}: loss is the mean over the last tenth of the
     steps, seconds is this attempt's. Raises UserError where no conversation is left or out_dir holds another run.
     """
     started = time.monotonic()
     out_dir = Path(out_dir)
-    with Helpers("rstar_lab.rl.sft:help_sft", config.processes if model.device.type == "cpu" else 1) as helpers:
-        examples, left_out = encode(dataset, tokenizer, config.max_tokens)
-        if not examples:
-            raise UserError(
-                f"SFT: none of {len(dataset)} conversations has a turn of the model and at most"
-                f" {config.max_tokens} tokens (max_tokens)"
-            )
-        model.float()  # master weights
-        key = _key(model, examples, config)
-        if (result := _finished(out_dir, key)) is not None:
-            model.load_state_dict(load_model(out_dir / "model").state_dict())
-            return result
-        ranks = helpers.join()
-        ranks.share((type(model), model.config, examples, config, out_dir, key))
-        history = _train(model, examples, config, out_dir, key, ranks, on_step)
+    examples, left_out = encode(dataset, tokenizer, config.max_tokens)
+    if not examples:
+        raise UserError(
+            f"SFT: none of {len(dataset)} conversations has a turn of the model and at most"
+            f" {config.max_tokens} tokens (max_tokens)"
+        )
+    model.float()  # master weights
+    key = _key(model, examples, config, helpers.size if helpers else 1)
+    if (result := _finished(out_dir, key)) is not None:
+        model.load_state_dict(load_model(out_dir / "model").state_dict())
+        return result
+    ranks = helpers.lead("rstar_lab.rl.sft:help_sft") if helpers is not None else ALONE
+    ranks.share((type(model), model.config, examples, config, out_dir, key))
+    history = _train(model, examples, config, out_dir, key, ranks, on_step)
     tail = [line["loss"] for line in history[-max(1, len(history) // 10) :]]
     result = {
         "steps": len(history),
@@ -165,7 +166,7 @@ def _train(
             "grad_norm": norm.item(),
             "tokens": sum(len(example.ids) for example in batch),
         }
-        if not math.isfinite(line["loss"]) or not math.isfinite(line["grad_norm"]):
+        if ranks.rank == 0 and not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
             raise UserError(
                 f"SFT: loss {line['loss']}, gradient norm {line['grad_norm']} at step {step}: try a lower learning rate"
             )
@@ -283,9 +284,9 @@ def _has_bf16(device: torch.device) -> bool:
 # --- what is kept on disk ---------------------------------------------------------------------------------------------
 
 
-def _key(model: PreTrainedModel, examples: list[Example], config: SftConfig) -> str:
+def _key(model: PreTrainedModel, examples: list[Example], config: SftConfig, processes: int) -> str:
     """Names a run by all that its weights depend on."""
-    digest = hashlib.sha256(config.model_dump_json(exclude={"checkpoint_every"}).encode())
+    digest = hashlib.sha256(f"{processes} {config.model_dump_json(exclude={'checkpoint_every'})}".encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -73,7 +73,7 @@ class Trainer:
         self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
         await self.engines.load(self.learner.model, self.state.step)
         if self.helpers is not None:
-            self.learner.lead(await asyncio.to_thread(self.helpers.join), self.recipe.rl)
+            self.learner.lead(await asyncio.to_thread(self.helpers.lead, "rstar_lab.rl.update:follow"), self.recipe.rl)
         for number in range(self.state.stage, len(stages)):
             if number > self.state.stage:
                 self.state.enter_stage(number)

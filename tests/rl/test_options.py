@@ -294,8 +294,8 @@ def test_two_processes_make_the_update_of_one():
     seen = []
     for count in (1, 2):
         learner = Learner(tiny())
-        with Helpers("rstar_lab.rl.update:follow", count) as helpers:
-            learner.lead(helpers.join(), rl)
+        with Helpers(count) as helpers:
+            learner.lead(helpers.lead("rstar_lab.rl.update:follow"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
             updates = [learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)]
             learner.dismiss()

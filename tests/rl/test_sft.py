@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl import chat
+from rstar_lab.rl.data_parallel import Helpers
 from rstar_lab.rl.model import build_tiny, load_model
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.sft import Example, _batches, _loss, _lr_scale, _micro_batches, encode, sft
@@ -218,6 +219,7 @@ SCRIPT = """
     sys.path.insert(0, {here!r})
     from test_sft import DATASET, TINY, TOKENIZER, fresh
     from pathlib import Path
+    from rstar_lab.rl.data_parallel import Helpers
     from rstar_lab.rl.recipe import SftConfig
     from rstar_lab.rl.sft import sft
 
@@ -225,8 +227,9 @@ SCRIPT = """
         if line["step"] == 7:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    config = SftConfig(**TINY | {{"processes": {processes}, "checkpoint_every": 4}})
-    sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=Path({out!r}), on_step=on_step)
+    config = SftConfig(**TINY | {{"checkpoint_every": 4}})
+    with Helpers({processes}) as helpers:
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=Path({out!r}), helpers=helpers, on_step=on_step)
 """
 
 
@@ -244,8 +247,9 @@ def helpers_alive() -> set[int]:
 def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    config = SftConfig(**TINY | {"processes": processes, "checkpoint_every": 4})
-    sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole")
+    config = SftConfig(**TINY | {"checkpoint_every": 4})
+    with Helpers(processes) as helpers:
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole", helpers=helpers)
     before = helpers_alive()
     script = SCRIPT.format(here=str(Path(__file__).parent), processes=processes, out=str(tmp_path / "cut"))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -256,7 +260,8 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
         time.sleep(0.1)
     assert not helpers_alive() - before
     assert not (tmp_path / "cut" / "sft.json").exists()
-    sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut")
+    with Helpers(processes) as helpers:
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", helpers=helpers)
     torch.set_num_threads(threads)
     assert same_files(tmp_path / "cut", tmp_path / "whole")
 
@@ -265,6 +270,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
 def test_two_processes_learn_what_one_learns(tmp_path):
     models = [fresh(), fresh()]
     for processes, model in enumerate(models, 1):
-        config = SftConfig(**TINY | {"optimizer": "adamw", "epochs": 0.5, "processes": processes})
-        sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / str(processes))
+        config = SftConfig(**TINY | {"optimizer": "adamw", "epochs": 0.5})
+        with Helpers(processes) as helpers:
+            sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / str(processes), helpers=helpers)
     torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-4)
