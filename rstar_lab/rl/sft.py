@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,6 +35,8 @@ from rstar_lab.runs.files import whole_file, write_json
 _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE = 2**26
 _WIDTH_MULTIPLE = 16
+_TARGETS_MULTIPLE = 64
+_IGNORED = -100
 _RELEASE_EVERY = 10  # steps
 
 
@@ -203,12 +205,15 @@ def _loss(model: PreTrainedModel, rows: list[Example], packing: bool) -> Tensor:
     hidden_BTH = model.base_model(
         input_ids=ids_BT.to(device), position_ids=positions_BT.to(device), use_cache=False
     ).last_hidden_state
-    hidden_NH = hidden_BTH[:, :-1][mask_BT[:, 1:].to(device)]
-    targets_N = ids_BT[:, 1:][mask_BT[:, 1:]].to(device)
+    # Few numbers of targets, too: what is added at the end of them is ignored.
+    own = mask_BT[:, 1:].flatten().nonzero().flatten()
+    added = -len(own) % _TARGETS_MULTIPLE
+    targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED).to(device)
+    hidden_NH = hidden_BTH[:, :-1].flatten(0, 1)[pad(own, (0, added)).to(device)]
     head = model.get_output_embeddings()
 
     def nll(hidden: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(head(hidden).float(), targets, reduction="sum")
+        return cross_entropy(head(hidden).float(), targets, ignore_index=_IGNORED, reduction="sum")
 
     chunk = max(1, _LOGITS_AT_ONCE // head.weight.shape[0])
     if len(targets_N) <= chunk:

@@ -11,6 +11,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rstar_lab.rl.memory import release
+
 BEAT_S = 5.0
 
 
@@ -117,6 +119,7 @@ class Worker:
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
         # Blocks cached under the old weights would be served for the new ones.
         self.llm.reset_prefix_cache()
+        release()
 
 
 def main() -> None:
