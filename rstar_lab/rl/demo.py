@@ -72,25 +72,27 @@ def make_report(recipe: Recipe, out: Path) -> Path:
     parameters = {"runs_dir": str(recipe.runs.resolve()), "name": recipe.name}
     flags = [item for key, value in parameters.items() for item in ("-p", key, value)]
     command = [sys.executable, "-m", "papermill", str(NOTEBOOK), str(executed), *flags, "--no-progress-bar"]
-    _call([*command, "--kernel", "python3", "--cwd", str(out)], "the notebook could not be executed", executed)
-    html = executed.with_suffix(".html")
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--no-input", "--output", html.name, str(executed)]
-    # The page asks for nothing from the network: no MathJax, no require.js, no widget loader.
-    command += [f"--HTMLExporter.{name}_url=" for name in ("mathjax", "require_js", "jquery")]
-    command += ["--HTMLExporter.widget_renderer_url="]
-    _call(command, "the notebook could not be turned into HTML", executed)
-    # plotly asks a server for MathJax, which no figure here needs.
-    html.write_text(re.sub(r'<script src="https?://[^"]*"></script>', "", html.read_text()))
-    return html
-
-
-def _call(command: list[str], what: str, left: Path) -> None:
     # Figures as JSON for JupyterLab and as HTML with plotly inside for the page.
     environment = os.environ | {"PLOTLY_RENDERER": "plotly_mimetype+notebook"}
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise UserError(f"{what}: {lines[-1]} (see {left})")
+    with subprocess.Popen(
+        [*command, "--kernel", "python3", "--cwd", str(out)], env=environment, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as papermill:  # fmt: skip
+        from nbconvert import HTMLExporter  # takes seconds, which the notebook takes too
+
+        _, messages = papermill.communicate()
+    if papermill.returncode:
+        lines = messages.strip().splitlines() or ["no message"]
+        raise UserError(f"the notebook could not be executed: {lines[-1]} (see {executed})")
+    # The page asks for nothing from the network: no MathJax, no require.js, no widget loader.
+    exporter = HTMLExporter(
+        exclude_input=True, mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url=""
+    )
+    page, _ = exporter.from_filename(str(executed))
+    html = executed.with_suffix(".html")
+    # plotly asks a server for MathJax, which no figure here needs.
+    html.write_text(re.sub(r'<script src="https?://[^"]*"></script>', "", page))
+    return html
 
 
 def tell(result: dict[str, Any], reporter: Reporter) -> None:
