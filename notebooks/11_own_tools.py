@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -124,10 +126,11 @@ import yaml
 recipe = {
     "model": "tiny",
     "vocabulary": 700,
+    "processes": 2,
     "sft": {
         "conversations": [{"file": str(folder / "conversations.jsonl")}],
         "epochs": 1, "optimizer": "muon", "lr": 0.002, "muon_lr": 0.01, "schedule": "linear_tail", "batch_size": 10,
-        "packing": False, "processes": 2,
+        "packing": False,
     },
     "rl": {
         "tools": ["my_tools:price"], "reward": "my_tools:thrifty",

@@ -74,10 +74,11 @@ async def our_steps(folder: Path, model: Path) -> list[float]:
             "name": "bench",
             "model": str(model),
             "runs": str(folder / "runs"),
+            "processes": os.cpu_count() or 1,
             "rl": {
                 "problems_per_step": PROMPTS, "group_size": GROUP, "roc": "none", "max_response_tokens": TOKENS, "max_turns": 1,
                 "lr": 1e-5, "warmup_steps": 0, "weight_decay": 0.0, "rollout": "lockstep", "token_arrays": "all",
-                "checkpoint_every": 1000, "processes": os.cpu_count() or 1, "reward": "rstar_lab.rl.bench_trainer:score",
+                "checkpoint_every": 1000, "reward": "rstar_lab.rl.bench_trainer:score",
             },
             "stages": [{"name": "rl", "problems": {"synthetic": {"count": 500}}, "steps": WARM_UP + STEPS}],
             "engine": {"dtype": "float32", "kv_cache_gb": 0.25},

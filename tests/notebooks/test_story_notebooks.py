@@ -19,8 +19,7 @@ SMALL = {
     "rl.max_response_tokens": 64,
     "evaluate.max_response_tokens": 64,
     "engine.kind": "transformers",  # vLLM takes longer to start than all the rest
-    "sft.processes": 1,
-    "rl.processes": 1,
+    "processes": 1,
 }
 
 
@@ -82,7 +81,7 @@ def test_training_from_a_notebook_is_a_job_that_can_be_found_again(ablation):
     folder, _, _ = ablation
     model = folder / "runs" / "ablation-sft" / "sft" / "model"
     overrides = SMALL | {"model": str(model), "sft": None, "stages.0.steps": 1, "evaluate.sets": {}}
-    del overrides["sft.problems.synthetic.count"], overrides["sft.processes"]
+    del overrides["sft.problems.synthetic.count"]
     execute("03_train.ipynb", folder, recipe="tiny", overrides=overrides, name="again", runs_dir=str(folder / "runs"))
     assert RunReader(folder / "runs" / "again-rl").status == "finished"
     from rstar_lab.jobs import list_jobs
