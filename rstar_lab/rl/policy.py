@@ -14,7 +14,7 @@ from rstar_lab.rl.trajectory import Trajectory
 CHUNK_LOGITS = 64 * 2**20  # logits held at once, in numbers
 # Responses to one prompt share a row that holds the prompt once, up to this many tokens: past it, attention over
 # strangers in the row costs more than the prompts that are saved.
-SHARED_WIDTH = 1024
+SHARED_WIDTH = 256
 
 
 @dataclass(frozen=True, slots=True)
