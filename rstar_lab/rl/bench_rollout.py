@@ -7,7 +7,6 @@ The second line is what our own code costs: scripted turns, no model.
 """
 
 import asyncio
-import os
 import random
 import tempfile
 import time
@@ -107,7 +106,7 @@ def make_model(folder: Path, tool: OwnTool) -> Path:
     tokenizer = train_tokenizer([text for pieces in dataset for text, _ in pieces], 600)
     config = SftConfig(
         epochs=1, batch_size=16, lr=2e-3, optimizer="muon", schedule="linear_tail", warmup=0.1, max_tokens=900,
-        packing=False, processes=min(2, len(os.sched_getaffinity(0))),
+        packing=False,
     )  # fmt: skip
     sft(build_tiny(tokenizer, seed=0), tokenizer, dataset, config=config, out_dir=folder)
     return folder / "model"

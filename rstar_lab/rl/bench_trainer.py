@@ -1,14 +1,16 @@
 """`rstar-lab bench trainer`: a step of ours against a step of TRL's GRPOTrainer.
 
-The same tiny model, prompts, group size, response length, precision (fp32), cores and reward, single turn, in turns in one
-run. TRL lives in an environment of its own, made on first use; it is no dependency. Nothing of either is left out of a step:
-generation, rewards, update, and for ours also the weights' way to the engines and the run store.
+The same tiny model, prompts, group size, limit on the response, precision (fp32), cores and reward, single turn, in turns in
+one run. The model was taught for half a minute to end its answers, after thoughts of very different lengths, as any model
+that is worth training does. TRL lives in an environment of its own, made on first use; it is no dependency. Nothing of
+either is left out of a step: generation, rewards, update, and for ours also the weights' way to the engines and the store.
 """
 
 import asyncio
 import hashlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -21,15 +23,16 @@ from rich.console import Console
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl import families, pipeline
-from rstar_lab.rl.chat import render_prompt
-from rstar_lab.rl.model import build_tiny, save_model
-from rstar_lab.rl.recipe import parse_recipe
+from rstar_lab.rl.chat import END_OF_TURN, render_prompt
+from rstar_lab.rl.model import build_tiny
+from rstar_lab.rl.recipe import SftConfig, parse_recipe
 from rstar_lab.rl.report import Reporter
+from rstar_lab.rl.sft import sft
 from rstar_lab.rl.tokenizer import train_tokenizer
 from rstar_lab.runs.reader import RunReader
 
 TRL = "1.16.0"
-PROMPTS, GROUP, TOKENS, STEPS, WARM_UP = 16, 8, 64, 8, 2
+PROMPTS, GROUP, TOKENS, STEPS, WARM_UP = 16, 8, 256, 8, 2
 
 
 def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
@@ -59,12 +62,29 @@ def score(text: str, answer: str = "") -> float:
 
 
 def make_model(folder: Path) -> Path:
-    problems = families.synthesize(0, 500)
-    tokenizer = train_tokenizer([problem.question for problem in problems], 1024)
-    save_model(folder / "model", build_tiny(tokenizer, seed=0), tokenizer)
-    prompts = [render_prompt(problem.question) for problem in problems[:PROMPTS]]
-    (folder / "prompts.json").write_text(json.dumps(prompts))
-    return folder / "model"
+    """A tiny model that thinks for 4 to 240 tokens and answers; its prompts lie beside it."""
+    rng = random.Random(0)
+    questions = [problem.question for problem in families.synthesize(0, 500)]
+    dataset = []
+    for question in questions:
+        # A digit is a token, words would be merged.
+        thought = "".join(rng.choices("0123456789", k=min(int(rng.lognormvariate(3.5, 0.8)) + 4, 240)))
+        answer = f"{thought}</reason>\n<answer>\\boxed{{{rng.randrange(100)}}}</answer>{END_OF_TURN}"
+        dataset.append([(render_prompt(question), False), (answer, True)])
+    tokenizer = train_tokenizer([text for pieces in dataset for text, _ in pieces], 1024)
+    config = SftConfig(
+        epochs=1,
+        batch_size=12,
+        lr=2e-3,
+        optimizer="muon",
+        schedule="linear_tail",
+        warmup=0.1,
+        max_tokens=600,
+        packing=False,
+    )
+    sft(build_tiny(tokenizer, seed=0), tokenizer, dataset, config=config, out_dir=folder / "sft")
+    (folder / "prompts.json").write_text(json.dumps([render_prompt(question) for question in questions[:PROMPTS]]))
+    return folder / "sft" / "model"
 
 
 async def our_steps(folder: Path, model: Path) -> list[float]:

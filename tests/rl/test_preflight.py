@@ -100,9 +100,10 @@ def test_what_verl_cannot_honour_is_refused_by_its_key(recipe):
 
 
 def test_keys_that_verl_does_not_read_are_named(recipe):
-    finding = found(recipe(), "mi300x_8x8", {"engine.memory_share": 0.5})["unread keys"]
+    finding = found(recipe(), "mi300x_8x8", {"engine.memory_share": 0.5, "processes": 2})["unread keys"]
     assert finding.status is Status.WARN
     assert "engine.memory_share (verl reads the profile's engine.memory_utilization)" in finding.message
+    assert "processes (verl reads the profile's GPUs)" in finding.message
 
 
 def test_gpu_variables_that_verl_refuses_are_a_failure(recipe, monkeypatch):
