@@ -267,7 +267,9 @@ class Runs:
         condition, parameters = condition_of(where)
         # As it stands inside the JSON of the messages, with or without escapes.
         needles = list(dict.fromkeys(json.dumps(text, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)))
-        scope = (condition, tuple(parameters), self._views.state())
+        # Letters beyond ASCII cost much more to make small, and matter only where one is looked for.
+        lower = pc.ascii_lower if text.isascii() else pc.utf8_lower
+        scope = (condition, tuple(parameters), self._views.state(), text.isascii())
         if self._searched is None or self._searched[0] != scope:
             files = self._views.files("transcripts", condition, parameters)
             source = (
@@ -276,7 +278,7 @@ class Runs:
             if sum(text_bytes(file.path) for file in files) > _SEARCH_BYTES:
                 return self._search_files(source, parameters, needles, limit)
             read = self._views.arrow(source, parameters)
-            self._searched = scope, read.append_column("small", _lower(read["messages"]))
+            self._searched = scope, read.append_column("small", lower(read["messages"]))
         table = self._searched[1]
         # Arrow looks for a regular expression several times faster than for a plain string.
         found = table.filter(pc.match_substring_regex(table["small"], "|".join(map(re.escape, needles)))).slice(
@@ -337,12 +339,6 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
     if len(roots) == 1:
         return Runs(folders, roots[0])
     return Runs(folders + [found for root in roots for found in run_folders(root)], None)
-
-
-def _lower(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """In small letters; much faster where all is ASCII, as the JSON of messages mostly is."""
-    plain = pc.all(pc.string_is_ascii(texts)).as_py()
-    return pc.ascii_lower(texts) if plain else pc.utf8_lower(texts)
 
 
 def _around(text: str, needles: Sequence[str]) -> str:

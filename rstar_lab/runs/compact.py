@@ -18,7 +18,7 @@ from rstar_lab.runs.lock import RunLock
 from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, of_steps
 from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, labelled, step_file
 from rstar_lab.runs.tables import ROLLUP, rollup_row
-from rstar_lab.runs.writer import COMPRESSION, rows_a_group, write_rollup
+from rstar_lab.runs.writer import packing, rows_a_group, write_rollup
 
 # Beyond this a merged file is closed and a new one begun, so that a compaction needs little room beside the run.
 _MERGED_BYTES = 512 * 2**20
@@ -78,7 +78,7 @@ def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
     marks = (labelled(level).metadata or {}) | {STEPS_KEY.encode(): str(steps).encode()}
     target = step_file(run_dir, level, batch[0].stage, steps[0], steps[-1])
     schema = labelled(level).with_metadata(marks)
-    with whole_file(target) as out, pq.ParquetWriter(out, schema, compression=COMPRESSION[level]) as writer:
+    with whole_file(target) as out, pq.ParquetWriter(out, schema, **packing(level)) as writer:
         pending: list[pa.Table] = []
         rows = 0
         for file in batch:

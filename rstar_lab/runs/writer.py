@@ -27,12 +27,8 @@ from rstar_lab.runs.reader import STEPS_KEY, RunReader, check_file, checkpoints,
 from rstar_lab.runs.schema import LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, is_name, labelled, step_file, steps_of
 from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 
-# What is scanned is packed by lz4, half as costly to read as zstd; what is read one row at a time by zstd.
-COMPRESSION = {
-    "trajectories": "lz4",
-    "calls": "lz4",
-    "transcripts": {field.name: "zstd" if pa.types.is_list(field.type) else "lz4" for field in LEVELS["transcripts"]},
-}
+# No two rows have the same: a dictionary of them would be one more copy to read.
+_DIFFERENT = {"traj_id", "messages"}
 _TOKENS_A_ROW_GROUP = 250_000  # one transcript is read by decoding its row group: a few milliseconds
 # Few enough that a list sorted by step reads some groups of a long run, enough that reading them all costs no more.
 _ROWS_A_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000}
@@ -279,7 +275,28 @@ def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | 
     with whole_file(path) as file:
         labels = labelled(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
         table = table.replace_schema_metadata(labels)
-        pq.write_table(table, file, compression=COMPRESSION[level], row_group_size=rows_a_group(level, table))
+        pq.write_table(table, file, row_group_size=rows_a_group(level, table), **packing(level))
+
+
+def packing(level: str) -> dict[str, Any]:
+    """How a level's columns are packed: what pyarrow's Parquet writers take.
+
+    What is scanned is packed by lz4, half as costly to read as zstd; what is read one row at a time by zstd.
+    """
+    one_at_a_time = level == "transcripts"
+    different = _DIFFERENT if level != "calls" else set()
+    fields = LEVELS[level]
+    return {
+        "compression": {
+            _leaf(field): "zstd" if one_at_a_time and pa.types.is_list(field.type) else "lz4" for field in fields
+        },
+        "use_dictionary": [_leaf(field) for field in fields if field.name not in different],
+    }
+
+
+def _leaf(field: pa.Field) -> str:
+    """What Parquet calls the column that holds the values of a field."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def rows_a_group(level: str, table: pa.Table) -> int:

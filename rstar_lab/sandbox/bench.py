@@ -47,7 +47,7 @@ def bench(against: str | None) -> Iterator[dict[str, Any]]:
         for name, code, count, rounds in (("a", SHORT, 384, 3), ("b", NUMPY, 128, 3), ("c", SYMPY, 64, 3)):
             yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
         # Long enough that the last loops, which end alone, do not make the rate.
-        yield compare("mix", ours, against, mixed(800), 2, batch=1, clients=64)
+        yield compare("mix", ours, against, mixed(1600), 1, batch=1, clients=64)
         yield from many_in_flight(ours)
         yield from beside_endless_loops(ours)
         yield from all_at_once(ready)
