@@ -76,14 +76,16 @@ def question(number: int) -> str:
 
 
 def conversation(number: int, rng: random.Random, schema: dict[str, Any]) -> list[tuple[str, bool]]:
-    """One to three look-ups, each after a thought of 4 to 200 words, then the answer."""
+    """One to three look-ups, each after a thought of 4 to 200 tokens, then the answer."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": ask(question(number))},
     ]
 
     def thought() -> str:
-        return "<reason>" + " hm" * min(int(rng.lognormvariate(3.0, 1.1)) + 4, 200) + "</reason>\n"
+        # A digit is a token, words would be merged.
+        digits = rng.choices("0123456789", k=min(int(rng.lognormvariate(3.0, 1.1)) + 4, 200))
+        return f"<reason>{''.join(digits)}</reason>\n"
 
     for _ in range(rng.randint(1, 3)):
         call = render_tool_call("look_up", {"key": f"k{number % 50}"})
