@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from rstar_lab import __version__
 from rstar_lab.errors import UserError
@@ -275,7 +275,7 @@ def bench(
     if name not in homes:
         raise UserError(f"bench {name}: there is none; choose from {', '.join(homes)}")
     options = {"grid": grid} if grid else {}
-    table = Table("bench", "value", "unit", "against", "ratio", "n")
+    table = Table(Column("bench", no_wrap=True), "value", "unit", "against", "ratio", "n")  # a name cut off is no name
     for line in import_module(f"rstar_lab.{homes[name]}").bench(against, **options):
         if as_json:
             print(json.dumps(line), flush=True)
