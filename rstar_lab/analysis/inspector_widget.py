@@ -4,15 +4,21 @@ import os
 import sys
 import time
 import uuid
+from abc import ABCMeta, abstractmethod
 from typing import Any, Self
 
 import anywidget
+import traitlets
 from IPython.display import display, update_display
 
 _DEAF_AFTER_S = 3.0
 
 
-class NotebookWidget(anywidget.AnyWidget):
+class _Meta(ABCMeta, traitlets.MetaHasTraits):
+    """Abstract methods for classes with traits, which have a metaclass of their own."""
+
+
+class NotebookWidget(anywidget.AnyWidget, metaclass=_Meta):
     """A widget that shows its static form first and takes that form's place once a browser says hello.
 
     A notebook run without a browser (papermill, nbconvert) therefore keeps output that needs no kernel, and never says
@@ -27,13 +33,13 @@ class NotebookWidget(anywidget.AnyWidget):
         super().__init__(**state)
         self.on_msg(self._on_greeting)
 
+    @abstractmethod
     def static_bundle(self) -> dict[str, Any]:
         """MIME bundle of the static form."""
-        raise NotImplementedError
 
+    @abstractmethod
     def again(self) -> Self:
         """A new widget in the same state, whose changes this one follows and leads."""
-        raise NotImplementedError
 
     def _ipython_display_(self, **_: Any) -> None:
         display(self.static_bundle(), raw=True)

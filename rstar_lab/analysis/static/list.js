@@ -18,9 +18,9 @@ const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[na
 /** [column to sort by, title, width, cell, right-aligned] */
 const listColumns = [
   ["step", "Step", 52, (row) => show(row.step), true],
-  ["problem_id", "Problem", 108, (row) => row.problem_id],
+  ["problem_id", "Problem", 128, (row) => row.problem_id],
   ["sample", "#", 32, (row) => show(row.sample), true],
-  ["reward", "Right", 46, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
+  ["reward", "Right", 54, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
   ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "kept" : "drop"))],
   ["outcomes", "Tool calls", 84, callCell],
   ["response_tokens", "Tokens", 60, (row) => show(row.response_tokens), true],
