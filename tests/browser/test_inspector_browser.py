@@ -360,6 +360,12 @@ def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab,
             30,
         )
         assert page.locator("text=model not found").count() == 0
+        # The notebook's own styles of tables and lists did not win: nothing runs over its cell, facts stand in rows.
+        crowded, facts = page.evaluate(
+            "() => [[...document.querySelectorAll('.rl-page td')].filter(td => td.scrollWidth > td.clientWidth).length,"
+            " getComputedStyle(document.querySelector('.rl-page .rl-facts')).display]"
+        )
+        assert (crowded, facts) == (0, "flex")
         opened.shot("inspector-static")
 
 
