@@ -223,7 +223,7 @@ class Keeper:
         if running.channel is not None:
             poller.register(running.channel, select.POLLIN)
         told = False
-        tick_s = LONG_CPU_S
+        tick_s = TICK_S
         while True:
             for fd, _ in poller.poll(tick_s * 1000):
                 if fd == self.line.fileno():
