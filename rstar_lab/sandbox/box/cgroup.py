@@ -7,8 +7,9 @@ import time
 
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # Shares of the processor beside other work, where an ordinary process has 1024. A rollout waits for every call, so one of
-# ours weighs as much as four of them; in the background it takes what all others leave (idle, from Linux 5.15).
-BACKGROUND, NORMAL, BOOSTED = 2, 4096, 32768
+# ours weighs as much as four of them. One that made room weighs less than the service itself, and in the background it takes
+# what all others leave (idle, from Linux 5.15).
+BACKGROUND, ASIDE, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
 
 def _write(folder: int, name: str, text: str) -> None:

@@ -5,14 +5,14 @@ import os
 import time
 
 from rstar_lab.sandbox.box import processes
-from rstar_lab.sandbox.box.cgroup import BACKGROUND, BOOSTED, NORMAL, Group
+from rstar_lab.sandbox.box.cgroup import ASIDE, BACKGROUND, BOOSTED, NORMAL, Group
 from rstar_lab.sandbox.box.frames import Request
 
 TICK_S = 0.05
 # A call longer than this may be asked to make room for shorter ones. Less than a tick, so that the first look can tell.
 LONG_CPU_S = 0.04
 # One that made room is moved to the background after this share of its limit.
-BACKGROUND_SHARE = 1 / 8
+BACKGROUND_SHARE = 1 / 10
 
 
 class Watch:
@@ -88,7 +88,8 @@ class Watch:
         in_background = self.yielded and self.last_cpu_s > self.request.timeout_s * BACKGROUND_SHARE
         if self.group:
             behind = not self.yielded and left_s - needed_s < self.request.wall_slack_s * 3 / 4
-            self.group.weigh(BACKGROUND if in_background else BOOSTED if behind else NORMAL)
+            weight = ASIDE if self.yielded else BOOSTED if behind else NORMAL
+            self.group.weigh(BACKGROUND if in_background else weight)
         elif in_background:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self.pid, 19)
