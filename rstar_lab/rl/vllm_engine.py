@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -53,7 +54,10 @@ class VllmEngine:
         """Start the process and return at once: it imports vLLM meanwhile."""
         ours, theirs = socket.socketpair()
         life_read, life_write = os.pipe()
+        # vLLM leaves its sockets where it made them.
+        self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
         environment = os.environ | {
+            "VLLM_RPC_BASE_PATH": self._sockets.name,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
@@ -190,6 +194,7 @@ class VllmEngine:
         self._connection.close()
         process.kill()
         process.wait()
+        self._sockets.cleanup()
 
     async def aclose(self) -> None:
         """End the process. Safe to call twice."""

@@ -5,6 +5,7 @@ before it takes another step: with one message a turn the batches, and so the bi
 """
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ def die_with_parent(life_fd: int) -> None:
 
     def watch() -> None:
         os.read(life_fd, 1)
+        shutil.rmtree(os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)  # the parent's, which cannot any more
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -177,7 +177,8 @@ class Lab:
                 self.api(f"api/sessions/{session['id']}", method="DELETE")
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while Playwright runs, no test of this thread can start an event loop.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     executable = chromium()
     if executable is None:
@@ -189,7 +190,7 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
     private = {

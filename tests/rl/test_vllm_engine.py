@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -51,7 +52,10 @@ async def sample(engine, temperature: float = 0.8, max_tokens: int = 24):
     return await asyncio.gather(*engine.submit(requests))
 
 
-async def test_one_engine_through_its_life(tmp_path):
+async def test_one_engine_through_its_life(tmp_path, monkeypatch):
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
     model = make_model(tmp_path / "model", tied=True)
     async with open_engines(SECTION, tmp_path / "model", tmp_path / "work", 256) as group:
         (engine,) = group.engines
@@ -106,6 +110,7 @@ async def test_one_engine_through_its_life(tmp_path):
         assert [c.token_ids for c in thawed] == [c.token_ids for c in changed]
         pid = engine.pid
     assert not Path(f"/proc/{pid}").exists()
+    assert not list(sockets.iterdir())
     assert not (tmp_path / "work" / "weights.safetensors").exists()
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
 
@@ -132,7 +137,10 @@ async def main():
         await asyncio.sleep(600)
 asyncio.run(main())
 """
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    environment = os.environ | {"TMPDIR": str(sockets)}
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout
     pid = int(parent.stdout.readline())
     assert Path(f"/proc/{pid}").exists()
@@ -142,3 +150,4 @@ asyncio.run(main())
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists()
+    assert not list(sockets.glob("rstar-vllm-*"))
