@@ -199,10 +199,9 @@ async def roll(group, count=24, max_tokens=200):
     return got
 
 
-async def busy(engine) -> None:
-    while True:
-        if engine._in_flight and (await engine.scrape()).running:
-            return
+async def busy(engine, rollouts) -> None:
+    while not (engine._in_flight and (await engine.scrape()).running):
+        assert not rollouts.done(), "a fast machine: the rollouts were over before the engine was seen at work"
         await asyncio.sleep(0.02)
 
 
@@ -212,12 +211,12 @@ async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path)
     async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
         first, second = group.engines
         await group.load(other, 4)
-        expected = [[c.token_ids for c in each] for each in await roll(group)]
+        expected = [[c.token_ids for c in each] for each in await roll(group, 96)]
         assert all(len(each) == 1 for each in expected)
 
         # Hung: it holds its connections and says nothing.
-        rollouts = asyncio.create_task(roll(group))
-        await busy(first)
+        rollouts = asyncio.create_task(roll(group, 96))
+        await busy(first, rollouts)
         served.signal(first.url, signal.SIGSTOP)
         try:
             after = await rollouts
@@ -228,8 +227,8 @@ async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path)
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 300)
 
         # Killed.
-        rollouts = asyncio.create_task(roll(group))
-        await busy(first)
+        rollouts = asyncio.create_task(roll(group, 96))
+        await busy(first, rollouts)
         served.of(first.url).kill()
         after = await rollouts
         assert [[c.token_ids for c in each] for each in after] == expected

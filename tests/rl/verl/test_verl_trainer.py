@@ -23,7 +23,7 @@ from rstar_lab.runs.reader import RunReader
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(1800)]
 OPTIONS = {
     "aggregation": "group-token-mean", "mini_batches": 2, "warmup_steps": 3, "importance_cap": 2.0,
     "dynamic_sampling": 1, "overlong_buffer": 500,
