@@ -67,8 +67,8 @@ class Ranks:
                 dist.broadcast(tensor, src=0)
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Add up each tensor over the ranks, in place: float32, through memory that the ranks share (a quarter of the
-        time that gloo's sockets take)."""
+        """Add up each tensor over the ranks, in place: float32, through memory that the ranks share, since gloo's sockets
+        would copy every gradient several times."""
         if self.size == 1:
             return
         numel = sum(tensor.numel() for tensor in tensors)
@@ -80,8 +80,7 @@ class Ranks:
             board = self._board[self._turn]
             torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=board[self.rank])
             dist.barrier()
-        total = torch.stack(board.unbind()).sum(0) if self.size > 2 else board[0] + board[1]
-        for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, part in zip(tensors, board.sum(0).split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
     def _new_board(self, numel: int) -> Tensor:

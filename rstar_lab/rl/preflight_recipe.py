@@ -12,15 +12,20 @@ from rstar_lab.rl.tools import make_tools
 
 SAMPLED_PROBLEMS = 32
 CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
-# Recipe keys that only the local trainer reads, with the profile's part that verl reads instead.
+# Recipe keys that only the local trainer reads, with what decides under verl.
 LOCAL_ONLY = {
-    "engine.count": "engine.tensor_parallel", "engine.max_batch": "engine.max_sequences",
-    "engine.memory_share": "engine.memory_utilization", "engine.dtype": "engine.dtype", "engine.kind": "trainer, verl, which has vLLM",
-    "engine.urls": "trainer, verl, which starts its own servers", "engine.deadline_s": "nothing: verl's servers are its own",
-    "engine.scheduler": "trainer, verl, whose router sends a rollout's turns to one server",
-    "rl.micro_batch_tokens": "parallelism.tokens_per_gpu", "processes": "GPUs",
-    "rl.rollout": "nothing: verl rolls out asynchronously",
-}  # fmt: skip
+    "engine.count": "verl reads the profile's engine.tensor_parallel",
+    "engine.max_batch": "verl reads the profile's engine.max_sequences",
+    "engine.memory_share": "verl reads the profile's engine.memory_utilization",
+    "engine.dtype": "verl reads the profile's engine.dtype",
+    "engine.kind": "verl's servers are vLLM",
+    "engine.urls": "verl starts its own servers",
+    "engine.deadline_s": "verl waits for its own servers as long as they live",
+    "engine.scheduler": "verl's router sends a rollout's turns to one server",
+    "rl.micro_batch_tokens": "verl reads the profile's parallelism.tokens_per_gpu",
+    "rl.rollout": "verl rolls out asynchronously",
+    "processes": "verl reads the profile's GPUs",
+}
 
 
 def own_functions(subject: Subject) -> str:
@@ -43,11 +48,11 @@ def unread_keys(subject: Subject) -> str:
     if refused := refusals(subject.recipe):
         raise UserError(f"not under verl: {'; '.join(refused)}")
     recipe, default = subject.recipe, Recipe(model=subject.recipe.model)
-    found = []
-    for key, instead in LOCAL_ONLY.items():
-        if attrgetter(key)(recipe) != attrgetter(key)(default):
-            found.append(f"{key} (verl reads the profile's {instead})")
-    if found:
+    if found := [
+        f"{key} ({instead})"
+        for key, instead in LOCAL_ONLY.items()
+        if attrgetter(key)(recipe) != attrgetter(key)(default)
+    ]:
         raise Warn(f"set, but decided elsewhere: {'; '.join(found)}")
     return "verl reads every key that is set"
 

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -46,9 +47,7 @@ def free_port():
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     install()
-    folder = Path(
-        subprocess.run(["mktemp", "-d", "/tmp/slXXXX"], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    folder = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))  # a short path: munge's socket lies in it
     for name in ("munge", "state", "d/n1", "d/n2", "run"):
         (folder / name).mkdir(parents=True)
     (folder / "munge").chmod(0o711)
