@@ -97,7 +97,7 @@ class Inspector(NotebookWidget):
 
     def _whole(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         row = self.source.row(traj_id)
-        return row, self.source.record(traj_id), self.source.siblings(row), self._all_notes().get(traj_id, {})
+        return row, self.source.record(row), self.source.siblings(row), self._all_notes().get(traj_id, {})
 
     def _all_notes(self) -> dict[str, dict[str, Any]]:
         if self._notes is None:
@@ -151,7 +151,7 @@ class Inspector(NotebookWidget):
         row["note"] = self._all_notes().get(traj_id)
         answer: dict[str, Any] = {"row": row, "siblings": self.source.siblings(row), "channels": list(CHANNELS)}
         try:
-            record = self.source.record(traj_id)
+            record = self.source.record(row)
         except UserError as error:
             return {**answer, "segments": [], "tokens": 0, "missing": str(error)}
         values = np.ascontiguousarray(token_values(record))

@@ -25,7 +25,7 @@ class Store(Protocol):
 
     def sql(self, query: str) -> pd.DataFrame: ...
 
-    def record(self, traj_id: str) -> dict[str, Any]: ...
+    def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
 
 
 class Frames:
@@ -41,7 +41,7 @@ class Frames:
     def sql(self, query: str) -> pd.DataFrame:
         return self._connection.execute(query).df()
 
-    def record(self, traj_id: str) -> dict[str, Any]:
+    def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if self._transcripts is None:
             raise UserError("these rows came without transcripts: give Frames(trajectories, transcripts)")
         found = self._transcripts[self._transcripts["traj_id"] == traj_id]
@@ -157,9 +157,9 @@ class Source:
         ends = {"last": steps[0], "first": steps[done - 1]} if done else {"last": None, "first": None}
         return {"hits": hits, **ends, "whole": done == len(steps) and len(hits) < SEARCH_LIMIT}
 
-    def record(self, traj_id: str) -> dict[str, Any]:
-        """One transcript: columns of TRANSCRIPTS, and token_texts where the run kept its vocabulary."""
-        return self.store.record(traj_id)
+    def record(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The transcript of a row: columns of TRANSCRIPTS, and token_texts where the run kept its vocabulary."""
+        return self.store.record(row["traj_id"], row)
 
     @property
     def runs(self) -> list[str]:

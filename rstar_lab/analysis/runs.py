@@ -6,7 +6,7 @@ being written is seen up to its last whole step, anew at every query.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ class Runs:
 
         `.attrs` has question, truth, run_id, stage and step. Raises RunStoreError where there is none.
         """
-        row = self._transcript_row(traj_id, "question, truth, messages")
+        row = self._transcript_row(self._place(traj_id), "question, truth, messages")
         rows, turn = [], -1
         for number, message in enumerate(json.loads(row["messages"])):
             turn += message["role"] == "assistant"
@@ -146,16 +146,19 @@ class Runs:
         frame.attrs = {key: row[key] for key in ("question", "truth", "run_id", "stage", "step")}
         return frame
 
-    def record(self, traj_id: str) -> dict[str, Any]:
-        """A transcript as it is stored (columns of TRANSCRIPTS), and token_texts where the run kept its vocabulary."""
-        row = self._transcript_row(traj_id, "*")
+    def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A transcript as it is stored (columns of TRANSCRIPTS), and token_texts where the run kept its vocabulary.
+
+        place: its row of the trajectories, where that was read already.
+        """
+        row = self._transcript_row(self._place(traj_id) if place is None else place, "*")
         return row | {"token_texts": self.texts(row["run_id"], row["response_ids"])}
 
     def turns(self, traj_id: str) -> pd.DataFrame:
         """One row a turn of the model: its text, calls, outcomes, and seconds its calls queued and ran."""
         messages = self.transcript(traj_id)
         said = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
-        calls = self._calls_of(traj_id).sort_values(["turn", "index"])
+        calls = self._calls_of(self._place(traj_id)).sort_values(["turn", "index"])
         of_turn = calls.groupby("turn")
         frame = pd.DataFrame({"traj_id": traj_id, "turn": said.index, "text": said.to_numpy()})
         frame["calls"] = frame.turn.map(of_turn.size()).fillna(0).astype(int)
@@ -172,7 +175,8 @@ class Runs:
         What the run did not keep is NaN; text is None without a vocabulary. Raises RunStoreError without token arrays.
         """
         arrays = "response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy"
-        row = self._transcript_row(traj_id, arrays)
+        place = self._place(traj_id)
+        row = self._transcript_row(place, arrays)
         if row["response_ids"] is None:
             raise RunStoreError(
                 f"trajectory {traj_id} has no token arrays: an import, or the recipe's `token_arrays`, left them out"
@@ -193,9 +197,8 @@ class Runs:
             values = np.full(len(ids), np.nan, np.float32) if row[key] is None else np.asarray(row[key], np.float32)
             frame[name] = np.where(mask, values, np.nan)
         frame["mismatch"] = frame.engine_log_prob - frame.trainer_log_prob
-        advantage = self.trajectories({"traj_id": traj_id}, columns=["advantage"]).advantage
-        frame["advantage"] = np.where(mask, float(advantage.iloc[0]) if len(advantage) else np.nan, np.nan)
-        frame["after"] = self._after(traj_id, len(ids))
+        frame["advantage"] = np.where(mask, place["advantage"], np.nan)
+        frame["after"] = self._after(place, len(ids))
         return frame
 
     def texts(self, run_id: str, ids: Sequence[int] | np.ndarray | None) -> list[str | None] | None:
@@ -205,46 +208,41 @@ class Runs:
             return None
         return [vocabulary[token] if 0 <= token < len(vocabulary) else None for token in ids]
 
-    def _calls_of(self, traj_id: str) -> pd.DataFrame:
+    def _calls_of(self, place: Mapping[str, Any]) -> pd.DataFrame:
         """Its rows of the calls; none where the run kept no calls."""
-        source = self._views.of_steps("calls", *self._place(traj_id))
-        return self.sql(f"SELECT * FROM ({source}) WHERE traj_id = ?", [traj_id])
+        source = self._views.of_steps("calls", "run_id = ? AND step = ?", [place["run_id"], place["step"]])
+        return self.sql(f"SELECT * FROM ({source}) WHERE traj_id = ?", [place["traj_id"]])
 
-    def _place(self, traj_id: str) -> tuple[str, list[Any]]:
-        """The condition on run and step that narrows a question to the files of one trajectory."""
-        place = self._query("SELECT run_id, step FROM trajectories", {"traj_id": traj_id})
-        if place.empty:
+    def _place(self, traj_id: str) -> dict[str, Any]:
+        """Where a trajectory lies, which narrows a question about it to a few files; and its advantage."""
+        columns = "traj_id, run_id, stage, step, coalesce(advantage, 'nan') AS advantage"
+        found = self.arrow(f"SELECT {columns} FROM trajectories WHERE traj_id = ?", [traj_id]).to_pylist()
+        if not found:
             raise RunStoreError(f"no trajectory {traj_id!r} in {self.path}")
-        return "run_id = ? AND step = ?", [place.run_id[0], int(place.step[0])]
+        return found[0]
 
     def _vocabulary(self, run_id: str) -> list[str] | None:
         if run_id not in self._vocabularies:
             self._vocabularies[run_id] = self._views.reader(run_id).vocabulary()
         return self._vocabularies[run_id]
 
-    def _after(self, traj_id: str, size: int) -> np.ndarray:
+    def _after(self, place: Mapping[str, Any], size: int) -> np.ndarray:
         after = np.full(size, None, object)
-        calls = self._calls_of(traj_id)[["position", "outcome"]].dropna().sort_values("position")
+        calls = self._calls_of(place)[["position", "outcome"]].dropna().sort_values("position")
         for position, outcome in calls.itertuples(index=False):
             after[int(position) :] = "ok" if outcome == "ok" else "error"
         return after
 
-    def _transcript_row(self, traj_id: str, columns: str) -> dict[str, Any]:
-        place = self._query("SELECT run_id, stage, step FROM trajectories", {"traj_id": traj_id})
-        if place.empty:
-            raise RunStoreError(f"no trajectory {traj_id!r} in {self._views.path}")
-        run_id, stage, step = place.iloc[0]
+    def _transcript_row(self, place: Mapping[str, Any], columns: str) -> dict[str, Any]:
+        traj_id, run_id, step = place["traj_id"], place["run_id"], place["step"]
         reader = self._views.reader(run_id)
         file = next((file for file in reader.files("transcripts") if step in file.steps), None)
         query = f"SELECT {columns} FROM read_parquet(?, hive_partitioning=false) WHERE traj_id = ? AND step = ?"
-        found = self._views.arrow(query, [str(file.path), traj_id, int(step)]) if file else None
+        found = self._views.arrow(query, [str(file.path), traj_id, step]) if file else None
         if found is None or not found.num_rows:
             raise RunStoreError(f"trajectory {traj_id} of run {run_id} has no transcript")
-        return {name: found[name][0].as_py() for name in found.column_names} | {
-            "run_id": run_id,
-            "stage": stage,
-            "step": int(step),
-        }
+        row = {name: found[name][0].as_py() for name in found.column_names}
+        return row | {"run_id": run_id, "stage": place["stage"], "step": step}
 
     # Queries
 

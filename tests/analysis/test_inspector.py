@@ -321,9 +321,9 @@ def test_exports_keep_hostile_text_as_text(inspector: Inspector):
 
 
 def test_an_export_shows_values_of_every_token(inspector: Inspector):
-    kept = inspector.source.page("kept", [], 0, 1)[0]["traj_id"]
+    kept = inspector.source.page("kept", [], 0, 1)[0]
     record = inspector.source.record(kept)
-    page = inspector.html(kept)
+    page = inspector.html(kept["traj_id"])
     listed = {int(token) for token in re.findall(r'title="token (\d+) ', page)}
     shown = {
         part.first + i for part in segments(record) for i, start in enumerate(part.starts)
