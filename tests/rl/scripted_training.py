@@ -1,4 +1,7 @@
-"""A trainer whose rollouts are scripted: `chance 0.5, answer 7` is answered right by half of the seeds. The update is real."""
+"""A trainer whose rollouts are scripted: `chance 0.5, answer 7` is answered right by half of the seeds. The update is real.
+
+`chance 0.5, answer 7, brief from 2`: policies older than version 2 talk past every limit.
+"""
 
 import random
 import re
@@ -31,11 +34,12 @@ class Player(ScriptedEngine):
         self.versions: list[int] = []
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        found = re.search(r"chance ([\d.]+), answer (\d+)", self.tokenizer.decode(prompt_ids))
+        found = re.search(r"chance ([\d.]+), answer (\d+)(?:, brief from (\d+))?", self.tokenizer.decode(prompt_ids))
         assert found
         rng = random.Random(sampling.seed)
         answer = found[2] if rng.random() < float(found[1]) else "0"
-        told = f"so{' so' * rng.randrange(8)}</reason><answer>\\boxed{{{answer}}}</answer>"
+        words = 10_000 if self.versions[-1] < int(found[3] or 0) else rng.randrange(8)
+        told = f"so{' so' * words}</reason><answer>\\boxed{{{answer}}}</answer>"
         self.script = lambda prompt, turn: told
         return await super().generate(prompt_ids, sampling)
 
@@ -43,8 +47,8 @@ class Player(ScriptedEngine):
         self.versions.append(version)
 
 
-def problem(name: str, chance: float) -> Problem:
-    return Problem(problem_id=name, question=f"chance {chance}, answer 7", answer="7")
+def problem(name: str, chance: float, more: str = "") -> Problem:
+    return Problem(problem_id=name, question=f"chance {chance}, answer 7{more}", answer="7")
 
 
 def right(text: str, answer: str) -> float:

@@ -43,22 +43,32 @@ def test_triggers():
         HandOff(window=3)
 
 
-async def test_a_trigger_ends_a_stage_and_the_next_goes_on(tmp_path):
-    easy = [problem("easy", 1.0)]
-    rule = {"solved_groups": 1.0, "window": 2}
-    stages = [{"name": "one", "steps": 9, "hand_off": rule}, {"name": "two", "steps": 2}]
-    problems = {"one": easy, "two": MIXED}
+@pytest.mark.parametrize(
+    ("trigger", "limit", "first", "truncated"),
+    [
+        ("solved_groups", 1.0, problem("easy", 1.0), [0, 0]),
+        # Two windows of two steps are alike at step 6 and not before.
+        ("truncation_plateau", 0.25, problem("long", 0.5, ", brief from 2"), [1, 1, 0, 0, 0, 0]),
+    ],
+)
+async def test_a_trigger_ends_a_stage_and_the_next_goes_on(tmp_path, trigger, limit, first, truncated):
+    last = len(truncated)
+    stages = [{"name": "one", "steps": 9, "hand_off": {trigger: limit, "window": 2}}, {"name": "two", "steps": 2}]
+    problems = {"one": [first], "two": MIXED}
     _, whole = await train(tmp_path / "whole", stages, problems, checkpoint_every=5)
-    assert [line["stage"] for line in told(whole)] == ["one", "one", "two", "two"]
-    first, second = RunReader(whole).info["result"]["stages"]
-    assert (first["ended_by"], first["last_step"]) == ("solved_groups", 2)
-    assert second["parent"] == {"run": "s-rl", "step": 2} and second["ended_by"] == "steps"
-    assert weights(stage_model(whole, "two")) == weights(whole / "checkpoints/step=000004")
+    assert [line["stage"] for line in told(whole)] == ["one"] * last + ["two"] * 2
+    assert [line["truncated"] for line in told(whole)[:last]] == truncated
+    table = RunReader(whole).info["result"]["stages"]
+    assert (table[0]["ended_by"], table[0]["last_step"]) == (trigger, last)
+    assert table[1]["parent"] == {"run": "s-rl", "step": last} and table[1]["ended_by"] == "steps"
+    assert weights(stage_model(whole, "two")) == weights(whole / f"checkpoints/step={last + 2:06d}")
     assert not (stage_model(whole, "one") / "optimizer.pt").exists()
-    for stop in (1, 2, 3):
+    for stop in (1, last, last + 1):
         await train(tmp_path / "cut", stages, problems, checkpoint_every=5, stop_after=stop)
     _, cut = await train(tmp_path / "cut", stages, problems, checkpoint_every=5)
-    assert told(cut) == told(whole)
+    again, _ = await train(tmp_path / "cut", stages, problems, checkpoint_every=5, trainer_class=Counting)
+    assert not hasattr(again, "counts"), "a finished run made a step"
+    assert told(cut) == told(whole) and RunReader(cut).info["result"]["stages"] == table
     for stage in ("one", "two"):
         assert weights(stage_model(cut, stage)) == weights(stage_model(whole, stage))
 
