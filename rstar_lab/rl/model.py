@@ -22,6 +22,8 @@ from rstar_lab.errors import UserError
 
 logging.disable_progress_bar()
 
+_INDEX = "model.safetensors.index.json"  # of weights in several files, as every model above 5 GB has them
+
 
 class ModelError(UserError):
     """A model folder that is missing, incomplete or broken; the message names the folder and what is wrong with it."""
@@ -137,11 +139,27 @@ def _check(folder: Path, trust_remote_code: bool) -> Path:
         raise ModelError(f"{path} names no model_type: not a model in Hugging Face format")
     if config.get("auto_map") and not trust_remote_code:
         raise ModelError(f"model folder {folder} brings code of its own; it is run only with trust_remote_code=true")
-    if not any(folder.glob("*.safetensors")):
-        other = next(iter([*folder.glob("*.bin"), *folder.glob("*.pt*")]), None)
-        found = f"weights are read from safetensors only, found {other.name}" if other else "no *.safetensors in it"
-        raise ModelError(f"model folder {folder}: {found}")
+    for name in _weight_files(folder):
+        if not (folder / name).is_file() or Path(name).name != name:
+            raise ModelError(f"model folder {folder}: {_INDEX} names {name}, which is not there: copy the whole model")
     return folder
+
+
+def _weight_files(folder: Path) -> set[str]:
+    """What must lie in the folder: one file, or those that an index names."""
+    if (folder / "model.safetensors").is_file():
+        return {"model.safetensors"}
+    path = folder / _INDEX
+    if path.is_file():
+        try:
+            return set(json.loads(path.read_text())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path} is not an index of weights: {_first_line(error)}") from None
+    others = ("*.safetensors", "*.bin", "*.pt*")
+    other = next((path.name for pattern in others for path in sorted(folder.glob(pattern))), "none")
+    raise ModelError(
+        f"model folder {folder}: weights are read from model.safetensors only, or from {_INDEX} and its files; found {other}"
+    )
 
 
 def _first_line(error: Exception) -> str:

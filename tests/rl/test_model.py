@@ -54,6 +54,41 @@ def test_saved_and_loaded_it_computes_the_same(folder):
     assert loaded.config.eos_token_id == TOKENIZER.eos_token_id
 
 
+@pytest.fixture
+def shards(tmp_path):
+    """A folder as every model above 5 GB comes: weights in several files and an index."""
+    build_tiny(TOKENIZER, seed=0, **SHAPE).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    TOKENIZER.save_pretrained(tmp_path / "shards")
+    assert len(list((tmp_path / "shards").glob("model-*-of-*.safetensors"))) > 2
+    assert not (tmp_path / "shards" / "model.safetensors").exists()
+    return tmp_path / "shards"
+
+
+def test_weights_in_several_files_are_the_same_model(folder, shards):
+    assert torch.equal(weights(load_model(shards)), weights(load_model(folder)))
+
+
+@pytest.mark.parametrize("what", ["shard", "torn shard", "index", "torn index", "name outside"])
+def test_broken_shards_are_named_in_one_line(shards, what):
+    shard, index = sorted(shards.glob("model-*"))[1], shards / "model.safetensors.index.json"
+    if what == "shard":
+        shard.unlink()
+    elif what == "torn shard":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    elif what == "index":
+        index.unlink()
+    elif what == "torn index":
+        index.write_text(index.read_text()[:50])
+    else:
+        index.write_text(index.read_text().replace(shard.name, "../elsewhere.safetensors"))
+    with pytest.raises(ModelError) as error:
+        load_model(shards)
+    said = str(error.value)
+    assert str(shards) in said and "\n" not in said
+    names = {"shard": shard.name, "torn shard": "cannot be loaded", "name outside": "../elsewhere.safetensors"}
+    assert names.get(what, index.name) in said
+
+
 def test_dtype_is_the_folders_or_the_one_asked_for(folder):
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, torch.bfloat16).dtype == torch.bfloat16
@@ -126,7 +161,7 @@ def test_a_broken_folder_is_named_in_one_line(folder, breaks, says):
 def test_pickled_weights_are_refused(folder):
     torch.save(load_model(folder).state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"safetensors only, found pytorch_model\.bin"):
+    with pytest.raises(ModelError, match=r"found pytorch_model\.bin"):
         load_model(folder)
 
 
