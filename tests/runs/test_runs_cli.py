@@ -41,7 +41,7 @@ def test_an_unreadable_run_does_not_hide_the_others(runs_dir):
     (runs_dir / "a" / "run.json").write_text("{")
     lines = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
     assert {line["run_id"]: line["status"] for line in lines} == {"a": "unreadable", "b": "finished"}
-    assert "run.json cannot be read" in " ".join(invoke("list", "--runs-dir", runs_dir).split())
+    assert "run.jsoncannotberead" in "".join(invoke("list", "--runs-dir", runs_dir).split())  # wherever lines break
 
 
 def test_show(runs_dir):

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from own_tmp import OWN_TMP
 
 import rstar_lab
 from rstar_lab.outcomes import Outcome
@@ -210,13 +212,38 @@ for folder in ("/tmp", "/dev/shm", "."): open(folder + "/left", "w").write("x")
 builtins.left = math.left = sys.left = 1
 os.environ["LEFT"] = "1"; os.umask(0); sys.setrecursionlimit(50)
 import ctypes; ctypes.CDLL(None).shmget(4712, 4096, 0o1777)"""
-    look = """
+    look = f"""
 import builtins, ctypes, json, math, os, sys
-print(json.dumps([os.listdir("/tmp"), os.listdir("/dev/shm"), os.listdir("."), hasattr(builtins, "left"), hasattr(math, "left"),
+print(json.dumps([{OWN_TMP}, os.listdir("/dev/shm"), os.listdir("."), hasattr(builtins, "left"), hasattr(math, "left"),
   "LEFT" in os.environ, sys.getrecursionlimit() < 100, ctypes.CDLL(None).shmget(4712, 4096, 0) >= 0]))"""
     for _ in range(3):
         assert (await sandbox.run(litter)).outcome == Outcome.OK
         assert await seen(sandbox, look) == [[], [], [], False, False, False, False, False]
+
+
+@needs_every_layer
+def test_an_interpreter_in_tmp_leaves_programs_a_tmp_of_their_own():
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    script = """
+import asyncio, json
+from rstar_lab.sandbox import LocalSandbox
+async def main():
+    async with LocalSandbox(workers=1) as sandbox:
+        calls = ["open('/tmp/left', 'w').write('x')", "import os, held\\nprint(held.__file__, os.listdir('/tmp'))"]
+        print(json.dumps([(await sandbox.run(call)).stdout for call in calls]))
+asyncio.run(main())"""
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+        module = next(folder.glob("env/lib/python*/site-packages")) / "held.py"
+        module.touch()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *site.getsitepackages()])}
+        done = subprocess.run(
+            [folder / "env/bin/python", "-c", script], capture_output=True, text=True, timeout=120, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == ["", f"{module} {[folder.name]}\n"]
+    finally:
+        shutil.rmtree(folder)
 
 
 @needs_every_layer

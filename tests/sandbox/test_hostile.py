@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import pytest_asyncio
+from own_tmp import OWN_TMP
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
@@ -118,10 +119,7 @@ async def attack(sandbox, code: str):
 async def test_survives(sandbox, name):
     code, expected = HOSTILE[name]
     attacking = asyncio.create_task(attack(sandbox, code))
-    honest = [
-        asyncio.create_task(sandbox.run(f"import os\nprint(sum(range({i})))\nos.listdir('/tmp')", timeout_s=10))
-        for i in range(8)
-    ]
+    honest = [asyncio.create_task(sandbox.run(f"print(sum(range({i})))\n{OWN_TMP}", timeout_s=10)) for i in range(8)]
     for i, result in enumerate(await asyncio.gather(*honest)):
         assert (result.outcome, result.stdout, result.value) == (Outcome.OK, f"{sum(range(i))}\n", "[]")
     result = await attacking

@@ -158,7 +158,8 @@ class Isolation:
             uid, gid = os.geteuid(), os.getegid()
         step("user_namespace", self._user_namespace, uid, gid)
         if self.has("mount_namespace"):
-            for folder in (view.WORK, view.TEMPORARY, view.SHARED_MEMORY):
+            view.make_temporary()
+            for folder in (view.WORK, view.SHARED_MEMORY):
                 os.mkdir(folder, 0o700)
             os.chdir(view.WORK)
         else:

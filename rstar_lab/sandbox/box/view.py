@@ -8,6 +8,8 @@ from rstar_lab.sandbox.box import kernel
 
 SCRATCH = "/box"
 WORK, TEMPORARY, SHARED_MEMORY = f"{SCRATCH}/work", f"{SCRATCH}/tmp", f"{SCRATCH}/shm"
+_HELD = "/held"  # an interpreter that lies beneath /tmp is mounted here, for /tmp is each program's own
+_TEMPORARIES = ("/tmp", "/var/tmp")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 # Few, for every program copies the table of mounts; and never all of /usr, where some images keep applications.
 _SYSTEM = [f"/usr/{part}" for part in ("bin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share")]
@@ -16,8 +18,7 @@ _SYSTEM += ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
 _COPIED = ["/etc/ld.so.cache", "/etc/localtime"]
 _ALTERNATIVES = "/etc/alternatives"
 _LINKS = {
-    "/tmp": TEMPORARY,
-    "/var/tmp": TEMPORARY,
+    **dict.fromkeys(_TEMPORARIES, TEMPORARY),
     "/dev/shm": SHARED_MEMORY,
     "/dev/fd": "/proc/self/fd",
     "/dev/stdin": "/proc/self/fd/0",
@@ -81,6 +82,19 @@ def _devices(root: str) -> list[str]:
     return left
 
 
+def _place(path: str) -> str:
+    return f"{_HELD}{path}" if path.startswith(tuple(f"{folder}/" for folder in _TEMPORARIES)) else path
+
+
+def make_temporary(root: str = "") -> None:
+    """An empty TEMPORARY, but for links to what of the interpreter lies beneath /tmp on the host."""
+    os.mkdir(f"{root}{TEMPORARY}", 0o700)
+    for folder in _TEMPORARIES:
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(f"{root}{_HELD}{folder}"):
+                os.symlink(f"{_HELD}{folder}/{name}", f"{root}{TEMPORARY}/{name}")
+
+
 def build() -> None:
     """Replace this process's file system by the view; its mount namespace is its own. Raises OSError."""
     kernel.mount(b"none", b"/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -91,7 +105,7 @@ def build() -> None:
     kernel.mount(b"sandbox", root.encode(), b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=16m")
     devices = [(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in _devices(root)]
     for path, fd in sources + devices:
-        target = root + path
+        target = root + _place(path)
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         # By descriptor, for the path itself may lie beneath the new root's mount point.
         source = f"/proc/self/fd/{fd}"
@@ -102,16 +116,19 @@ def build() -> None:
         kernel.mount(source.encode(), target.encode(), None, kernel.MS_BIND | kernel.MS_REC)
         os.close(fd)
     for path, data in files.items():
-        os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
-        fd = os.open(root + path, os.O_CREAT | os.O_WRONLY, 0o644)
+        target = root + _place(path)
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        fd = os.open(target, os.O_CREAT | os.O_WRONLY, 0o644)
         os.write(fd, data)
         os.close(fd)
     for folder in (SCRATCH, "/proc"):
         os.makedirs(root + folder, 0o755, exist_ok=True)
     for path, target in links.items():
-        os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
+        link = root + _place(path)
+        os.makedirs(os.path.dirname(link), 0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.symlink(target, root + path)
+            os.symlink(target, link)
+    make_temporary(root)  # for the zygotes' own imports; a program has one of its own
     kernel.mount_setattr(root.encode(), kernel.MS_RDONLY | kernel.MS_NOSUID)
     kernel.mount(b"proc", f"{root}/proc".encode(), b"proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(root)
