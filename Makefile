@@ -32,9 +32,10 @@ services:  ## Redis, g++ and Chromium for the tests, where they may be installed
 demo: setup  ## train a tool user from nothing on this machine, and open its story
 	$(BIN)/rstar-lab demo
 
-# Real browsers, servers and engines on a machine that others use too: a failure is tried once more before it counts.
+# Two files at a time, since half of the tests wait for processes to start. Real browsers, servers and engines on a machine
+# that others use too: a failure is tried once more before it counts.
 test: setup services  ## every test but the long soaks
-	$(PYTEST) -m "not soak" --reruns 1 --durations 40
+	$(PYTEST) -m "not soak" -n 2 --dist loadfile --reruns 1 --durations 40
 
 test-all: setup services  ## the soaks and Slurm too
 	HYPOTHESIS_PROFILE=explore $(PYTEST)

@@ -17,7 +17,7 @@ from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.jobs.supervisor import SECRETS_FILE
 from rstar_lab.local_ray import LocalRay
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
 
 
