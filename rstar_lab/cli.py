@@ -171,19 +171,22 @@ def serve(
     kv_cache_gb: Annotated[float, typer.Option(help="KV cache of a server; CPU only.")] = 1.0,
     memory_share: Annotated[float, typer.Option(help="Share of a GPU's memory; GPU only.")] = 0.85,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs a server.")] = 1,
+    hung_after: Annotated[
+        float, typer.Option(min=10, help="Seconds without an answer after which a server is started anew.")
+    ] = 120.0,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a model with vLLM: token ids for training and evaluation, chat with tools for any OpenAI client.
 
-    Says when it is ready; a server that dies is started again; Ctrl-C ends them all. Flags after `--` go to vLLM.
+    Says when it is ready; a server that dies or hangs is started again; Ctrl-C ends them all. Flags after `--` go to vLLM.
     """
     from rstar_lab.rl.model_folder import model_folder
     from rstar_lab.rl.serve import ServeOptions, serve_command
 
     options = ServeOptions(
         model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
-        kv_cache_gb, memory_share, tensor_parallel, tuple(context.args),
+        kv_cache_gb, memory_share, tensor_parallel, hung_after, tuple(context.args),
     )  # fmt: skip
     _run(serve_command(options, as_json))
 

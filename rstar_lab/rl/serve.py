@@ -1,4 +1,5 @@
-"""`rstar-lab serve`: vLLM servers with one model, each in processes of its own; the dead are started anew, none outlives us."""
+"""`rstar-lab serve`: vLLM servers with one model, each in processes of its own; the dead and the hung are started anew, none
+outlives us."""
 
 import asyncio
 import ipaddress
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -39,7 +41,8 @@ RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)  # the last for every further on
 class ServeOptions:
     """What to serve and how. port: of the first server, the others follow; 0 takes free ones.
 
-    updatable: lets who holds the token push new weights. max_model_len None: the model's own. extra: flags handed to vLLM.
+    updatable: lets who holds the token push new weights. max_model_len None: the model's own. hung_after_s: a server that has
+    not answered for as long is started anew. extra: flags handed to vLLM.
     """
 
     model: Path
@@ -54,6 +57,7 @@ class ServeOptions:
     kv_cache_gb: float = 1.0
     memory_share: float = 0.85
     tensor_parallel: int = 1
+    hung_after_s: float = 120.0
     extra: tuple[str, ...] = ()
 
 
@@ -203,20 +207,33 @@ class Replica:
         """Of the keeper, whose process group is the server's."""
         return self._keeper.pid if self._keeper else None
 
-    async def ended(self) -> None:
-        """Wait for its end."""
-        if self._keeper:
-            await self._keeper.wait()
+    async def lost(self) -> str:
+        """Wait until it has ended or hangs; says why."""
+        assert self._keeper
+        heard = time.monotonic()
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+            while self._keeper.returncode is None:
+                if await self._answers(client):
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > self.options.hung_after_s:
+                    return f"no answer for {self.options.hung_after_s:.0f} s"
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._keeper.wait(), 5.0)
+        return last_error(self.log)
 
     async def ready(self) -> None:
         """Wait until it serves. Raises UserError where it ends before."""
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             while self._keeper and self._keeper.returncode is None:
-                with suppress(httpx.TransportError):
-                    if (await client.get(f"{self.url}/health")).status_code == 200:
-                        return
+                if await self._answers(client):
+                    return
                 await asyncio.sleep(0.25)
         raise UserError(f"server {self.number} ended while it started: {last_error(self.log)} (log: {self.log})")
+
+    async def _answers(self, client: httpx.AsyncClient) -> bool:
+        with suppress(httpx.TransportError):
+            return (await client.get(f"{self.url}/health")).status_code == 200
+        return False
 
     def let_go(self) -> None:
         """Have the keeper end the server: at once it begins, within seconds it is over."""
@@ -226,7 +243,8 @@ class Replica:
 
     async def aclose(self) -> None:
         self.let_go()
-        await self.ended()
+        if self._keeper:
+            await self._keeper.wait()
 
 
 def last_error(log: Path) -> str:
@@ -244,7 +262,7 @@ def last_error(log: Path) -> str:
 async def serving(
     options: ServeOptions, say: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
 ) -> AsyncIterator[list[Replica]]:
-    """Servers that are ready, until the block ends; one that dies is started again. Raises UserError.
+    """Servers that are ready, until the block ends; one that dies or hangs is started again. Raises UserError.
 
     say: told of what happens meanwhile, as (event, fields).
     """
@@ -282,8 +300,7 @@ async def _all_ready(replicas: Sequence[Replica]) -> None:
 async def _watch(replica: Replica, say: Callable[[str, dict[str, Any]], None]) -> None:
     in_a_row = 0
     while True:
-        await replica.ended()
-        say("died", {"url": replica.url, "error": last_error(replica.log)})
+        say("died", {"url": replica.url, "error": await replica.lost()})
         await replica.aclose()
         await asyncio.sleep(RESTART_PAUSES_S[min(in_a_row, len(RESTART_PAUSES_S) - 1)])
         replica.restarts += 1

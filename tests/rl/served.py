@@ -74,7 +74,10 @@ def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]
 
 @contextmanager
 def two_servers(model: Path, log: Path) -> Iterator[Served]:
-    flags = ("--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--updatable")
+    flags = [
+        *["--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--hung-after", "20"],
+        "--updatable",
+    ]
     with serve(model, *flags, log=log) as process:
         assert wait_until(lambda: '"urls"' in log.read_text() or process.poll() is not None, 600), log.read_text()
         line = next((line for line in log.read_text().splitlines() if '"urls"' in line), None)

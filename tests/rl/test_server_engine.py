@@ -1,6 +1,7 @@
 """Engines by URL, on two real vLLM servers: the same tokens and log-probs as the model's, new weights, hangs, deaths."""
 
 import asyncio
+import contextlib
 import copy
 import signal
 
@@ -235,16 +236,23 @@ async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path)
         assert first.lost and not second.lost
 
 
+def healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
+
+
 @pytest.mark.soak
-async def test_a_server_started_anew_gets_the_newest_weights(served, parrot, tmp_path):
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_started_anew_gets_the_newest_weights(served, parrot, tmp_path, what):
     folder, model = parrot
     other = changed(model, 3)
     for url in served.urls:
-        assert await asyncio.to_thread(wait_until, lambda url=url: httpx.get(f"{url}/health").status_code == 200, 900)
+        assert await asyncio.to_thread(wait_until, lambda url=url: healthy(url), 900)
     async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
         first, _ = group.engines
         await group.load(other, 5)
-        served.of(first.url).kill()
+        served.signal(first.url, what)
         await roll(group)
         # `serve` starts it with the weights of its folder; it is used only after it has the newest.
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 900)
