@@ -4,8 +4,9 @@ Rollouts land in the run store in chunks of whole problems; a killed evaluation 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import comb
 from typing import Any
 
@@ -24,6 +25,7 @@ from rstar_lab.rl.tools import Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.verify import same_answer
 
 CHUNK = 512  # rollouts
 
@@ -72,26 +74,39 @@ def pass_at(k: int, samples: int, correct: int) -> float:
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a problem, in the order of the problems: samples, how many are right, what the majority says, and means.
+_same = cache(same_answer)  # which may ask math-verify in another process
 
-    Equal answers are told by their text: a vote of near-equal forms is split, which makes maj@k a lower bound.
-    """
+
+def votes(answers: Iterable[str]) -> list[list[str]]:
+    """The forms in which each answer was given, most votes first; of ties the one that was given first."""
+    forms: list[tuple[int, list[str]]] = []
+    for answer, count in Counter(answers).items():
+        for i, (total, known) in enumerate(forms):
+            if _same(answer, known[0]):
+                forms[i] = total + count, [*known, answer]
+                break
+        else:
+            forms.append((count, [answer]))
+    return [known for _, known in sorted(forms, key=lambda form: -form[0])]
+
+
+def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a problem, in the order of the problems: samples, how many are right, what the majority says, and means."""
     problems: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         problems[row["problem_id"]].append(row)
     table = []
     for name, group in problems.items():
-        answers = Counter(row["answer"] for row in group if row["answer"] is not None)
-        winner = answers.most_common(1)[0][0] if answers else None
+        answers = [row["answer"] for row in group if row["answer"] is not None]
+        winners = next(iter(votes(answers)), [])
         table.append(
             {
                 "problem_id": name,
                 "truth": group[0]["truth"],
                 "samples": len(group),
                 "correct": sum(row["reward"] > 0 for row in group),
-                "majority": winner,
-                "majority_correct": any(row["answer"] == winner and row["reward"] > 0 for row in group),
+                "majority": next((answer for answer in answers if answer in winners), None),
+                "majority_correct": any(row["answer"] in winners and row["reward"] > 0 for row in group),
                 "response_tokens": float(np.mean([row["response_tokens"] for row in group])),
                 "calls": sum(row["calls"] for row in group),
                 "errors": sum(row["errors"] for row in group),

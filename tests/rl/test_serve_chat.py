@@ -197,6 +197,11 @@ def test_the_result_of_an_evaluation():
     assert [(row["problem_id"], row["correct"], row["majority"], row["majority_correct"]) for row in table] == [
         ("a", 4, "1", True), ("b", 1, "0", False), ("c", 0, "0", False)
     ]  # fmt: skip
+    # A majority in two forms is one majority.
+    made = rows({"a": [0, 0, 1, 1, 1]})
+    for row, answer in zip(made, ["3", "3", "0.5", "\\frac{1}{2}", "1/2"], strict=True):
+        row["answer"] = answer
+    assert [(row["majority"], row["majority_correct"]) for row in per_problem(made)] == [("0.5", True)]
     assert ratio_interval([0, 0], [0, 0]) is None
     # Samples of one problem are not independent: copies of it make nothing surer.
     few = ratio_interval([0, 2], [2, 2])
