@@ -4,6 +4,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class Views:
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
-        self._connection.execute("SET parquet_metadata_cache = true")
+        # Of all cursors: a setting of the connection alone is not theirs, and each query would read every file's foot anew.
+        self._connection.execute("SET GLOBAL parquet_metadata_cache = true")
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
         self._rollups: dict[Path, tuple[tuple, pa.Table]] = {}
@@ -49,17 +51,22 @@ class Views:
         return tuple((reader.run_dir, self._state(reader)) for reader in self.readers())
 
     def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
-        """SELECT over the files alone that hold the steps which a condition on run_id, stage and step lets through."""
+        """SELECT of the rows of the steps which a condition on run_id, stage and step lets through."""
         return select_from(level, self.files(level, condition, parameters))
 
     def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
-        """The files that hold the steps which a condition on run_id, stage and step lets through."""
+        """The files with the steps which a condition on run_id, stage and step lets through, narrowed to these steps."""
         found = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
         chosen: dict[str, set[int]] = {}
         for run_id, step in zip(found["run_id"], found["step"], strict=True):
             chosen.setdefault(run_id, set()).add(step)
-        readers = [reader for reader in self.readers() if reader.run_id in chosen]
-        return [file for reader in readers for file in reader.files(level) if chosen[reader.run_id] & set(file.steps)]
+        narrowed = []
+        for reader in self.readers():
+            for file in reader.files(level) if reader.run_id in chosen else []:
+                inside = tuple(step for step in file.steps if step in chosen[reader.run_id])
+                if inside:
+                    narrowed.append(replace(file, steps=inside, partial=file.partial or inside != file.steps))
+        return narrowed
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """`sql` as an Arrow table."""
@@ -173,11 +180,16 @@ def select_from(level: str, files: Sequence[StoredFile]) -> str:
     return " UNION ALL ".join(selects)
 
 
-def text_bytes(path: Path) -> int:
-    """About how large the messages of a file are in memory, by its foot alone."""
-    foot = pq.ParquetFile(path).metadata
-    column = foot.schema.names.index("messages") if "messages" in foot.schema.names else 0
-    return sum(foot.row_group(i).column(column).total_uncompressed_size for i in range(foot.num_row_groups))
+def text_bytes(file: StoredFile) -> int:
+    """About how large the messages of a file's steps are in memory, by its foot alone."""
+    foot = pq.ParquetFile(file.path).metadata
+    messages, step = (foot.schema.names.index(name) for name in ("messages", "step"))
+    size = 0
+    for group in map(foot.row_group, range(foot.num_row_groups)):
+        held = group.column(step).statistics
+        if held is None or (held.min <= max(file.steps) and held.max >= min(file.steps)):
+            size += group.column(messages).total_uncompressed_size
+    return size
 
 
 def _should_have(reader: RunReader, level: str) -> bool:

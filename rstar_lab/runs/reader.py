@@ -39,12 +39,12 @@ class StoredFile:
 
 
 class RunReader:
-    """One run's folder. Everything is read anew at each call, so that a reader kept open sees a run grow."""
+    """One run's folder. Everything but its id is read anew at each call, so that a reader kept open sees a run grow."""
 
     def __init__(self, run_dir: str | Path):
         """Raises RunStoreError where the folder is no run, its run.json is broken, or a newer rstar_lab wrote it."""
         self.run_dir = Path(run_dir)
-        self._read_info()  # fail now rather than at the first use
+        self.run_id: str = self._read_info()["run_id"]  # fail now rather than at the first use
 
     @property
     def info(self) -> dict[str, Any]:
@@ -63,10 +63,6 @@ class RunReader:
             raise RunStoreError(f"{path} is not a run's description: it lacks {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
         return info
-
-    @property
-    def run_id(self) -> str:
-        return self.info["run_id"]
 
     @property
     def status(self) -> str:
@@ -155,9 +151,7 @@ class RunReader:
     def read(self, level: str, columns: list[str] | None = None) -> pa.Table:
         """All committed rows of a level. For large runs ask `rstar_lab.analysis`, which reads what a query needs."""
         names = columns or LEVELS[level].names
-        tables = []
-        for file in self.files(level):
-            tables.append(of_steps(pq.ParquetFile(file.path).read(sorted({*names, "step"})), file.steps).select(names))
+        tables = [read_steps(file, names) for file in self.files(level)]
         schema = pa.schema([LEVELS[level].field(name) for name in names])
         return pa.concat_tables(tables).replace_schema_metadata(None) if tables else schema.empty_table()
 
@@ -174,6 +168,16 @@ class RunReader:
     def checkpoints(self) -> dict[int, Path]:
         """Complete checkpoints by step, in order."""
         return checkpoints(self.run_dir)
+
+
+def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
+    """Some columns of the rows of a file's steps; row groups without any of these are left unread."""
+    first, last = min(file.steps), max(file.steps)
+    inside = (pc.field("step") >= first) & (pc.field("step") <= last)
+    table = pq.read_table(file.path, columns=sorted({*columns, "step"}), filters=inside, partitioning=None)
+    if len(file.steps) <= last - first:  # the file may have rows of the steps between them
+        table = of_steps(table, file.steps)
+    return table.select(columns)
 
 
 def of_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
