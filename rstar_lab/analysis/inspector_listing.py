@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.inspector_filters import literal
+from rstar_lab.analysis.inspector_filters import listed, literal
 from rstar_lab.analysis.inspector_transcript import visible
 from rstar_lab.errors import UserError
 
@@ -92,7 +92,7 @@ class Listing:
                 i for i, block in enumerate(blocks) if (plain(block[0]), block[1]) == (mine["step"], mine["run_id"])
             )
             before += sum(n for *_, n in blocks[:at])
-            where = f"({where}) AND {_inside(blocks[at])}"
+            where = f"({where}) AND {_inside([blocks[at]])}"
         # What comes before it: smaller in the first key, or equal there and smaller in the second, and so on.
         smaller, equal = [], "TRUE"
         for key, down in keys:
@@ -108,8 +108,8 @@ class Listing:
         blocks = self.blocks(where)
         held, before = _held([n for *_, n in blocks], offset, limit)
         if held:
-            chosen = " OR ".join(_inside(blocks[i]) for i in held)
-            yield f"({where}) AND ({chosen})", _order(DEFAULT_ORDER), offset - before, limit
+            chosen = _inside([blocks[i] for i in held])
+            yield f"({where}) AND {chosen}", _order(DEFAULT_ORDER), offset - before, limit
 
     def _by_value(self, where: str, sort: Sequence[Any], offset: int, limit: int) -> Iterator[Part]:
         """A page sorted by a column: value by value where many rows share one, a range of values elsewhere."""
@@ -181,9 +181,15 @@ def _order(keys: Sequence[tuple[str, bool]]) -> str:
     return ", ".join(f"{key} {'DESC' if down else 'ASC'} NULLS LAST" for key, down in keys)
 
 
-def _inside(block: tuple[int, str, int]) -> str:
-    step, run_id, _ = block
-    return f"(step IS NOT DISTINCT FROM {literal(step)} AND run_id = {literal(run_id)})"
+def _inside(blocks: Sequence[tuple[int, str, int]]) -> str:
+    """The rows of some blocks. Runs and a range of steps as plain comparisons, by which row groups are left unread."""
+    steps, runs = [step for step, _, _ in blocks], sorted({run_id for _, run_id, _ in blocks})
+    each = " OR ".join(
+        f"(step IS NOT DISTINCT FROM {literal(step)} AND run_id = {literal(run_id)})" for step, run_id, _ in blocks
+    )
+    known = [step for step in steps if not pd.isna(step)]
+    within = f"step BETWEEN {min(steps)} AND {max(steps)} AND " if len(known) == len(steps) else ""
+    return f"{within}run_id IN ({listed(runs)}) AND ({each})"
 
 
 def _between(key: str, low: Any, high: Any) -> str:
