@@ -31,20 +31,21 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
             print(json.dumps(row))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("run", "kind", "status", "stage", "steps", "trajectories", "reward", "created", box=None)
+    # The id is what other commands ask for: it may be folded, never cut.
+    names = ("stage", "status", "steps", "trajectories", "reward", "created")
+    table = Table(Column("run", overflow="fold"), *names, box=None, padding=(0, 1, 0, 0))
     for row in rows:
         reward = row.get("reward")
         table.add_row(
             row["run_id"],
-            row.get("kind", ""),
+            row.get("stage") or row.get("kind", ""),
             row["status"],
-            row.get("stage") or "",
             str(row.get("steps", "")),
             str(row.get("trajectories", "")),
             "" if reward is None else f"{reward:.3f}",
-            row.get("created", ""),
+            row.get("created", "")[5:16].replace("T", " "),
         )
     console = Console()
     console.print(table if rows else f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` makes one")
