@@ -2,9 +2,17 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # `make test` says the same twice; `make test-all` looks for new examples.
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A soak is slow: `-m "not slow"` is the part to run between two edits."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker("slow")

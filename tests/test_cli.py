@@ -14,6 +14,7 @@ def rstar_lab(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedP
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240)
 
 
+@pytest.mark.slow
 def test_help_names_every_command_and_each_explains_itself():
     text = rstar_lab("--help").stdout
     names = [
@@ -37,6 +38,7 @@ def test_help_names_every_command_and_each_explains_itself():
         assert done.returncode == 0 and len(done.stdout) > 200, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

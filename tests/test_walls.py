@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,5 +24,6 @@ def test_code_is_clean():
     run(sys.executable, "-m", "ruff", "format", "--check", ".")
 
 
+@pytest.mark.slow
 def test_types_hold():
     run(sys.executable, "-m", "mypy")

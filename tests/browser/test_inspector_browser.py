@@ -20,7 +20,7 @@ from rstar_lab.analysis.inspector_notes import read_notes
 from rstar_lab.analysis.inspector_palette import SCALES
 from rstar_lab.analysis.inspector_transcript import visible
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 APP = ".rl-app"
 GOLDEN = ROOT / "tests" / "golden" / "runs"
 HOSTILE_ID = "roc/6/p0/1"
@@ -127,7 +127,6 @@ def violations(opened: LabPage) -> list[str]:
     return [f"{one['id']}: {node['target']} {node['failureSummary']}" for one in found for node in one["nodes"]]
 
 
-@pytest.mark.slow
 def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab: Lab, folder: Path):
     with lab.notebook("05_inspect.ipynb", parameters={"runs_dir": str(folder)}, size=(1600, 1200)) as opened:
         page = opened.page
@@ -227,7 +226,6 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         opened.wait(f"() => document.querySelector('{APP} .rl-note-text').value === 'recovers from its error'")
 
 
-@pytest.mark.slow
 def test_it_can_be_used_by_everyone(lab: Lab, folder: Path, tmp_path: Path, axe: Path):
     """axe-core finds nothing against WCAG 2.2 AA, light or dark, with everything open."""
     cells = (
@@ -344,7 +342,6 @@ def test_a_start_that_comes_too_late_heals_itself(lab: Lab, folder: Path, tmp_pa
         listed(opened, 32)
 
 
-@pytest.mark.slow
 def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab, tmp_path: Path):
     out = tmp_path / "executed.ipynb"
     done = subprocess.run(

@@ -13,6 +13,7 @@ from rstar_lab.rl.preflight import CHECKS, Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RlSection
 
+pytestmark = pytest.mark.slow
 PAPER = {
     "name": "paper",
     "model": "Qwen/Qwen3-14B-Base",
@@ -60,7 +61,6 @@ def test_the_papers_recipe_passes_on_its_machine_and_skips_what_is_not_here(reci
     assert "510 steps in one week = 168 h" in findings["time"].message
 
 
-@pytest.mark.slow
 def test_verls_own_files_compose_the_configuration_and_refuse_keys_they_do_not_have(recipe, composed):
     good = found(recipe(), "mi300x_8x8", {"verl.trainer.logger": ["console", "wandb", "tensorboard"]})
     assert good["verl configuration"].status is Status.PASS, good["verl configuration"].message
@@ -124,7 +124,6 @@ def test_data_are_read_and_true_answers_must_verify(recipe, tmp_path):
     assert bad.status is Status.FAIL and "answer" in bad.message
 
 
-@pytest.mark.slow
 def test_on_a_laptop_sandbox_and_tokens_are_really_looked_at(recipe, tmp_path):
     from rstar_lab.rl.chat import render_prompt
     from rstar_lab.rl.model import build_tiny, save_model
@@ -146,7 +145,6 @@ def test_on_a_laptop_sandbox_and_tokens_are_really_looked_at(recipe, tmp_path):
     assert broken.status is Status.FAIL and "<|im_end|>" in broken.message
 
 
-@pytest.mark.slow
 def test_the_command_prints_a_table_and_strict_fails_what_was_skipped(recipe):
     def run(*more):
         command = [

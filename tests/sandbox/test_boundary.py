@@ -26,7 +26,7 @@ from rstar_lab.sandbox import Call, Limits, LocalSandbox
 from rstar_lab.sandbox.check import check
 from rstar_lab.sandbox.local import LayersMissing
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 ROOT = Path(rstar_lab.__file__).parent.parent
 
 

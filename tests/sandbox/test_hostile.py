@@ -9,7 +9,7 @@ from own_tmp import OWN_TMP
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LIMIT_S = 1.0
 # More slack than the default, so that a busy machine does not make ours what is the model's.

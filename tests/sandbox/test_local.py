@@ -235,6 +235,7 @@ async def test_a_full_queue_times_out_as_ours():
         assert (await sandbox.run("1")).outcome == Outcome.OK
 
 
+@pytest.mark.slow
 async def test_short_calls_pass_rare_long_ones():
     """Two loops hold both workers; while they run, short calls go on, and the loops end as the model's."""
     async with LocalSandbox(Limits(timeout_s=4, wall_slack_s=30), workers=2) as sandbox:
