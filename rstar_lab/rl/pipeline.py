@@ -3,14 +3,13 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl import families
@@ -157,8 +156,8 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
     return problems[: section.limit] if section.limit else problems
 
 
-_SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft")
-RL_KEYS = (*_SFT_KEYS, "rl", "stages")
+SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft")
+RL_KEYS = (*SFT_KEYS, "rl", "stages")
 
 
 def open_run(lab: Lab, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
@@ -193,18 +192,14 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
         if recipe.model == "tiny":
             raise RecipeError("recipe: model `tiny` starts from nothing and needs an sft section")
         return Path(recipe.model), Path(recipe.model)
-    with open_run(lab, "sft", "train", _SFT_KEYS) as writer:
+    with open_run(lab, "sft", "train", SFT_KEYS) as writer:
         base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
-        if (writer.run_dir / "sft" / "sft.json").exists() and base.exists():
+        if fine_tuned(writer.run_dir):
             writer.finish("finished")
             return base, after
         helpers = lab.helpers()
-        traces = await make_sft_traces(lab)
-        with whole_file(writer.run_dir / "traces.jsonl") as file:  # some, for people to read
-            file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
-        dataset = [trace.segments() for trace in traces]
-        dataset += [one.segments() for one in read_mix(recipe.sft.conversations, seed=recipe.seed)]
-        model, tokenizer = make_base(recipe, dataset, base)
+        dataset = await sft_data(lab, writer.run_dir)
+        model, tokenizer = load_model(base), load_tokenizer(base)
         if lab.warm and device().type == "cpu":  # on a GPU the memory is SFT's
             lab.start_engines(base)
         config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
@@ -215,9 +210,7 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
                 if stopped.is_set():
                     raise KeyboardInterrupt
                 step = int(line["step"])
-                if step % 20 == 0 and step > (writer.last_step or 0):
-                    metrics = {name: line[name] for name in ("loss", "lr", "grad_norm", "tokens")}
-                    writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
+                write_sft_step(writer, line)
                 work.total = int(line["steps"])
                 work.update(step, f"loss {line['loss']:.3f}", every_s=5, **line)
 
@@ -231,6 +224,32 @@ async def fine_tune(lab: Lab) -> tuple[Path, Path]:
                 stopped.set()
         writer.finish("finished", result=result)
     return base, after
+
+
+def fine_tuned(run_dir: Path) -> bool:
+    """Whether the SFT of this run is finished."""
+    return (run_dir / "sft" / "sft.json").exists() and (run_dir / "base").exists()
+
+
+async def sft_data(lab: Lab, run_dir: Path) -> list[Segments]:
+    """What SFT learns from. Leaves the model before it in run_dir/base, and some traces for people to read."""
+    recipe = lab.recipe
+    assert recipe.sft is not None
+    traces = await make_sft_traces(lab)
+    with whole_file(run_dir / "traces.jsonl") as file:
+        file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
+    dataset = [trace.segments() for trace in traces]
+    dataset += [one.segments() for one in read_mix(recipe.sft.conversations, seed=recipe.seed)]
+    make_base(recipe, dataset, run_dir / "base")
+    return dataset
+
+
+def write_sft_step(writer: RunWriter, line: Mapping[str, float]) -> None:
+    """Every twentieth step of an SFT, in the run store."""
+    step = int(line["step"])
+    if step % 20 == 0 and step > (writer.last_step or 0):
+        metrics = {name: line[name] for name in ("loss", "lr", "grad_norm", "tokens")}
+        writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
 
 
 async def make_sft_traces(lab: Lab) -> list[Trace]:
@@ -255,17 +274,16 @@ async def make_sft_traces(lab: Lab) -> list[Trace]:
         )
 
 
-def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> tuple[PreTrainedModel, Any]:
-    """The model before SFT: the tiny one from nothing, or the recipe's; kept in `folder` for evaluation."""
+def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None:
+    """The model before SFT, in `folder`: the tiny one from nothing, or a link to the recipe's."""
     if recipe.model != "tiny":
+        load_tokenizer(recipe.model)  # for its errors, which name the recipe's folder
         if not folder.exists():
             folder.symlink_to(Path(recipe.model).resolve())
-        return load_model(recipe.model), load_tokenizer(recipe.model)
+        return
     texts = [text for pieces in dataset[:4000] for text, _ in pieces]  # no merge across what is encoded apart
     tokenizer = train_tokenizer(texts, recipe.vocabulary)
-    model = build_tiny(tokenizer, seed=recipe.seed)
-    save_model(folder, model, tokenizer)
-    return model, tokenizer
+    save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer)
 
 
 # RL

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.preflight_subject import NotNeeded, Skip, Subject, Warn
-from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
+from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, SftConfig
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.tools import make_tools
 
@@ -26,6 +26,10 @@ LOCAL_ONLY = {
     "rl.rollout": "verl rolls out asynchronously",
     "processes": "verl reads the profile's GPUs",
 }
+SFT_LOCAL_ONLY = {
+    "packing": "verl packs on GPUs and pads on a CPU; the loss is the same",
+    "micro_batch_tokens": "verl reads the profile's parallelism.tokens_per_gpu",
+}
 
 
 def own_functions(subject: Subject) -> str:
@@ -43,16 +47,24 @@ def unread_keys(subject: Subject) -> str:
     """Keys that the chosen trainer cannot honour, and such that another place decides."""
     if subject.profile.trainer != "verl":
         return "the local trainer reads every key"
-    from rstar_lab.rl.verl.offer import refusals
+    from rstar_lab.rl.verl.offer import refusals, sft_refusals
+    from rstar_lab.rl.verl.progress import starting_model
 
-    if refused := refusals(subject.recipe):
-        raise UserError(f"not under verl: {'; '.join(refused)}")
     recipe, default = subject.recipe, Recipe(model=subject.recipe.model)
-    if found := [
+    made = starting_model(recipe, recipe.runs).exists()  # by whatever trainer
+    if refused := refusals(recipe) + ([] if made else sft_refusals(recipe)):
+        raise UserError(f"not under verl: {'; '.join(refused)}")
+    found = [
         f"{key} ({instead})"
         for key, instead in LOCAL_ONLY.items()
         if attrgetter(key)(recipe) != attrgetter(key)(default)
-    ]:
+    ]
+    found += [
+        f"sft.{key} ({instead})"
+        for key, instead in SFT_LOCAL_ONLY.items()
+        if recipe.sft and getattr(recipe.sft, key) != SftConfig.model_fields[key].default
+    ]
+    if found:
         raise Warn(f"set, but decided elsewhere: {'; '.join(found)}")
     return "verl reads every key that is set"
 
@@ -72,7 +84,13 @@ def verl_configuration(subject: Subject) -> str:
     for settings in stages_of(recipe, recipe.runs.absolute()):
         overrides = config.overrides(settings, subject.profile, Path(recipe.model), subject.verl_overrides)
         composed = config.compose(overrides)
-    return f"verl {metadata.version('verl')} composes it for each of {len(recipe.stages)} stages ({len(composed)} sections)"
+    if recipe.sft is not None:
+        run_dir = recipe.runs.absolute() / f"{recipe.name}-sft"
+        config.compose(
+            config.sft_overrides(recipe, subject.profile, run_dir / "base", run_dir, 1), "sft_trainer_engine"
+        )
+    what = f"{'its SFT and ' if recipe.sft else ''}each of {len(recipe.stages)} stages"
+    return f"verl {metadata.version('verl')} composes it for {what} ({len(composed)} sections)"
 
 
 # Tokens and data
@@ -119,7 +137,12 @@ def data(subject: Subject) -> str:
     from rstar_lab.rl.problems import load_problems
     from rstar_lab.verify import verify
 
-    told, missing = [], []
+    told = []
+    missing = [
+        str(one.file)
+        for one in (subject.recipe.sft.conversations if subject.recipe.sft else ())
+        if not one.file.is_file()
+    ]
     for stage in subject.recipe.stages:
         section = stage.problems
         if section.file is None:

@@ -54,6 +54,7 @@ def encode(
     """Conversations given as (text, is_the_model's_own) pieces, tokenized piece by piece as a rollout is.
 
     Returns (examples, how many were left out for being longer than max_tokens or without a token to learn from).
+    Raises UserError where none is left.
     """
     texts = list(dict.fromkeys(text for conversation in conversations for text, _ in conversation))
     ids_of = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
@@ -63,6 +64,11 @@ def encode(
         mask = [own for text, own in conversation for _ in ids_of[text]]
         if len(ids) <= max_tokens and any(mask[1:]):
             examples.append(Example(ids, [False, *mask[1:]]))
+    if not examples:
+        raise UserError(
+            f"SFT: none of {len(conversations)} conversations has a turn of the model and at most"
+            f" {max_tokens} tokens (max_tokens)"
+        )
     return examples, len(conversations) - len(examples)
 
 
@@ -87,11 +93,6 @@ def sft(
     started = time.monotonic()
     out_dir = Path(out_dir)
     examples, left_out = encode(dataset, tokenizer, config.max_tokens)
-    if not examples:
-        raise UserError(
-            f"SFT: none of {len(dataset)} conversations has a turn of the model and at most"
-            f" {config.max_tokens} tokens (max_tokens)"
-        )
     model.float()  # master weights
     key = _key(model, examples, config, helpers.size if helpers else 1)
     if (result := _finished(out_dir, key)) is not None:
@@ -100,17 +101,22 @@ def sft(
     ranks = helpers.lead("rstar_lab.rl.sft:help_sft") if helpers is not None else ALONE
     ranks.share((type(model), model.config, examples, config, out_dir, key))
     history = _train(model, examples, config, out_dir, key, ranks, on_step)
+    result = summary(history, len(examples), left_out, time.monotonic() - started)
+    finish(out_dir, lambda folder: save_model(folder, model, tokenizer), history, {"key": key, "result": result})
+    return result
+
+
+def summary(history: list[dict[str, float]], examples: int, left_out: int, seconds: float) -> dict[str, Any]:
+    """What `sft` returns, from the metrics of all steps."""
     tail = [line["loss"] for line in history[-max(1, len(history) // 10) :]]
-    result = {
+    return {
         "steps": len(history),
-        "examples": len(examples),
+        "examples": examples,
         "left_out": left_out,
         "tokens": int(sum(line["tokens"] for line in history)),
         "loss": sum(tail) / len(tail),
-        "seconds": time.monotonic() - started,
+        "seconds": seconds,
     }
-    _finish(out_dir, model, tokenizer, history, {"key": key, "result": result})
-    return result
 
 
 def help_sft(ranks: Ranks) -> None:
@@ -131,7 +137,7 @@ def _train(
     ranks.share_weights(model)
     optimizers = _optimizers(model, config)
     history = _resume(out_dir, key, model, optimizers)
-    steps = math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size))
+    steps = steps_of(examples, config)
     bf16 = config.precision == "bf16" or (config.precision == "auto" and _has_bf16(model.device))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
@@ -139,7 +145,7 @@ def _train(
         model.set_attn_implementation("eager")  # its products run in bf16, SDPA's kernel for CPUs is slower there
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    for step, batch in _batches(examples, config, range(len(history) + 1, steps + 1)):
+    for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
         targets = sum(sum(example.mask) for example in batch)
         loss_sum = torch.zeros((), device=model.device)
         for rows in _micro_batches(batch[ranks.rank :: ranks.size], config):
@@ -152,7 +158,7 @@ def _train(
                 parameter.grad = torch.zeros_like(parameter)
         ranks.sum([*(parameter.grad for parameter in parameters if parameter.grad is not None), loss_sum])
         norm = clip_grad_norm_(parameters, config.grad_clip)
-        scale = _lr_scale(step, steps, config)
+        scale = lr_scale(step, steps, config)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * scale
@@ -168,12 +174,9 @@ def _train(
             "grad_norm": norm.item(),
             "tokens": sum(len(example.ids) for example in batch),
         }
-        if ranks.rank == 0 and not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
-            raise UserError(
-                f"SFT: loss {line['loss']}, gradient norm {line['grad_norm']} at step {step}: try a lower learning rate"
-            )
         history.append(line)
         if ranks.rank == 0:
+            check_finite(line)
             if step % config.checkpoint_every == 0 and step < steps:
                 _save_checkpoint(out_dir, key, model, optimizers, history)
             if on_step:
@@ -222,7 +225,12 @@ def _loss(model: PreTrainedModel, rows: list[Example], packing: bool) -> Tensor:
     return torch.stack([checkpoint(nll, hidden, targets, use_reentrant=False) for hidden, targets in pieces]).sum()
 
 
-def _batches(examples: list[Example], config: SftConfig, steps: range) -> Iterator[tuple[int, list[Example]]]:
+def steps_of(examples: Sequence[Example], config: SftConfig) -> int:
+    """Steps of a run; the last batch of an epoch may be a short one."""
+    return math.ceil(config.epochs * math.ceil(len(examples) / config.batch_size))
+
+
+def iterate_batches(examples: list[Example], config: SftConfig, steps: range) -> Iterator[tuple[int, list[Example]]]:
     """(step, batch) for these steps. Each epoch has its own order, drawn from the seed; unless rows are packed, a batch
     holds conversations of like length."""
     size = config.batch_size
@@ -256,7 +264,8 @@ def _micro_batches(batch: list[Example], config: SftConfig) -> Iterator[list[Exa
         yield rows
 
 
-def _lr_scale(step: int, steps: int, config: SftConfig) -> float:
+def lr_scale(step: int, steps: int, config: SftConfig) -> float:
+    """The learning rate of a step, counted from 1, as a share of the highest."""
     warmup = math.ceil(config.warmup * steps)
     if step <= warmup:
         return step / warmup
@@ -284,6 +293,14 @@ def _optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.optim.O
 
 def _has_bf16(device: torch.device) -> bool:
     return torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
+
+
+def check_finite(line: dict[str, float]) -> None:
+    """Raises UserError where a step's loss or gradient is no number."""
+    if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
+        raise UserError(
+            f"SFT: loss {line['loss']}, gradient norm {line['grad_norm']} at step {line['step']}: try a lower learning rate"
+        )
 
 
 # --- what is kept on disk ---------------------------------------------------------------------------------------------
@@ -350,18 +367,15 @@ def _resume(
     return state["history"]
 
 
-def _finish(
-    out_dir: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    history: list[dict[str, float]],
-    summary: dict[str, Any],
+def finish(
+    out_dir: Path, save: Callable[[Path], object], history: list[dict[str, float]], summary: dict[str, Any]
 ) -> None:
+    """What a finished run leaves. save: writes the model and its tokenizer into a folder."""
     with whole_file(out_dir / "metrics.jsonl") as file:
         file.write("".join(json.dumps(line) + "\n" for line in history).encode())
     temporary = out_dir / ".model.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    save_model(temporary, model, tokenizer)
+    save(temporary)
     shutil.rmtree(out_dir / "model", ignore_errors=True)
     temporary.rename(out_dir / "model")
     write_json(out_dir / "sft.json", summary)  # from here on the run is finished

@@ -19,7 +19,7 @@ from rstar_lab.rl import chat
 from rstar_lab.rl.data_parallel import Helpers
 from rstar_lab.rl.model import build_tiny, load_model
 from rstar_lab.rl.recipe import SftConfig
-from rstar_lab.rl.sft import Example, _batches, _loss, _lr_scale, _micro_batches, encode, sft
+from rstar_lab.rl.sft import Example, _loss, _micro_batches, encode, iterate_batches, lr_scale, sft
 from rstar_lab.rl.tokenizer import train_tokenizer
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
@@ -120,7 +120,7 @@ def test_loss_in_chunks_of_logits_is_the_same(monkeypatch):
 def test_every_epoch_sees_every_conversation_once(packing):
     examples = [Example([n] * (n % 9 + 2), [False] + [True] * (n % 9 + 1)) for n in range(50)]
     config = SftConfig(epochs=2, batch_size=8, packing=packing, micro_batch_tokens=24)
-    batches = [batch for _, batch in _batches(examples, config, range(1, 15))]
+    batches = [batch for _, batch in iterate_batches(examples, config, range(1, 15))]
     for epoch in (batches[:7], batches[7:]):
         assert sorted(example.ids[0] for batch in epoch for example in batch) == list(range(50))
     assert batches[:7] != batches[7:]
@@ -135,17 +135,19 @@ def test_every_epoch_sees_every_conversation_once(packing):
 def test_batches_do_not_depend_on_where_a_run_begins():
     examples = [Example([n, n], [False, True]) for n in range(50)]
     config = SftConfig(batch_size=8)
-    assert list(_batches(examples, config, range(1, 22)))[9:] == list(_batches(examples, config, range(10, 22)))
+    assert list(iterate_batches(examples, config, range(1, 22)))[9:] == list(
+        iterate_batches(examples, config, range(10, 22))
+    )
 
 
 def test_learning_rate_warms_up_and_falls():
     cosine = SftConfig(warmup=0.1)
-    assert [_lr_scale(step, 100, cosine) for step in (1, 10)] == [0.1, 1.0]
-    assert _lr_scale(55, 100, cosine) == pytest.approx(0.5)
-    assert _lr_scale(100, 100, cosine) == pytest.approx(0, abs=1e-12)
+    assert [lr_scale(step, 100, cosine) for step in (1, 10)] == [0.1, 1.0]
+    assert lr_scale(55, 100, cosine) == pytest.approx(0.5)
+    assert lr_scale(100, 100, cosine) == pytest.approx(0, abs=1e-12)
     tail = SftConfig(warmup=0.1, schedule="linear_tail")
-    assert [_lr_scale(step, 100, tail) for step in (10, 50)] == [1.0, 1.0]
-    assert 0 < _lr_scale(100, 100, tail) < 0.05
+    assert [lr_scale(step, 100, tail) for step in (10, 50)] == [1.0, 1.0]
+    assert 0 < lr_scale(100, 100, tail) < 0.05
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "packing": True, "schedule": "cosine"}])

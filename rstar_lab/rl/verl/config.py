@@ -1,6 +1,7 @@
-"""A recipe and a hardware profile as verl's configuration: overrides of verl's own Hydra files, composed by Hydra."""
+"""A recipe and a hardware profile as verl's configuration, of RL and of SFT: overrides of verl's own Hydra files, composed by Hydra."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile
+from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.verl.progress import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048
+FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # `verl.` before a recipe override names a key of verl's own: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
 # Keys of verl that cannot be set: with another value, what the package promises would not hold.
@@ -47,8 +50,7 @@ def overrides(
             raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
-    # A GPU must be able to hold the longest sequence, cut over the GPUs that share one.
-    tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
+    tokens = tokens_per_gpu(profile, longest)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
     found: dict[str, Any] = {
         "data.train_files": str(run_dir / "tickets.parquet"),
@@ -145,9 +147,7 @@ def overrides(
         found["algorithm.rollout_correction.rollout_is"] = "token"
         found["algorithm.rollout_correction.rollout_is_threshold"] = keys.importance_cap
     if in_fp32:
-        found["+actor_rollout_ref.actor.fsdp_config.mixed_precision"] = {
-            "param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32",
-        }  # fmt: skip
+        found["+actor_rollout_ref.actor.fsdp_config.mixed_precision"] = FP32
     if on_cpu:
         found |= _cpu(settings, longest)
     for key, value in (extra or {}).items():
@@ -161,6 +161,53 @@ def overrides(
     }  # fmt: skip
     found["+rstar"] = settings.as_config()
     return found
+
+
+def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, steps: int) -> dict[str, Any]:
+    """verl's keys for a recipe's SFT on a machine; its trainer is `sft_trainer.RstarSft`, which brings the data."""
+    sft, hardware, parallel = recipe.sft, profile.hardware, profile.parallelism
+    assert sft is not None
+    on_cpu = hardware.gpus == 0
+    found: dict[str, Any] = {
+        "data.train_files": None,
+        "data.train_batch_size": sft.batch_size,
+        "data.max_token_len_per_gpu": tokens_per_gpu(profile, sft.max_tokens),
+        "model.path": str(model),
+        "model.enable_gradient_checkpointing": sft.gradient_checkpointing or not on_cpu,
+        "model.use_remove_padding": not on_cpu,
+        "engine.strategy": "fsdp2",
+        "engine.fsdp_size": parallel.fsdp_size,
+        "engine.param_offload": parallel.offload_params,
+        "engine.optimizer_offload": parallel.offload_optimizer,
+        "engine.ulysses_sequence_parallel_size": parallel.sequence_parallel,
+        "engine.use_torch_compile": not on_cpu,
+        "optim.lr": sft.lr,
+        "optim.lr_scheduler_type": "cosine",
+        "optim.lr_warmup_steps": math.ceil(sft.warmup * steps),
+        "optim.zero_indexed_step": False,  # else the first update has a rate of 0
+        "optim.weight_decay": sft.weight_decay,
+        "optim.clip_grad": sft.grad_clip,
+        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "trainer.nnodes": hardware.nodes,
+        "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
+        "trainer.total_epochs": 1,  # all steps are one pass through the batches
+        "trainer.save_freq": sft.checkpoint_every,
+        "trainer.max_ckpt_to_keep": 2,  # with one, a kill may find the old one gone and the new one not named yet
+        "trainer.default_local_dir": str(run_dir / "verl"),
+        "trainer.project_name": "rstar_lab",
+        "trainer.experiment_name": run_dir.name,
+        "trainer.logger": ["console"],
+    }
+    if sft.precision == "fp32" or (sft.precision == "auto" and on_cpu):
+        found["+engine.mixed_precision"] = FP32
+    if on_cpu:
+        found |= {"trainer.device": "cpu", "+model.override_config.attn_implementation": "sdpa"}
+    return found
+
+
+def tokens_per_gpu(profile: Profile, longest: int) -> int:
+    """Of one micro-batch: a GPU must be able to hold the longest sequence, cut over the GPUs that share one."""
+    return max(profile.parallelism.tokens_per_gpu, -(-longest // profile.parallelism.sequence_parallel))
 
 
 def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
@@ -191,8 +238,8 @@ def _quote(value: Any) -> str:
     return "[" + ",".join(_quote(item) for item in value) + "]"
 
 
-def compose(found: Mapping[str, Any]) -> Any:
-    """verl's whole configuration, composed from its own files and checked by its own rules.
+def compose(found: Mapping[str, Any], of: str = "ppo_trainer") -> Any:
+    """verl's whole configuration of one of its trainers, composed from its own files and checked by its own rules.
 
     Raises UserError that names a key verl does not have.
     """
@@ -202,6 +249,6 @@ def compose(found: Mapping[str, Any]) -> Any:
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         try:
-            return hydra.compose("ppo_trainer", overrides=as_arguments(found))
+            return hydra.compose(of, overrides=as_arguments(found))
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(f"verl: {' '.join(str(error).split())}") from error

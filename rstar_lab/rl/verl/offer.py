@@ -28,6 +28,16 @@ def refusals(recipe: Recipe) -> list[str]:
     return found
 
 
+def sft_refusals(recipe: Recipe) -> list[str]:
+    """The same of the recipe's SFT."""
+    sft, found = recipe.sft, []
+    if sft is not None and sft.optimizer != "adamw":
+        found.append(f"sft.optimizer: {sft.optimizer}: verl has AdamW alone")
+    if sft is not None and sft.schedule != "cosine":
+        found.append(f"sft.schedule: {sft.schedule}: verl has cosine")
+    return [f"{one}; `rstar-lab sft` makes the model without verl" for one in found]
+
+
 def check(recipe: Recipe) -> None:
     """Raises UserError with what verl cannot honour."""
     if not recipe.stages:

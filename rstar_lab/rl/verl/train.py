@@ -1,4 +1,7 @@
-"""Run a recipe's RL on verl: `python -m rstar_lab.rl.verl.train RECIPE --profile P`. The same command again resumes."""
+"""Run a recipe on verl: `python -m rstar_lab.rl.verl.train RECIPE --profile P`. The same command again resumes.
+
+Its SFT first, where no model of it is there, then its stages of RL.
+"""
 
 import json
 import os
@@ -14,11 +17,11 @@ import typer
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
-from rstar_lab.rl.recipe import Recipe, load_recipe, parse_overrides
+from rstar_lab.rl.recipe import load_recipe, parse_overrides
 from rstar_lab.rl.stages import difficulty_file
 from rstar_lab.rl.verl.config import PREFIX, compose, overrides, split_overrides
 from rstar_lab.rl.verl.offer import check
-from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, to_do
+from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, starting_model, to_do
 from rstar_lab.rl.verl.settings import Settings
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
@@ -106,6 +109,18 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
         raise
 
 
+def fine_tune(arguments: list[str], sets: list[str], attempts: int) -> None:
+    """The recipe's SFT, in a process of its own; one that fails goes on from its last checkpoint."""
+    command = [sys.executable, "-m", "rstar_lab.rl.verl.sft", *arguments]
+    command += [part for pair in sets for part in ("--set", pair)]
+    for left in reversed(range(attempts)):
+        if not (code := subprocess.run(command).returncode):
+            return
+        if not left:
+            raise typer.Exit(code)
+        print(f"SFT ended with {code}; it goes on from its checkpoint", flush=True)
+
+
 def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str]) -> None:
     """Measure a stage's problems before it, where its filter asks for that. Raises UserError where that fails."""
     stage = settings.stage
@@ -139,11 +154,12 @@ def main(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """All stages, from the last checkpoint on; each in a process of its own."""
+    """SFT and all stages, from the last checkpoint on; each in a process of its own."""
     ours, verls = split_overrides(parse_overrides(sets or []))
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
     check(loaded)
-    chosen, start, folder = load_profile(profile), starting_model(loaded, runs_dir), runs_dir.absolute()
+    chosen, folder = load_profile(profile), runs_dir.absolute()
+    start = starting_model(loaded, folder)
 
     def plan() -> list[Settings]:
         return stages_of(loaded, folder, watchdog_s)
@@ -157,6 +173,8 @@ def main(
     attempts = 1 + ((2 if chosen.hardware.gpus else 0) if retries is None else retries)
     if any(map(to_do, plan())):
         with own_ray(chosen):
+            if loaded.sft is not None and not (start / "config.json").exists():
+                fine_tune([recipe, "--profile", profile, "--runs-dir", str(folder)], sets or [], attempts)
             for number in range(len(loaded.stages)):
                 for left in reversed(range(attempts)):
                     settings = plan()[number]  # where its first step is, the stages before it have decided
@@ -175,18 +193,6 @@ def main(
     if as_json:
         run_dir = plan()[0].run_dir
         print(json.dumps({"run": str(run_dir), "steps": checkpointed(run_dir)}))
-
-
-def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
-    """The recipe's model after its SFT. Raises UserError where that has not been made."""
-    after_sft = runs_dir / f"{recipe.name}-sft" / "sft" / "model"
-    if recipe.sft is None:
-        return Path(recipe.model).absolute()
-    if not (after_sft / "config.json").exists():
-        raise UserError(
-            f"{after_sft}: no model yet; `rstar-lab sft {recipe.name} --runs-dir {runs_dir}` makes it, or set sft=null and model=FOLDER"
-        )
-    return after_sft.absolute()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ class RstarTrainer(PPOTrainerSync):
         self.settings = Settings.of(config)
         lab = Lab(self.settings.recipe, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
-        self.writer = open_run(lab, "rl", "train", RL_KEYS, extra=extra)
+        parent = {"run": lab.run_id("sft"), "step": None} if self.settings.recipe.sft else None
+        self.writer = open_run(lab, "rl", "train", RL_KEYS, parent=parent, extra=extra)
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._who_waits)
         self.state = State()
         self.lines: list[dict[str, Any]] = []  # of this stage

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import load_profile
-from rstar_lab.rl.recipe import parse_recipe
-from rstar_lab.rl.verl.config import as_arguments, overrides, split_overrides
+from rstar_lab.profiles import load_profile, profile_names
+from rstar_lab.rl.recipe import SftConfig, parse_recipe
+from rstar_lab.rl.sft import Example, iterate_batches, lr_scale
+from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.mini_batches import members, spread
-from rstar_lab.rl.verl.offer import check
+from rstar_lab.rl.verl.offer import check, sft_refusals
 from rstar_lab.rl.verl.progress import model_before, stages_of, to_do
 from rstar_lab.rl.verl.schedule import StageSchedule
 from rstar_lab.rl.verl.train import handed_on
@@ -162,6 +163,54 @@ def test_texts_survive_hydras_language(text):
     value = {"text": text, "list": [text, 1, 2.5, True, None]}
     (parsed,) = OverridesParser.create().parse_overrides(as_arguments({"+key": value}))
     assert parsed.value() == value
+
+
+# SFT
+
+
+def test_sft_has_the_local_trainers_rates_and_every_profile_composes_it(tmp_path):
+    from verl.utils.torch_functional import get_cosine_schedule_with_warmup
+
+    sft = {"conversations": [{"file": "c.jsonl"}], "lr": 0.5, "warmup": 0.2, "batch_size": 64, "max_tokens": 9000}
+    recipe = parse_recipe({"model": "/models/m", "sft": sft})
+    for profile in profile_names():
+        keys = sft_overrides(recipe, load_profile(profile), tmp_path / "base", tmp_path, 20)
+        config = compose(keys, "sft_trainer_engine")
+        assert config.data.max_token_len_per_gpu * config.engine.ulysses_sequence_parallel_size >= 9000
+        assert config.data.train_batch_size == 64 and config.optim.lr == 0.5
+    optimizer = optimizer_of(0.5)
+    schedule = get_cosine_schedule_with_warmup(
+        optimizer, config.optim.lr_warmup_steps, 20, zero_indexed_step=config.optim.zero_indexed_step
+    )
+    assert rates(optimizer, schedule, 20) == pytest.approx([0.5 * lr_scale(n, 20, recipe.sft) for n in range(1, 21)])
+
+
+def test_sft_batches_are_the_local_trainers_filled_up_and_go_on_where_they_were():
+    from rstar_lab.rl.verl.sft_trainer import Batches
+
+    examples = [Example([n] * (n % 5 + 2), [False] + [True] * (n % 5 + 1)) for n in range(10)]
+    config = SftConfig(epochs=2, batch_size=4)
+    whole = Batches(examples, config, 4)
+    seen = []
+    for (_, expected), batch in zip(iterate_batches(examples, config, range(1, 7)), whole, strict=True):
+        ids, masks = (list(batch[name].unbind()) for name in ("input_ids", "loss_mask"))
+        assert len(ids) == 4
+        assert [row.tolist() for row in ids[: len(expected)]] == [example.ids for example in expected]
+        assert [row.tolist() for row in masks[: len(expected)]] == [example.mask for example in expected]
+        assert not any(mask.any() for mask in masks[len(expected) :])
+        seen.append([row.tolist() for row in ids])
+        if len(seen) == 3:  # the end of an epoch
+            whole.history = [{"step": 1}, {"step": 2}, {"step": 3}]
+            again = Batches(examples, config, 4)
+            again.load_state_dict(whole.state_dict())
+    assert len(whole) == 6 and [[row.tolist() for row in batch["input_ids"].unbind()] for batch in again] == seen[3:]
+
+
+def test_an_sft_that_verl_has_not_is_refused_by_its_key():
+    sft = {"conversations": [{"file": "c.jsonl"}], "optimizer": "muon", "schedule": "linear_tail"}
+    muon, schedule = sft_refusals(parse_recipe({"model": "m", "sft": sft}))
+    assert muon.startswith("sft.optimizer: muon") and schedule.startswith("sft.schedule: linear_tail")
+    assert sft_refusals(parse_recipe({"model": "m", "sft": {"conversations": sft["conversations"]}})) == []
 
 
 # Secrets

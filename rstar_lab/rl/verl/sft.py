@@ -1,0 +1,101 @@
+"""A recipe's SFT on verl: `python -m rstar_lab.rl.verl.sft RECIPE --profile P`. The same command again resumes.
+
+Conversations, token ids, masks, batches and learning rates are the local trainer's; forward, backward, update, checkpoints and
+export are those of verl's own SFT trainer on Ray. `rstar_lab.rl.verl.train` starts it where a run's SFT is missing.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.rl.model import load_tokenizer
+from rstar_lab.rl.pipeline import SFT_KEYS, Lab, fine_tuned, open_run, sft_data
+from rstar_lab.rl.recipe import Recipe, SftConfig, load_recipe, parse_overrides
+from rstar_lab.rl.report import Reporter
+from rstar_lab.rl.sft import Example, encode, finish, steps_of, summary
+from rstar_lab.rl.stages import link_or_copy
+from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
+from rstar_lab.rl.verl.offer import sft_refusals
+from rstar_lab.rl.verl.progress import checkpoint_folder
+from rstar_lab.rl.verl.train import environment, own_ray
+from rstar_lab.runs.writer import RunWriter
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
+    profile: Annotated[str, typer.Option(help="Hardware profile.")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Folder of runs, seen by every node.")] = Path("runs"),
+) -> None:
+    """SFT from the last checkpoint on; done already, it does nothing."""
+    ours, _ = split_overrides(parse_overrides(sets or []))
+    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
+    if loaded.sft is None:
+        raise UserError("sft: the recipe has none")
+    lab = Lab(loaded, Reporter())
+    with open_run(lab, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
+        if not fine_tuned(writer.run_dir):
+            fine_tune(loaded, loaded.sft, load_profile(profile), writer)
+        writer.finish("finished")
+
+
+def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWriter) -> None:
+    """Raises UserError for what verl cannot do, and where no conversation is left."""
+    if found := sft_refusals(recipe):
+        raise UserError(f"not under verl: {'; '.join(found)}")
+    started, run_dir = time.monotonic(), writer.run_dir
+    examples, left_out = asyncio.run(read_examples(recipe, sft, run_dir))
+    variables = environment(profile, run_dir)
+    os.environ.update(variables)  # before verl is imported
+    import ray
+    from verl.utils.device import auto_set_device
+
+    from rstar_lab.rl.verl.sft_trainer import Batches, RstarSft
+
+    keys = sft_overrides(recipe, profile, run_dir / "base", run_dir, steps_of(examples, sft))
+    config = compose(keys, "sft_trainer_engine")
+    auto_set_device(config)
+    ranks = max(1, profile.hardware.gpus // profile.parallelism.sequence_parallel)
+    with own_ray(profile):
+        ray.init(runtime_env={"env_vars": variables})
+        trainer = RstarSft(config, Batches(examples, sft, ranks), writer)
+        trainer.fit()
+        ray.shutdown()
+    history = trainer.batches.history
+    model = checkpoint_folder(run_dir, len(history)) / "huggingface"
+    result = summary(history, len(examples), left_out, time.monotonic() - started)
+    finish(
+        run_dir / "sft",
+        lambda folder: shutil.copytree(model, folder, copy_function=link_or_copy),
+        history,
+        {"key": "verl", "result": result},
+    )
+    shutil.rmtree(run_dir / "verl")
+    writer.finish("finished", result=result)
+
+
+async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[list[Example], int]:
+    """The local trainer's examples, and how many conversations were left out."""
+    async with Lab.open(recipe, Reporter()) as lab:
+        dataset = await sft_data(lab, run_dir)
+    return encode(dataset, load_tokenizer(run_dir / "base"), sft.max_tokens)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a Ray cluster of our own is taken down
+    try:
+        app()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,130 @@
+"""verl's own SFT trainer on this machine's CPU, killed after a checkpoint and started again, against the local trainer.
+
+One command runs it and then the first step of RL, which must begin with its model.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from rstar_lab.local_ray import LocalRay
+from rstar_lab.rl.data.conversations import Conversation, Message, reply, tool_calls, write_conversations
+from rstar_lab.rl.model import load_model, load_tokenizer
+from rstar_lab.rl.pipeline import Lab, fine_tune
+from rstar_lab.rl.recipe import load_recipe
+from rstar_lab.rl.report import Reporter
+from rstar_lab.runs.reader import RunReader
+
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed here", allow_module_level=True)
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+# 10 conversations make two batches of 4 and one of 2; the checkpoint after 12 steps lies at the end of an epoch.
+SFT = {
+    "epochs": 8, "batch_size": 4, "lr": 2e-3, "warmup": 0.1, "weight_decay": 0.01, "max_tokens": 1024, "precision": "fp32",
+    "checkpoint_every": 12,
+}  # fmt: skip
+STEPS = 24
+
+
+def conversation(n):
+    """One with a tool or one without, and of its own length."""
+    middle = [("assistant", tool_calls([("f", {"a": n})], "I ask.")), ("tool", str(n)), ("tool", "x" * n)]
+    turns = [("user", f"What is {n}?"), *(middle if n % 2 else []), ("assistant", reply(f"{n} it is" + "!" * n))]
+    messages = tuple(Message(role=role, content=content) for role, content in turns)  # type: ignore[arg-type]
+    return Conversation(conversation_id=str(n), source="test", messages=messages)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(folder of the local run's runs, of verl's)."""
+    from rstar_lab.rl.verl.parity import prepare, start_verl
+
+    folder = tmp_path_factory.mktemp("sft")
+    recipe = prepare(folder, steps=1, problems_per_step=2, group_size=2, lr=1e-12, weight_decay=0.0)
+    write_conversations(folder / "c.jsonl", map(conversation, range(10)))
+    content = yaml.safe_load(recipe.read_text())
+    content["sft"] = SFT | {"conversations": [{"file": str(folder / "c.jsonl")}]}
+    recipe.write_text(yaml.safe_dump(content))
+
+    async def locally():
+        async with Lab.open(
+            load_recipe(recipe, {"runs": str(folder / "local")}), Reporter(console=Console(quiet=True))
+        ) as lab:
+            await fine_tune(lab)
+
+    asyncio.run(locally())
+    run = folder / "verl" / "parity-sft"
+    newest, log = run / "verl" / "latest_checkpointed_iteration.txt", folder / "verl" / "verl.log"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(LocalRay(cpus=8, gpus=1, dashboard=False))
+        process = start_verl(recipe, folder / "verl")
+        try:
+            while not (newest.exists() and newest.read_text()):
+                assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+                time.sleep(0.02)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert not (run / "sft" / "sft.json").exists(), "it came too late to be killed"
+            process = start_verl(recipe, folder / "verl")
+            assert process.wait(1500) == 0, log.read_text(errors="replace")[-3000:]
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return folder / "local", folder / "verl"
+
+
+def metrics(runs_dir):
+    return [json.loads(line) for line in (runs_dir / "parity-sft" / "sft" / "metrics.jsonl").read_text().splitlines()]
+
+
+def tensors(folder):
+    return load_model(folder, torch.float32).state_dict()
+
+
+def test_every_step_has_the_local_trainers_batch_loss_and_gradient(runs):
+    ours, theirs = map(metrics, runs)
+    assert len(ours) == len(theirs) == STEPS
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a["step"], a["steps"], a["tokens"], a["lr"]) == (b["step"], b["steps"], b["tokens"], b["lr"])
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5) and b["grad_norm"] == pytest.approx(
+            a["grad_norm"], rel=1e-5
+        )
+    assert ours[-1]["loss"] < 0.9 * ours[0]["loss"]
+
+
+def test_the_model_is_the_local_trainers_and_its_tokenizer_came_along(runs):
+    start = tensors(runs[0].parent / "model")
+    ours, theirs = (tensors(run / "parity-sft" / "sft" / "model") for run in runs)
+    assert max((ours[name] - start[name]).abs().max() for name in ours) > 1e-2, "training moved the weights"
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-5)
+    text = "<|im_start|>user\nWhat is 3?<|im_end|>"
+    mine, verls = (load_tokenizer(run / "parity-sft" / "sft" / "model") for run in runs)
+    assert mine.encode(text) == verls.encode(text) and mine.eos_token_id == verls.eos_token_id
+
+
+def test_the_run_store_says_what_happened_once(runs):
+    infos = [RunReader(run / "parity-sft").info for run in runs]
+    assert infos[1]["status"] == "finished" and infos[1]["attempts"] == 2 and infos[1]["extra"]["trainer"] == "verl"
+    for key in ("steps", "examples", "left_out", "tokens"):
+        assert infos[0]["result"][key] == infos[1]["result"][key], key
+    assert [line["step"] for line in RunReader(runs[1] / "parity-sft").metrics()] == [20]
+    assert not (runs[1] / "parity-sft" / "verl").exists(), "checkpoints are of no use any more"
+
+
+def test_rl_goes_on_from_its_model(runs):
+    rl = runs[1] / "parity-rl"
+    assert RunReader(rl).info["parent"] == {"run": "parity-sft", "step": None}
+    after, before = tensors(rl / "checkpoints" / "step=000001"), tensors(runs[1] / "parity-sft" / "sft" / "model")
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-6)
