@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ SOLVED = 0.5  # a problem counts as solved where at least this share of its roll
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. In a notebook it shows itself as a card.
+    """What `compare` found. In a notebook it shows itself as a card whose trajectories an inspector on the page opens.
 
     table: one row a metric: a, b, difference (b - a), low, high, n, problems, verdict.
     flips: one row a problem that changed sides: problem_id, flip (won or lost by b), pass rates, and a trajectory of each.
@@ -63,7 +64,7 @@ class Comparison:
         )
         flips = "".join(
             f"<li>{escape(str(row.flip))}: {escape(str(row.problem_id))} ({row.pass_a:.0%} to {row.pass_b:.0%}): "
-            f"<code>{escape(str(row.traj_a))}</code> and <code>{escape(str(row.traj_b))}</code></li>"
+            f"{_link(row.traj_a)} and {_link(row.traj_b)}</li>"
             for row in rows_of(self.flips.head(20))
         )
         head = "".join(
@@ -76,6 +77,11 @@ class Comparison:
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
             f"<details><summary>{won} problems won, {len(self.flips) - won} lost</summary><ul>{flips}</ul></details></div>"
         )
+
+
+def _link(traj_id: str | None) -> str:
+    """An inspector on the same page opens what is clicked."""
+    return f'<a href="#rstar={quote(str(traj_id), safe="")}"><code>{escape(str(traj_id))}</code></a>'
 
 
 def compare(

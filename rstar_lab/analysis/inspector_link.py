@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from rstar_lab.analysis.inspector import Inspector, bundle
 from rstar_lab.analysis.inspector_filters import where_clause
 from rstar_lab.analysis.inspector_widget import NotebookWidget
+from rstar_lab.analysis.style import Figure
 
 _SHOWN = 3
 
@@ -46,6 +47,8 @@ class LinkedFigure(NotebookWidget):
         self.figure_json = figure.to_json()
 
     def static_bundle(self) -> dict[str, Any]:
+        if isinstance(self.figure, Figure):
+            return self.figure.bundle()
         return {"application/vnd.plotly.v1+json": json.loads(self.figure.to_json()), "text/plain": repr(self)}
 
     def again(self) -> "LinkedFigure":

@@ -51,7 +51,7 @@ class Segment:
         """What the browser gets: offsets in UTF-16 units, as JavaScript counts."""
         text = visible(self.text)
         starts: Sequence[int] = self.starts
-        if starts and any(ord(char) > 0xFFFF for char in text):
+        if starts and not text.isascii():
             units = [0, *accumulate(2 if ord(char) > 0xFFFF else 1 for char in text)]
             starts = [units[start] for start in starts]
         return {

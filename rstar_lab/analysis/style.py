@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+from IPython.display import display
 
 from rstar_lab.runs import RunStoreError
 
@@ -15,6 +16,7 @@ from rstar_lab.runs import RunStoreError
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+_ROWS = 20  # of a figure's numbers, where it cannot be drawn
 _LINE = 780  # pixels a line of the legend may take: figures are 900 wide in print and more on the page
 _INK = {"light": ("#1b1b1b", "#ffffff", "#e2e2e2"), "dark": ("#ececec", "#16181d", "#3a3d45")}
 
@@ -117,8 +119,21 @@ class Figure(go.Figure):
         return path
 
     def bundle(self) -> dict[str, Any]:
-        """MIME bundle for a notebook: JupyterLab draws it without a network and without a widget."""
-        return {"application/vnd.plotly.v1+json": json.loads(self.to_json()), "text/plain": repr(self._frame)}
+        """MIME bundle for a notebook: JupyterLab draws it, what cannot (GitHub, nbconvert) shows its numbers."""
+        shown = self._frame.drop(columns="where", errors="ignore").head(_ROWS)
+        more = f" (the first {_ROWS} rows)" if len(self._frame) > _ROWS else ""
+        table = shown.to_html(index=False, border=0, na_rep="–", float_format="{:.4g}".format)
+        return {
+            "application/vnd.plotly.v1+json": json.loads(self.to_json()),
+            "text/html": f"<p>The numbers of this figure, which is not drawn here{more}:</p>{table}",
+            "text/plain": repr(self._frame),
+        }
+
+    def _ipython_display_(self, **_: Any) -> None:
+        """Drawn in the colours of the page where one is alive."""
+        from rstar_lab.analysis.inspector_link import LinkedFigure
+
+        display(LinkedFigure(self, None))
 
     def where(self, trace: int, points: Sequence[Any]) -> str:
         """SQL condition on trajectories for these points of a trace; `false` where the trace has none (a band).

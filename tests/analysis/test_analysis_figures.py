@@ -1,7 +1,10 @@
 """Figures: their numbers, the rollouts behind their points, their files; and the comparison card."""
 
+from urllib.parse import quote
+
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from make_runs import make_run
 
@@ -173,12 +176,20 @@ def test_the_card_does_not_claim_what_chance_explains(folder):
 
 def test_flips_link_to_trajectories_that_show_them(folder):
     one, other = (open_runs(folder, run_ids=[run]) for run in ("none0", "paper1"))
-    flips = compare(one, other, ["pass1"], where="step = 1").flips
+    card = compare(one, other, ["pass1"], where="step = 1")
+    flips = card.flips
     assert len(flips) > 0
+    assert f'<a href="#rstar={quote(flips.traj_a[0], safe="")}">' in card._repr_html_()
     for flip in flips.to_dict("records"):
         before, after = one.trajectory(flip["traj_a"]), other.trajectory(flip["traj_b"])
         assert before.problem_id == after.problem_id == flip["problem_id"]
         assert (before.reward > 0, after.reward > 0) == ((False, True) if flip["flip"] == "won" else (True, False))
+
+
+def test_a_figure_that_cannot_be_drawn_says_its_numbers():
+    frame = pd.DataFrame({"run": ["<b>mine</b>"], "value": [0.25], "where": ["run_id = 'mine'"]})
+    said = Figure(go.Figure(), frame).bundle()["text/html"]
+    assert "&lt;b&gt;mine&lt;/b&gt;" in said and "0.25" in said and "run_id" not in said
 
 
 def test_a_hostile_name_is_text_in_the_card(folder):

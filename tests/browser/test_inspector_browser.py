@@ -248,7 +248,12 @@ def test_it_can_be_used_by_everyone(lab: Lab, folder: Path, tmp_path: Path, axe:
 
 
 def test_a_hostile_transcript_stays_text(lab: Lab, folder: Path, tmp_path: Path):
-    cells = (f"from rstar_lab.analysis import inspect\ninspector = inspect({str(folder)!r})", "inspector")
+    cells = (
+        f"from rstar_lab.analysis import compare, inspect, open_runs\ninspector = inspect({str(folder)!r})",
+        "inspector",
+        f"one, other = (open_runs({str(folder)!r}, run_ids=[name]) for name in ('grpo', 'roc'))\n"
+        "card = compare(one, other, ['pass1'], where='step = 2')\ncard",
+    )
     with lab.notebook(book(tmp_path, *cells), fragment=f"#rstar={quote(HOSTILE_ID, safe='')}") as opened:
         opened.run_all()
         shown(opened, "sample 1")  # a copied link opens at its trajectory
@@ -269,6 +274,11 @@ def test_a_hostile_transcript_stays_text(lab: Lab, folder: Path, tmp_path: Path)
             page.locator(f"{APP} button", has_text="HTML").click()
         exported = tmp_path / "exported.html"
         saved.value.save_as(exported)
+        # A trajectory of a comparison's card opens in the inspector.
+        page.locator("details summary", has_text="problems won").click()
+        page.locator("details a code").first.click()
+        kernel_says(opened, "inspector.selected == card.flips.traj_a[0]", "True")
+        shown(opened, "step 2")
     assert_inert(lab, exported, "inspector-export")
     exported.write_text(inspect(folder).html("roc/6/p1/2"), encoding="utf-8")
     assert_inert(lab, exported, "inspector-export-plain")

@@ -31,6 +31,7 @@ function themed(layout) {
   const axes = new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name))]);
   for (const name of axes) dark[name] = { ...layout[name], gridcolor: "#303844", zerolinecolor: "#465061", linecolor: "#5d6878", tickfont: { ...layout[name]?.tickfont, color: "#c3cbd6" } };
   dark.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)" };
+  dark.shapes = layout.shapes?.map((shape) => ({ ...shape, line: { color: "#c3cbd6", ...shape.line } }));
   return dark;
 }
 

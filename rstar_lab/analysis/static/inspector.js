@@ -116,7 +116,7 @@ class View {
     this.rawButton = button("Raw", () => this.raw(), { "aria-pressed": "false", title: "The token stream as it is" });
     this.compareButton = button("Side by side", () => this.compareNext(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
-    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), this.rawButton, this.groupButton, this.compareButton);
+    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, this.rawButton, this.groupButton, this.compareButton));
     const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.link()), button("HTML", () => this.export("html"), { title: "Save as a page of its own" }), button("Markdown", () => this.export("markdown")));
     this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
     this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
@@ -133,10 +133,25 @@ class View {
       "change:channel": () => this.recolour(),
     };
     for (const [event, handler] of Object.entries(this.handlers)) this.model.on(event, handler);
+    this.clicked = (event) => this.follow(event).catch((error) => this.say(error.message, true));
+    document.addEventListener("click", this.clicked);
+  }
+
+  /** A link to a trajectory anywhere on the page, as in the card of a comparison, opens it here. */
+  async follow(event) {
+    const href = event.target.closest?.("a")?.getAttribute("href");
+    if (!href?.startsWith("#rstar=")) return;
+    event.preventDefault();
+    const selected = trajectoryIn(href);
+    const [place] = await this.line.ask("place", { traj_id: selected, filters: {}, scope: {}, sort: [] });
+    if (place === null) return; // of other runs than this inspector's
+    this.set({ selected });
+    this.root.scrollIntoView({ block: "nearest" });
   }
 
   close() {
     for (const [event, handler] of Object.entries(this.handlers ?? {})) this.model.off(event, handler);
+    document.removeEventListener("click", this.clicked);
     this.line.close();
     this.list?.close();
     this.transcript?.clear();
@@ -362,11 +377,14 @@ function linkedTrajectory(inspector) {
   if (told.has(inspector)) return null;
   told.add(inspector);
   const addresses = [location.href, performance.getEntriesByType("navigation")[0]?.name ?? ""];
-  const found = addresses.map((address) => /[#&?]rstar=([^&]+)/.exec(address)).find(Boolean);
+  return addresses.map(trajectoryIn).find(Boolean) ?? null;
+}
+
+function trajectoryIn(address) {
   try {
-    return found ? decodeURIComponent(found[1]) : null;
+    return decodeURIComponent(/[#&?]rstar=([^&]+)/.exec(address)?.[1] ?? "");
   } catch {
-    return null; // half a link
+    return ""; // half a link
   }
 }
 

@@ -17,12 +17,12 @@ const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[na
 
 /** [column to sort by, title, width, cell, right-aligned] */
 const listColumns = [
-  ["step", "Step", 52, (row) => show(row.step), true],
-  ["problem_id", "Problem", 128, (row) => row.problem_id],
-  ["sample", "#", 32, (row) => show(row.sample), true],
-  ["reward", "Right", 54, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
+  ["step", "Step", 46, (row) => show(row.step), true],
+  ["problem_id", "Problem", 100, (row) => row.problem_id],
+  ["sample", "#", 30, (row) => show(row.sample), true],
+  ["reward", "Right", 50, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
   ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "kept" : "drop"))],
-  ["outcomes", "Tool calls", 84, callCell],
+  ["outcomes", "Tool calls", 76, callCell],
   ["response_tokens", "Tokens", 60, (row) => show(row.response_tokens), true],
   ["answer", "Answer", 84, (row) => show(row.answer), true],
   ["truth", "Truth", 84, (row) => show(row.truth), true],
@@ -35,7 +35,7 @@ const listColumns = [
   ["reflection_tokens", "Reflection", 74, (row) => show(row.reflection_tokens), true],
   ["stop_reason", "Stopped by", 92, (row) => show(row.stop_reason)],
   ["stage", "Stage", 76, (row) => show(row.stage)],
-  ["run_id", "Run", 96, (row) => show(row.run_id)],
+  ["run_id", "Run", 88, (row) => show(row.run_id)],
 ];
 
 export class List {
@@ -149,7 +149,10 @@ export class List {
       title: row && this.snippets[row.traj_id] ? `… ${this.snippets[row.traj_id]} …` : undefined },
       row
         ? [h("span", { role: "gridcell" }, note ? h("span", { class: "rl-flag", role: "img", "aria-label": "has a note", title: [...note.tags, note.note].join(" · ") }, "◆") : ""),
-            this.columns.map(([, , , cell, right]) => h("span", { role: "gridcell", class: right ? "rl-num" : "" }, cell(row)))]
+            this.columns.map(([, , , cell, right]) => {
+              const said = cell(row);
+              return h("span", { role: "gridcell", class: right ? "rl-num" : "", title: typeof said === "string" && !this.snippets[row.traj_id] && said }, said);
+            })]
         : h("span", { role: "gridcell", class: "rl-faint" }, "…"));
     line.style.gridTemplateColumns = this.template;
     return line;
