@@ -42,7 +42,7 @@ train = True  # False: only draw what is there
 import pandas as pd
 from IPython.display import display
 
-from rstar_lab.analysis import open_runs
+from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs.grid import run_grid
@@ -89,3 +89,9 @@ pd.concat({arm: card.table for arm, card in cards.items()}, names=["arm"])
 # %%
 for card in cards.values():
     display(card)
+
+# %% [markdown]
+# A click on a trajectory that a card lists opens it here.
+
+# %%
+inspect(runs)

@@ -36,7 +36,7 @@ export class Filters {
     this.element = h("div", { class: "rl-filters", role: "group", "aria-label": "Filters" },
       h("span", { class: "rl-toggles" }, this.buttons.map(([, , button]) => button)),
       Object.entries(this.selects).map(([name, element]) => (choices[{ run_id: "run_id", stage: "stage", outcome: "outcomes" }[name]].length > 1 ? element : null)),
-      h("span", { class: "rl-steps" }, "Steps ", this.steps[0], "–", this.steps[1]), this.texts.problem, this.texts.sql, this.clear);
+      h("span", { class: "rl-steps" }, "Steps ", this.steps[0], " – ", this.steps[1]), this.texts.problem, this.texts.sql, this.clear);
     this.sync();
   }
 
