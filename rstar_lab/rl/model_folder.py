@@ -1,8 +1,9 @@
-"""Where a model lies that the command line names."""
+"""Where a model lies: one that the command line names, the one that a recipe's RL starts from."""
 
 from pathlib import Path
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.recipe import Recipe
 from rstar_lab.runs.reader import RunReader
 
 
@@ -18,3 +19,10 @@ def model_folder(model: str, runs_dir: Path) -> Path:
             return run / "sft" / "model"
         raise UserError(f"run {run} has no finished model yet")
     raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}")
+
+
+def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
+    """The recipe's model after its SFT, whether that has been made or not."""
+    if recipe.sft is None:
+        return Path(recipe.model).absolute()
+    return (runs_dir / f"{recipe.name}-sft" / "sft" / "model").absolute()

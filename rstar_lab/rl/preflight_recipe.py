@@ -5,6 +5,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.model_folder import starting_model
 from rstar_lab.rl.preflight_subject import NotNeeded, Skip, Subject, Warn
 from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, SftConfig
 from rstar_lab.rl.reward import make_reward
@@ -48,7 +49,6 @@ def unread_keys(subject: Subject) -> str:
     if subject.profile.trainer != "verl":
         return "the local trainer reads every key"
     from rstar_lab.rl.verl.offer import refusals, sft_refusals
-    from rstar_lab.rl.verl.progress import starting_model
 
     recipe, default = subject.recipe, Recipe(model=subject.recipe.model)
     made = starting_model(recipe, recipe.runs).exists()  # by whatever trainer

@@ -69,6 +69,21 @@ def test_verls_own_files_compose_the_configuration_and_refuse_keys_they_do_not_h
     assert "loger" in bad["verl configuration"].message
 
 
+def test_an_sft_is_composed_too_and_one_that_verl_has_not_is_refused_unless_it_is_made_already(
+    recipe, composed, tmp_path
+):
+    sft = {"conversations": [{"file": "/shared/c.jsonl"}]}
+    good = found(recipe(sft=sft), "mi300x_8x8")
+    assert "for its SFT and each of 3 stages" in good["verl configuration"].message
+    assert good["unread keys"].status is Status.PASS and "/shared/c.jsonl" in good["data"].message
+    muon = recipe(sft=sft | {"optimizer": "muon", "packing": False}, runs=str(tmp_path))
+    bad = found(muon, "mi300x_8x8")["unread keys"]
+    assert bad.status is Status.FAIL and "sft.optimizer: muon" in bad.message
+    (tmp_path / "paper-sft" / "sft" / "model").mkdir(parents=True)
+    made = found(muon, "mi300x_8x8")["unread keys"]
+    assert made.status is Status.WARN and "sft.packing" in made.message
+
+
 @pytest.mark.parametrize(
     ("changes", "overrides", "profile", "check", "words"),
     [

@@ -66,13 +66,6 @@ def to_do(settings: Settings) -> bool:
     return not is_over(settings, lines, saved_state(settings.run_dir).retired)
 
 
-def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
-    """The recipe's model after its SFT, whether that has been made or not."""
-    if recipe.sft is None:
-        return Path(recipe.model).absolute()
-    return (runs_dir / f"{recipe.name}-sft" / "sft" / "model").absolute()
-
-
 def model_before(settings: Settings, start: Path) -> Path:
     """The model a stage begins with: of the stage before, or `start`. The reference of a KL term is the same one."""
     if settings.number == 0:

@@ -17,11 +17,12 @@ import typer
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.rl.model_folder import starting_model
 from rstar_lab.rl.recipe import load_recipe, parse_overrides
 from rstar_lab.rl.stages import difficulty_file
 from rstar_lab.rl.verl.config import PREFIX, compose, overrides, split_overrides
 from rstar_lab.rl.verl.offer import check
-from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, starting_model, to_do
+from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, to_do
 from rstar_lab.rl.verl.settings import Settings
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
