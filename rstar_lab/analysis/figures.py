@@ -175,8 +175,9 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
         near = difflib.get_close_matches(by, keys, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys[:20])}"
         raise RunStoreError(f"no run has recipe key {by!r}; {hint}")
-    short = column.removeprefix("recipe.").split(".")[-1]
-    values = [f"{short}: {'not set' if pd.isna(value) else value}" for value in table[column]]
+    # A label is a name already; other values say little without their key's.
+    prefix = "" if by == "label" else f"{column.removeprefix('recipe.').split('.')[-1]}: "
+    values = [f"{prefix}{'not set' if pd.isna(value) else value}" for value in table[column]]
     return pd.DataFrame({"run_id": table.run_id, "group": values})
 
 
