@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,8 @@ def bench(against: str | None, grid: Path | None = None) -> Iterator[dict[str, A
     regimes = chosen.regimes()
     jobs = [(regime, seed) for seed in range(chosen.seeds) for regime in regimes]
     workers = min(len(os.sched_getaffinity(0)), len(jobs))
-    with ProcessPoolExecutor(workers) as pool:
+    # Not by fork, which is unsafe beside the caller's threads.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         times = list(pool.map(makespans, *zip(*jobs, strict=True)))
     logs = {name: np.log([run[name] for run in times]).reshape(chosen.seeds, len(regimes)) for name in times[0]}
     others = np.min([logs[name] for name in ("turn-barrier", "static", "least-in-flight", "kv")], axis=0)

@@ -1,5 +1,5 @@
-"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer; killed in between, and in
-`make test-all` also whole.
+"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer; in `make test-all` also
+killed in between.
 
 One problem set, model, seeds, scripted engine and a real sandbox on both sides; the paper's aggregation, and what else both
 trainers offer that bears on a step. All tests here look at the same run.
@@ -31,7 +31,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["killed", pytest.param("whole", marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=["whole", pytest.param("killed", marks=pytest.mark.soak)])
 def attempts(request):
     """How often verl is started: killed after its first checkpoint, the same command makes the rest."""
     return 1 if request.param == "whole" else 2
