@@ -1,5 +1,5 @@
-"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer; in `make test-all` also
-killed in between.
+"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer, whole and
+killed in between. Part of `make test-all`.
 
 One problem set, model, seeds, scripted engine and a real sandbox on both sides; the paper's aggregation, and what else both
 trainers offer that bears on a step. All tests here look at the same run.
@@ -24,14 +24,14 @@ from rstar_lab.runs.reader import RunReader
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 OPTIONS = {
     "aggregation": "group-token-mean", "mini_batches": 2, "warmup_steps": 3, "importance_cap": 2.0,
     "dynamic_sampling": 1, "overlong_buffer": 500,
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["whole", pytest.param("killed", marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=["whole", "killed"])
 def attempts(request):
     """How often verl is started: killed after its first checkpoint, the same command makes the rest."""
     return 1 if request.param == "whole" else 2
