@@ -35,7 +35,7 @@ demo: setup  ## train a tool user from nothing on this machine, and open its sto
 # Two files at a time, since half of the tests wait for processes to start. Real browsers, servers and engines on a machine
 # that others use too: a failure is tried once more before it counts.
 test: setup services  ## every test but the long soaks
-	$(PYTEST) -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder --reruns 1 -raR --durations 40
+	$(PYTEST) -m "not soak" -n 2 --dist loadfile --reruns 1 -raR --durations 40
 
 test-all: setup services  ## the soaks and Slurm too
 	HYPOTHESIS_PROFILE=explore $(PYTEST)

@@ -12,10 +12,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A soak is slow: `-m "not slow"` is the part to run between two edits. Files with slow tests come first, so that two
-    workers end together."""
+    """A soak is slow: `-m "not slow"` is the part to run between two edits."""
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
