@@ -75,7 +75,7 @@ def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]
 @contextmanager
 def two_servers(model: Path, log: Path) -> Iterator[Served]:
     flags = [
-        *["--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--hung-after", "20"],
+        *["--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--hung-after", "60"],
         "--updatable",
     ]
     with serve(model, *flags, log=log) as process:
