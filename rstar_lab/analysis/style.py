@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,10 @@ class Figure(go.Figure):
         }
 
     def _ipython_display_(self, **_: Any) -> None:
-        """Drawn in the colours of the page where one is alive."""
+        """Drawn in the colours of the page where one is alive; as plotly would where a renderer was chosen."""
+        if os.environ.get("PLOTLY_RENDERER"):
+            super()._ipython_display_()
+            return
         from rstar_lab.analysis.inspector_link import LinkedFigure
 
         display(LinkedFigure(self, None))

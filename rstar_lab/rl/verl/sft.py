@@ -7,8 +7,6 @@ export are those of verl's own SFT trainer on Ray. `rstar_lab.rl.verl.train` sta
 import asyncio
 import os
 import shutil
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +24,7 @@ from rstar_lab.rl.stages import link_or_copy
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
 from rstar_lab.rl.verl.offer import sft_refusals
 from rstar_lab.rl.verl.progress import checkpoint_folder
-from rstar_lab.rl.verl.train import environment, own_ray
+from rstar_lab.rl.verl.train import environment, own_ray, run
 from rstar_lab.runs.writer import RunWriter
 
 app = typer.Typer(add_completion=False)
@@ -94,8 +92,4 @@ async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a Ray cluster of our own is taken down
-    try:
-        app()
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run(app)

@@ -196,9 +196,14 @@ def main(
         print(json.dumps({"run": str(run_dir), "steps": checkpointed(run_dir)}))
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a Ray cluster of our own is taken down
+def run(app: typer.Typer) -> None:
+    """The whole of a process that may bring up a Ray cluster of its own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
     try:
         app()
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    run(app)
