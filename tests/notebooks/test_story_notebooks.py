@@ -1,11 +1,14 @@
 """00, 03 and 06 under papermill: on the golden runs, and with real jobs in a small setting."""
 
+import re
 from pathlib import Path
 
 import nbformat
 import papermill
 import pytest
 
+from rstar_lab.rl.demo import make_report
+from rstar_lab.rl.recipe import load_recipe
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +132,10 @@ def test_sft_shows_what_is_imitated_and_takes_up_what_is_there(whole_recipe):
     assert "<mark>" in shown and "error_then_fix" in shown
     assert "`tiny_three_stage-easy-base`" in shown and "`tiny_three_stage-hard-sft`" in shown
     assert model.stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_the_demos_page_draws_its_figures_without_a_network(tmp_path):
+    page = make_report(load_recipe("tiny_fast", {"runs": str(GOLDEN)}), tmp_path).read_text()
+    assert page.count("plotly-graph-div") >= 3 and "not drawn here" not in page
+    assert not re.search(r'<script src="https?:', page)
