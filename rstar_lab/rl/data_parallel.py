@@ -73,15 +73,38 @@ class Ranks:
             return
         numel = sum(tensor.numel() for tensor in tensors)
         with _lost():
-            if self._board is None or self._board.shape[-1] != numel:
-                self._board = self._new_board(numel)
-            # Two boards in turn: whoever writes one has seen all others done with reading it.
-            self._turn = 1 - self._turn
-            board = self._board[self._turn]
+            board = self._next_board(numel)
             torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=board[self.rank])
             dist.barrier()
         for tensor, part in zip(tensors, board.sum(0).split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+    def owns(self, i: int) -> bool:
+        """Whether the i-th of many equal tasks is this rank's."""
+        return i % self.size == self.rank
+
+    def exchange(self, tensors: list[Tensor]) -> None:
+        """Each tensor, in place, as the rank that owns its number has it (float32)."""
+        if self.size == 1:
+            return
+        with _lost():
+            places = self._next_board(sum(tensor.numel() for tensor in tensors))[0].split(
+                [tensor.numel() for tensor in tensors]
+            )
+            for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+                if self.owns(i):
+                    place.copy_(tensor.reshape(-1))
+            dist.barrier()
+        for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+            if not self.owns(i):
+                tensor.copy_(place.view_as(tensor))
+
+    def _next_board(self, numel: int) -> Tensor:
+        """(ranks, numel). Two boards in turn: whoever writes one has seen all others done with reading it."""
+        if self._board is None or self._board.shape[-1] < numel:
+            self._board = self._new_board(numel)
+        self._turn = 1 - self._turn
+        return self._board[self._turn, :, :numel]
 
     def _new_board(self, numel: int) -> Tensor:
         """Memory of all ranks: (2 turns, ranks, numel). Its file is gone as soon as all have it."""

@@ -29,6 +29,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.data_parallel import ALONE, Helpers, Ranks
 from rstar_lab.rl.memory import release
 from rstar_lab.rl.model import load_model, save_model
+from rstar_lab.rl.muon import Muon
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.runs.files import whole_file, write_json
 
@@ -135,7 +136,7 @@ def _train(
     on_step: Callable[[dict[str, float]], None] | None,
 ) -> list[dict[str, float]]:
     ranks.share_weights(model)
-    optimizers = _optimizers(model, config)
+    optimizers = _optimizers(model, config, ranks)
     history = _resume(out_dir, key, model, optimizers)
     steps = steps_of(examples, config)
     bf16 = config.precision == "bf16" or (config.precision == "auto" and _has_bf16(model.device))
@@ -275,7 +276,7 @@ def lr_scale(step: int, steps: int, config: SftConfig) -> float:
     return min(1.0, 2 * (1 - done) + 1 / steps)
 
 
-def _optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.optim.Optimizer]:
+def _optimizers(model: PreTrainedModel, config: SftConfig, ranks: Ranks) -> list[torch.optim.Optimizer]:
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizers: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
@@ -283,7 +284,7 @@ def _optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.optim.O
         matrices = [parameter for parameter in rest if parameter.ndim == 2 and id(parameter) not in ends]
         taken = set(map(id, matrices))
         rest = [parameter for parameter in rest if id(parameter) not in taken]
-        optimizers.append(torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay))
+        optimizers.append(Muon(matrices, config.muon_lr, config.weight_decay, ranks))
     optimizers.append(torch.optim.AdamW(rest, lr=config.lr, weight_decay=config.weight_decay, fused=True))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
