@@ -27,7 +27,8 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
     told = recipe.model_dump(mode="json", exclude={"runs"})
     if kept.exists():
         saved = json.loads(kept.read_text())
-        if saved["recipe"] == told and Path(saved["result"]["report"]).exists():
+        made = [Path(saved["result"][key]) for key in ("report", "run", "model_sft", "model_rl")]
+        if saved["recipe"] == told and all(path.exists() for path in made):
             tell(saved["result"], reporter)
             return saved["result"]
     started = time.monotonic()

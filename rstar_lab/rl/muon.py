@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rstar_lab.rl.data_parallel import ALONE, Ranks
+from rstar_lab.rl.model import has_bf16
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
@@ -54,15 +55,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     a, b, c = _COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
-    x = x.to(torch.bfloat16 if _fast_bf16(matrix.device) else torch.float32, copy=True)
+    x = x.to(torch.bfloat16 if has_bf16(matrix.device) else torch.float32, copy=True)
     x.div_(x.norm().clamp(min=_TINY))
     for _ in range(_ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if tall else x).float()
-
-
-def _fast_bf16(device: torch.device) -> bool:
-    if device.type != "cpu":
-        return True
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

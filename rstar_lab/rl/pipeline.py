@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_mode
 from rstar_lab.rl.problems import Problem, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, SftConfig
 from rstar_lab.rl.report import Reporter
-from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.sft import sft
 from rstar_lab.rl.stages import stage_model, stage_table
 from rstar_lab.rl.state import State
@@ -114,8 +114,15 @@ class Lab:
             context = open_engines(
                 self.recipe.engine, model_dir, self.work_dir, self.longest(model_dir), self.recipe.seed, self._spawned
             )
-            self._starting = asyncio.create_task(self._stack.enter_async_context(context))
+            self._starting = asyncio.create_task(self._start(context))
             self._stack.push_async_callback(_end, self._starting)
+
+    async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
+        engines = self._stack.enter_async_context(context)
+        if self.recipe.rl.reward == "verify":
+            # An answer that waited for it to start could be counted wrong.
+            return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
+        return await engines
 
     async def engines(self, model_dir: Path) -> EngineGroup:
         """Engines for models of this shape; the caller loads the weights it wants."""

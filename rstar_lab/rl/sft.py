@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data_parallel import ALONE, Helpers, Ranks
 from rstar_lab.rl.memory import release
-from rstar_lab.rl.model import load_model, save_model
+from rstar_lab.rl.model import has_bf16, load_model, save_model
 from rstar_lab.rl.muon import Muon
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.runs.files import whole_file, write_json
@@ -139,7 +139,7 @@ def _train(
     optimizers = _optimizers(model, config, ranks)
     history = _resume(out_dir, key, model, optimizers)
     steps = steps_of(examples, config)
-    bf16 = config.precision == "bf16" or (config.precision == "auto" and _has_bf16(model.device))
+    bf16 = config.precision == "bf16" or (config.precision == "auto" and has_bf16(model.device))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
     if model.device.type == "cpu" and bf16:
@@ -290,10 +290,6 @@ def _optimizers(model: PreTrainedModel, config: SftConfig, ranks: Ranks) -> list
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
     return optimizers
-
-
-def _has_bf16(device: torch.device) -> bool:
-    return torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
 
 
 def check_finite(line: dict[str, float]) -> None:

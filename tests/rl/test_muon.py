@@ -21,13 +21,13 @@ def trained(optimizer_class, **options):
 
 
 def test_in_bf16_it_is_torchs_bit_for_bit(monkeypatch):
-    monkeypatch.setattr(muon, "_fast_bf16", lambda device: True)
+    monkeypatch.setattr(muon, "has_bf16", lambda device: True)
     for ours, theirs in zip(trained(Muon), trained(torch.optim.Muon), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_in_float32_it_is_torchs_up_to_bf16s_rounding(monkeypatch):
-    monkeypatch.setattr(muon, "_fast_bf16", lambda device: False)
+    monkeypatch.setattr(muon, "has_bf16", lambda device: False)
     for ours, theirs in zip(trained(Muon), trained(torch.optim.Muon), strict=True):
         assert torch.allclose(ours, theirs, atol=3e-3) and not torch.equal(ours, theirs)
 

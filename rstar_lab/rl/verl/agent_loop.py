@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from rstar_lab.rl.agent_loop import Codec, LoopLimits, rollout
 from rstar_lab.rl.plan import rollout_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.tools import Tool, make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
@@ -38,6 +38,8 @@ class Workshop:
         tools = make_tools(keys.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=keys.tool_timeout_s)
         limits = LoopLimits(keys.max_response_tokens, keys.max_turns, keys.max_tool_chars, keys.time_limit_s)
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
+        if keys.reward == "verify":
+            await asyncio.to_thread(warm_up)  # an answer that waited for it to start could be counted wrong
         return cls(settings, Codec(tokenizer, tools), watched, limits, make_reward(keys.reward))
 
 
