@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rstar_lab.outcomes import Outcome, tally
@@ -52,6 +53,7 @@ class Codec:
             dict.fromkeys([end, *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])])
         )
         self.end_id = end
+        self._prompt = lru_cache(1024)(self._encode_prompt)  # a group asks the same question many times
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -63,7 +65,10 @@ class Codec:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def prompt_ids(self, question: str) -> list[int]:
-        return self.encode(render_prompt(question, tools=self.schemas, system=self.system))
+        return list(self._prompt(question))
+
+    def _encode_prompt(self, question: str) -> tuple[int, ...]:
+        return tuple(self.encode(render_prompt(question, tools=self.schemas, system=self.system)))
 
     def tool_response_ids(self, texts: list[str]) -> list[int]:
         return self.encode(render_tool_responses(texts))

@@ -1,8 +1,8 @@
 """Many rollouts at once over some engines, in one of two ways.
 
 Asynchronous: a scheduling policy says which turn goes where and when; tools run while others generate.
-Lockstep: every live rollout asks for its next turn, then all are sent as one batch an engine, split in a fixed way. Slower,
-but batches do not depend on timing: same machine, versions and seed give the same bits.
+Lockstep: rollouts have fixed engines; once every live one of an engine has asked for its next turn, they are sent as one
+batch. Slower, but batches do not depend on timing: same machine, versions and seed give the same bits.
 """
 
 import asyncio
@@ -53,7 +53,8 @@ class BatchEngine(Engine, Protocol):
 
 
 class Lockstep:
-    """Gathers the next request of every live rollout, then sends each engine its share at once, in the order of the seats.
+    """Gathers the next request of every live rollout of an engine, then sends them at once, in the order of the seats. While
+    the tools of one engine's rollouts run, another generates.
 
     Rollouts of a group share an engine, and with it the cached prefix of their prompt.
     """
@@ -62,37 +63,37 @@ class Lockstep:
         order = {group: i for i, group in enumerate(dict.fromkeys(groups))}
         self.engines = engines
         self.engine_of = [order[group] % len(engines) for group in groups]
-        self.live = set(range(len(groups)))
-        self.waiting: dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]] = {}
+        self.live = [{i for i, number in enumerate(self.engine_of) if number == own} for own in range(len(engines))]
+        self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]]] = [{} for _ in engines]
 
     def seat(self, index: int) -> "LockstepSeat":
         return LockstepSeat(self, index)
 
-    def flush_if_complete(self) -> None:
-        if self.waiting and len(self.waiting) == len(self.live):
-            asyncio.get_running_loop().create_task(self._flush())
+    def flush_if_complete(self, number: int) -> None:
+        if self.waiting[number] and len(self.waiting[number]) == len(self.live[number]):
+            asyncio.get_running_loop().create_task(self._flush(number))
 
-    async def _flush(self) -> None:
-        batch, self.waiting = self.waiting, {}
-        for number, engine in enumerate(self.engines):
-            seats = [index for index in sorted(batch) if self.engine_of[index] == number]
-            for index, future in zip(seats, engine.submit([batch[i][:2] for i in seats]) if seats else [], strict=True):
-                _chain(future, batch[index][2])
+    async def _flush(self, number: int) -> None:
+        batch, self.waiting[number] = self.waiting[number], {}
+        seats = sorted(batch)
+        futures = self.engines[number].submit([batch[i][:2] for i in seats]) if seats else []
+        for index, future in zip(seats, futures, strict=True):
+            _chain(future, batch[index][2])
 
 
 class LockstepSeat:
     def __init__(self, lockstep: Lockstep, index: int):
-        self.lockstep, self.index = lockstep, index
+        self.lockstep, self.index, self.number = lockstep, index, lockstep.engine_of[index]
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self.lockstep.waiting[self.index] = (prompt_ids, sampling, future)
-        self.lockstep.flush_if_complete()
+        self.lockstep.waiting[self.number][self.index] = (prompt_ids, sampling, future)
+        self.lockstep.flush_if_complete(self.number)
         try:
             return await future
         finally:
             if future.cancelled():
-                self.lockstep.waiting.pop(self.index, None)
+                self.lockstep.waiting[self.number].pop(self.index, None)
 
     def on_turn(self, text: str, last: bool) -> None: ...
 
@@ -100,8 +101,8 @@ class LockstepSeat:
         raise RuntimeError("a lockstep batch is never interrupted: recipes refuse it")
 
     def leave(self) -> None:
-        self.lockstep.live.discard(self.index)
-        self.lockstep.flush_if_complete()
+        self.lockstep.live[self.number].discard(self.index)
+        self.lockstep.flush_if_complete(self.number)
 
 
 def _chain(source: asyncio.Future[Completion], target: asyncio.Future[Completion]) -> None:
