@@ -15,6 +15,8 @@ CHUNK_LOGITS = 64 * 2**20  # logits held at once, in numbers
 # Responses to one prompt share a row that holds the prompt once, up to this many tokens: past it, attention over
 # strangers in the row costs more than the prompts that are saved.
 SHARED_WIDTH = 256
+# A micro-batch of so many tokens is enough to keep a machine busy: from there on it ends where rows get much shorter.
+ENOUGH_TOKENS, MAX_PADDING = 4096, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ def micro_batches(
     share: bool = True,
     ranks: Ranks = ALONE,
 ) -> Iterator[MicroBatch]:
-    """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one row.
+    """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one row, and ends
+    before where it would be padded by more than MAX_PADDING, if it has ENOUGH_TOKENS.
 
     ranks: only this process's part of the rows.
     share: read a prompt once for all its responses. Exact: a prompt's states do not depend on what follows it, and
@@ -77,9 +80,15 @@ def micro_batches(
     rows = sorted(rows, key=lambda one: (-one[0], one[1]))[ranks.rank :: ranks.size]
     start = 0
     while start < len(rows):
-        size = max(1, max_tokens // rows[start][0])
-        yield _micro_batch(batch, [row for _, row in rows[start : start + size]], rows[start][0], device)
-        start += size
+        widest = rows[start][0]
+        end, tokens = start + 1, widest
+        while end < len(rows) and (end + 1 - start) * widest <= max_tokens:
+            tokens += rows[end][0]
+            if tokens >= ENOUGH_TOKENS and (end + 1 - start) * widest > (1 + MAX_PADDING) * tokens:
+                break
+            end += 1
+        yield _micro_batch(batch, [row for _, row in rows[start:end]], widest, device)
+        start = end
 
 
 def _micro_batch(batch: Sequence[Trajectory], rows: list[list[int]], W: int, device: torch.device) -> MicroBatch:

@@ -108,3 +108,11 @@ def test_ranks_share_out_all_rows(model):
         for rank in range(2)
     ]
     assert sorted(parts[0] + parts[1]) == sorted(whole) and all(parts)
+
+
+def test_a_micro_batch_that_is_large_enough_ends_before_it_is_padded_much(monkeypatch):
+    monkeypatch.setattr(policy, "ENOUGH_TOKENS", 40)
+    rows = [trajectory(i, 1, length) for i, length in enumerate((30, 29, 28, 9, 9, 8))]
+    cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))
+    assert [tuple(micro.row_ids_RW.shape) for micro in cut] == [(3, 31), (3, 10)]
+    assert sorted(i for micro in cut for i in micro.index) == list(range(6))
