@@ -164,7 +164,8 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
             "processes": os.cpu_count() or 1,
             "rl": {
                 "problems_per_step": PROMPTS, "group_size": GROUP, "roc": "none", "max_response_tokens": task.tokens,
-                "max_turns": 1 + task.calls, "lr": 1e-5, "warmup_steps": 0, "weight_decay": 0.0, "token_arrays": "all", "checkpoint_every": 1000, "reward": "rstar_lab.rl.bench_trainer:score",
+                "max_turns": 1 + task.calls, "lr": 1e-5, "warmup_steps": 0, "weight_decay": 0.0, "token_arrays": "all",
+                "checkpoint_every": 1000, "reward": "rstar_lab.rl.bench_trainer:score",
                 "tools": ["rstar_lab.rl.bench_trainer:lookup" if task.calls else "python"],
             },
             "stages": [{"name": "rl", "problems": {"synthetic": {"count": 500}}, "steps": WARM_UP + STEPS}],
