@@ -23,6 +23,7 @@ setup: $(VENV)/.done  ## make .venv with everything in it (seconds the second ti
 $(VENV)/.done: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@# Compiled here once: imports of torch and vLLM, made by every process, take half as long.
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 

@@ -19,7 +19,7 @@ SMALL = {
 }
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_trains_with_a_tool_and_a_reward_of_its_own(tmp_path):
     out = tmp_path / "out.ipynb"

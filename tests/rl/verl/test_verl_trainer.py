@@ -24,14 +24,14 @@ from rstar_lab.runs.reader import RunReader
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 OPTIONS = {
     "aggregation": "group-token-mean", "mini_batches": 2, "warmup_steps": 3, "importance_cap": 2.0,
     "dynamic_sampling": 1, "overlong_buffer": 500,
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["whole", "killed"])
+@pytest.fixture(scope="module", params=[pytest.param("whole", marks=pytest.mark.soak), "killed"])
 def attempts(request):
     """How often verl is started: killed after its first checkpoint, the same command makes the rest."""
     return 1 if request.param == "whole" else 2
