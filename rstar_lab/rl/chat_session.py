@@ -1,6 +1,6 @@
 """Talk to a model that uses the sandbox: the agent loop, one question after the other, told of while it happens.
 
-    async with open_chat("runs/tiny-rl/checkpoints/step=000040") as chat:
+    async with open_chat("runs/tiny-rl/checkpoints/step=000034") as chat:
         reply = await chat.ask("How many primes are below 1000?")
 
 `stream` gives events instead of waiting; `chat_view.show` prints them, in a terminal and in a notebook's cell.
