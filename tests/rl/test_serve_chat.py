@@ -235,6 +235,7 @@ def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
 # Serving
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_one_line(parrot, tmp_path):
     folder = parrot[0]
     for options, message in (

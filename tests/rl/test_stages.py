@@ -111,6 +111,7 @@ class Counting(Trainer):
         return await super().step(stage, rl, pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", [False, True])
 async def test_the_optimizer_is_reset_where_asked_and_only_there(tmp_path, reset):
     mixed = {"one": [problem("mixed", 0.5)], "two": [problem("mixed", 0.5)]}
