@@ -1,4 +1,4 @@
-"""Muon: torch's numbers, in bf16 where that is fast and in float32 elsewhere; ranks that share it end alike."""
+"""Muon: torch's numbers, in bf16 where that is fast and in float32 elsewhere. That ranks share it rightly is tested with the SFT."""
 
 import pytest
 import torch

@@ -269,10 +269,11 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns(tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_processes_learn_what_one_learns(tmp_path, optimizer):
     models = [fresh(), fresh()]
     for processes, model in enumerate(models, 1):
-        config = SftConfig(**TINY | {"optimizer": "adamw", "epochs": 0.5})
+        config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5})
         with Helpers(processes) as helpers:
             sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / str(processes), helpers=helpers)
     torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-4)

@@ -1,5 +1,5 @@
-"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer, whole and
-killed in between. Part of `make test-all`.
+"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer; killed in between, and in
+`make test-all` also whole.
 
 One problem set, model, seeds, scripted engine and a real sandbox on both sides; the paper's aggregation, and what else both
 trainers offer that bears on a step. All tests here look at the same run.
