@@ -28,7 +28,13 @@ from rstar_lab.rl.vllm_engine import VllmEngine
 AnyEngine = VllmEngine | HfEngine | ServerEngine
 
 # Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread an engine, and it sleeps when idle.
-CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# vLLM compiles a line of its sampler, with g++ and for seconds, to win nothing here.
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+}
 
 
 class EngineGroup:
@@ -176,14 +182,22 @@ def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
             ServerEngine(url, stall_s=section.stall_s, deadline_s=section.deadline_s, connections=section.max_batch)
             for url in section.urls
         ]
-    engines: list[AnyEngine] = []
-    for number in range(engine_count(section)):
-        env = {"CUDA_VISIBLE_DEVICES": str(number)} if torch.cuda.is_available() else CPU_ENVIRONMENT
-        name = f"vllm-{number}"
-        engine = VllmEngine(name=name, env=env, log=work_dir / f"{name}.log", stall_s=section.stall_s)
-        engine.spawn()
-        engines.append(engine)
-    return engines
+    gpu = torch.cuda.is_available()
+    engines = [
+        VllmEngine(
+            name=f"vllm-{number}",
+            env={"CUDA_VISIBLE_DEVICES": str(number)} if gpu else CPU_ENVIRONMENT,
+            log=work_dir / f"vllm-{number}.log",
+            stall_s=section.stall_s,
+        )
+        for number in range(engine_count(section))
+    ]
+    if gpu:
+        for engine in engines:
+            engine.spawn()
+    else:
+        engines[0].spawn(engines[1:])
+    return list(engines)
 
 
 @asynccontextmanager

@@ -1,14 +1,18 @@
 """The parent's side of a vLLM process: starts it, talks to it, starts it anew when it dies."""
 
 import asyncio
+import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +22,21 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 
 Request = tuple[int, list[int], Sampling]
+
+
+class _Forked:
+    """A process that another engine's made: its end is known by its pidfd, where a number could be another's by then."""
+
+    def __init__(self, pid: int):
+        self.pid, self._fd = pid, os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def wait(self) -> None:
+        select.select([self._fd], [], [])
+        os.close(self._fd)
 
 
 class VllmEngine:
@@ -44,56 +63,66 @@ class VllmEngine:
         self._pending: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self._weights: tuple[str, int] | None = None
         self._weights_loaded: asyncio.Future[None] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _Forked | None = None
+        self._life: int | None = None
         self._closed = False
         self._heard = time.monotonic()
 
     # Life of the process
 
-    def spawn(self) -> None:
-        """Start the process and return at once: it imports vLLM meanwhile."""
-        ours, theirs = socket.socketpair()
-        life_read, life_write = os.pipe()
-        # vLLM leaves its sockets where it made them.
-        self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
+    def spawn(self, others: Sequence["VllmEngine"] = ()) -> None:
+        """Start the process and return at once: it imports vLLM meanwhile.
+
+        others: engines with the same environment. Their processes fork from this one, for which the import is made once;
+        after that no process needs another.
+        """
+        seats = [engine._take_seat() for engine in (self, *others)]
         environment = os.environ | {
-            "VLLM_RPC_BASE_PATH": self._sockets.name,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             **self.env,
         }
-        output: Any = self.log.open("ab") if self.log else subprocess.DEVNULL
+        fds = [fd for *fds, _ in seats for fd in fds]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rstar_lab.rl.vllm_worker", str(theirs.fileno()), str(life_read)],
-                pass_fds=(theirs.fileno(), life_read),
+                [sys.executable, "-m", "rstar_lab.rl.vllm_worker", json.dumps(seats)],
+                pass_fds=fds,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=seats[0][2],
+                stderr=seats[0][2],
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         finally:
-            theirs.close()
-            os.close(life_read)
-            if self.log:
-                output.close()
-        self._life = life_write
+            for fd in fds:
+                os.close(fd)
+
+    def _take_seat(self) -> tuple[int, int, int, str]:
+        """What a process needs to be this engine: a socket, a pipe that closes with us, its log, a folder for its sockets."""
+        ours, theirs = socket.socketpair()
+        life, self._life = os.pipe()
         self._connection = Connection(ours.detach())
+        # vLLM leaves its sockets where it made them.
+        self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
+        log = os.open(self.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return theirs.detach(), life, log, self._sockets.name
 
     async def start(self, model: Path | str, options: dict[str, Any]) -> None:
         """Give the process its model and wait until it serves. Raises UserError where it cannot load it.
 
         options: keyword arguments of `vllm.LLM`.
         """
-        if self._process is None:
+        if self._life is None:
             self.spawn()
         self.model, self.options = str(model), options
         self._send((self.model, self.options))
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(None, self._receive)
+        if answer and answer[0] == "hello":
+            self._process = self._process or _Forked(answer[1])
+            answer = await loop.run_in_executor(None, self._receive)
         if answer is None or answer[0] == "failed":
             await self.aclose()
             where = f" (log: {self.log})" if self.log else ""
@@ -187,13 +216,15 @@ class VllmEngine:
             pass  # the reader notices the death and sends everything pending again
 
     def _reap(self) -> None:
-        if self._process is None:
+        if self._life is None:
             return
-        process, self._process = self._process, None
-        os.close(self._life)
+        os.close(self._life)  # what has no process yet will not get one
+        self._life = None
         self._connection.close()
-        process.kill()
-        process.wait()
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
         self._sockets.cleanup()
 
     async def aclose(self) -> None:

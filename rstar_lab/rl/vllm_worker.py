@@ -1,15 +1,18 @@
-"""A vLLM engine in a process of its own: `python -m rstar_lab.rl.vllm_worker FD`, started by `vllm_engine`.
+"""A vLLM engine in a process of its own: `python -m rstar_lab.rl.vllm_worker SEATS`, started by `vllm_engine`.
 
-It reads messages from the socket FD and answers on it. Requests that arrive in one message enter the engine together,
+It reads messages from the socket of its seat and answers on it. Requests that arrive in one message enter the engine together,
 before it takes another step: with one message a turn the batches, and so the bits, do not depend on timing.
 """
 
+import gc
+import json
 import os
 import shutil
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rstar_lab.rl.memory import release
@@ -17,21 +20,39 @@ from rstar_lab.rl.memory import release
 BEAT_S = 5.0
 
 
-def die_with_parent(life_fd: int) -> None:
-    """End this process when the other end of the pipe closes, however the parent ended."""
+Seat = tuple[int, int, int, str]  # fds of the socket, the life pipe and the log; the folder for vLLM's sockets
+
+
+def sit(seat: Seat) -> None:
+    """Be the engine of this seat; end when the other end of its life pipe closes, however the parent ended."""
+    _, life, _, sockets = seat
+    os.environ["VLLM_RPC_BASE_PATH"] = sockets
 
     def watch() -> None:
-        os.read(life_fd, 1)
-        shutil.rmtree(os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)  # the parent's, which cannot any more
+        os.read(life, 1)
+        shutil.rmtree(sockets, ignore_errors=True)  # the parent's, which cannot any more
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def know(folder: Path) -> None:
+    """Without a GPU, have vLLM look at the model's class here: it would start a process that imports all of vLLM again."""
+    import torch
+    from vllm import ModelRegistry
+
+    if torch.cuda.is_available() or not (folder / "config.json").is_file():
+        return
+    for name in json.loads((folder / "config.json").read_text()).get("architectures") or []:
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
 class Worker:
     def __init__(self, connection: Connection, model: str, options: dict[str, Any]):
         from vllm import LLM
 
+        know(Path(model))
         self.connection = connection
         self.llm = LLM(model=model, **options)
         self.engine = self.llm.llm_engine
@@ -124,12 +145,33 @@ class Worker:
         release()
 
 
-def main() -> None:
-    socket_fd, life_fd = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(life_fd)
-    connection = Connection(socket_fd)
-    import vllm  # noqa: F401  (takes seconds: done while the parent may still be making the model)
+def divide(seats: list[Seat]) -> Seat:
+    """A process for every seat, this one for the first. Returns this process's seat, having closed the others."""
+    mine = seats[0]
+    for seat in seats[1:]:
+        if os.fork() == 0:
+            mine = seat
+            sit(mine)
+            os.dup2(mine[2], 1)
+            os.dup2(mine[2], 2)
+            break
+    for seat in seats:
+        if seat is not mine:
+            for fd in seat[:3]:
+                os.close(fd)
+    return mine
 
+
+def main() -> None:
+    seats: list[Seat] = [tuple(seat) for seat in json.loads(sys.argv[1])]
+    sit(seats[0])
+    gc.disable()  # an import makes a million objects and no garbage
+    from vllm import LLM  # noqa: F401  (takes seconds: done while the parent may still be making the model)
+
+    gc.freeze()
+    gc.enable()
+    connection = Connection(divide(seats)[0])
+    connection.send(("hello", os.getpid()))
     model, options = connection.recv()
     try:
         worker = Worker(connection, model, options)

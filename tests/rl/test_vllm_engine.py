@@ -115,6 +115,26 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
 
 
+async def test_engines_of_one_import_live_and_die_apart(tmp_path):
+    make_model(tmp_path / "model")
+    section = SECTION.model_copy(update={"count": 2})
+    async with open_engines(section, tmp_path / "model", tmp_path / "work", 256) as group:
+        wanted = [await sample(engine) for engine in group.engines]
+        assert [c.token_ids for c in wanted[0]] == [c.token_ids for c in wanted[1]]
+        pids = [engine.pid for engine in group.engines]
+        assert len({*pids, os.getpid()}) == 3
+        for i, engine in enumerate(group.engines):  # the one that forked the other first
+            os.kill(pids[i], signal.SIGKILL)
+            again = await asyncio.gather(*(sample(engine) for engine in group.engines))
+            assert [[(c.token_ids, c.log_probs) for c in some] for some in again] == [
+                [(c.token_ids, c.log_probs) for c in some] for some in wanted
+            ]
+            assert engine.pid != pids[i]
+            assert group.engines[1].pid == pids[1] or i == 1
+        pids = [engine.pid for engine in group.engines]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 async def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path):
     make_model(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
