@@ -143,7 +143,9 @@ class Helpers:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         for rank in range(1, size):
             arguments = (self._address, rank, size, os.getpid())
-            code = f"from rstar_lab.rl.data_parallel import serve\nserve{arguments!r}"
+            code = (
+                f"import gc\ngc.set_threshold(50_000)\nfrom rstar_lab.rl.data_parallel import serve\nserve{arguments!r}"
+            )
             command = [sys.executable, "-c", code]
             self._processes.append(
                 subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -199,7 +201,7 @@ def serve(address: str, rank: int, size: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the helpers
     if os.getppid() != parent:
         return
-    import transformers  # noqa: F401  (while there is nothing to do yet)
+    from transformers import PreTrainedModel  # noqa: F401  (while there is nothing to do yet)
 
     torch.set_num_threads(1)
     os.write(1, _READY)

@@ -45,8 +45,9 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             learned = await evaluate_model(
                 lab, after_rl, problems, "eval-rl", parent={"run": lab.run_id("rl"), "step": last}
             )
-        reporter.say("writing the report ...")
-        report = await asyncio.to_thread(make_report, recipe, out)
+            reporter.say("writing the report ...")
+            writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))  # while the engines end
+        report = await writing
     result = {
         "pass1_base": before["pass1"],
         "pass1_sft": imitated["pass1"],

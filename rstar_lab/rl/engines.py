@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Sampling
@@ -24,6 +23,9 @@ from rstar_lab.rl.scheduler import EngineState, make_policy
 from rstar_lab.rl.server_engine import ServerEngine
 from rstar_lab.rl.server_metrics import ServerMetrics
 from rstar_lab.rl.vllm_engine import VllmEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 AnyEngine = VllmEngine | HfEngine | ServerEngine
 
@@ -64,7 +66,7 @@ class EngineGroup:
         said = [engine.context for engine in self.engines if isinstance(engine, ServerEngine)]
         return min(said, default=None)
 
-    async def load(self, model: PreTrainedModel, version: int) -> None:
+    async def load(self, model: "PreTrainedModel", version: int) -> None:
         """Push the weights of `model` to every engine; `version` names them."""
         path = self.work_dir / "weights.safetensors"
         tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
@@ -117,7 +119,7 @@ def _tell(state: EngineState, metrics: ServerMetrics) -> None:
     state.waiting = metrics.waiting
 
 
-async def assert_parity(engine: ServerEngine, model: PreTrainedModel, limit: float) -> None:
+async def assert_parity(engine: ServerEngine, model: "PreTrainedModel", limit: float) -> None:
     """Does the engine give the model's log-probs? Raises UserError where their mean difference is past `limit`."""
     prompt = list(range(min(16, model.config.vocab_size)))
     completion = await engine.generate(prompt, Sampling(16, seed=0))

@@ -7,14 +7,16 @@ does not depend on what else is in the batch, up to rounding.
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import LogitsProcessor, PreTrainedModel
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.model import load_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OnTokens = Callable[[list[int]], None]
 Request = tuple[list[int], Sampling, asyncio.Future[Completion], OnTokens | None]
@@ -125,8 +127,8 @@ class HfEngine:
         return completions
 
 
-class _Sampler(LogitsProcessor):
-    """Draws each row's token from its own distribution with its own generator, and remembers the log-prob."""
+class _Sampler:
+    """A logits processor that draws each row's token, with a generator of its own, and remembers the log-prob."""
 
     def __init__(self, batch: list[Request], call: Callable[..., Any]):
         self.batch, self.call = batch, call
@@ -136,7 +138,7 @@ class _Sampler(LogitsProcessor):
             generator.manual_seed(sampling.seed) if sampling.seed is not None else generator.seed()
         self.log_probs: list[list[float]] = []
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         forced = torch.full_like(scores, -torch.inf)
         drawn = []
         for row, (sampling, generator) in enumerate(zip(self.samplings, self.generators, strict=True)):
@@ -154,7 +156,7 @@ class _Sampler(LogitsProcessor):
             if on_tokens := self.batch[row][3]:
                 self.call(on_tokens, [token])
         self.log_probs.append(drawn)
-        return forced  # type: ignore[return-value]
+        return forced
 
     def abandoned(self, input_ids: torch.LongTensor, scores: Any, **_: Any) -> torch.Tensor:
         """The end of the batch where nobody waits for it any more."""

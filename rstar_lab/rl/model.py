@@ -5,22 +5,14 @@ A model folder is data: weights are read from safetensors only, and code that li
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
-from transformers.utils import logging
 
 from rstar_lab.errors import UserError
 
-logging.disable_progress_bar()
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 _INDEX = "model.safetensors.index.json"  # of weights in several files, as every model above 5 GB has them
 
@@ -30,7 +22,7 @@ class ModelError(UserError):
 
 
 def build_tiny(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     seed: int,
     hidden_size: int = 192,
@@ -40,11 +32,13 @@ def build_tiny(
     head_dim: int = 32,
     intermediate_size: int = 512,
     max_length: int = 1024,
-) -> Qwen3ForCausalLM:
+) -> "Qwen3ForCausalLM":
     """A randomly initialised Qwen3 in float32; the same seed and shape give the same weights.
 
     The embeddings are not tied to the LM head: vLLM on a CPU keeps a stale head after a reload of tied weights.
     """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -68,12 +62,16 @@ def build_tiny(
 
 def load_model(
     folder: str | Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False, **options: Any
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """A causal language model from a local folder; dtype None keeps that of the folder. Options go to from_pretrained.
 
     Raises ModelError for a missing or broken folder, for weights that are not safetensors and for tensors that lack.
     """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
     folder = _check(Path(folder), trust_remote_code)
+    logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -97,8 +95,10 @@ def load_model(
     return model
 
 
-def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of a model folder. Raises ModelError where it is missing or broken."""
+    from transformers import AutoTokenizer
+
     folder = _check_exists(Path(folder))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save it along with the model")
@@ -108,7 +108,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Pr
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
-def save_model(folder: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_model(folder: str | Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
     """Write model (safetensors) and tokenizer to `folder`, which transformers and vLLM can load.
 
     The folder is filled in place: write to a temporary one and rename it where a reader might look meanwhile.

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from rstar_lab.rl.data_parallel import ALONE, Ranks
 from rstar_lab.rl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CHUNK_LOGITS = 64 * 2**20  # logits held at once, in numbers
 # Responses to one prompt share a row that holds the prompt once, up to this many tokens: past it, attention over
@@ -133,7 +136,7 @@ def _micro_batch(batch: Sequence[Trajectory], rows: list[list[int]], W: int, dev
 
 
 def log_probs_and_entropy(
-    model: PreTrainedModel, micro: MicroBatch, temperature: float = 1.0, *, fp32_head: bool = False
+    model: "PreTrainedModel", micro: MicroBatch, temperature: float = 1.0, *, fp32_head: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Of each own token under the model: (log_probs_BT, entropy_BT), float32, 0 where the mask is False.
 

@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data_parallel import ALONE, Helpers, Ranks
@@ -32,6 +31,9 @@ from rstar_lab.rl.model import has_bf16, load_model, save_model
 from rstar_lab.rl.muon import Muon
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.runs.files import whole_file, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE = 2**26
@@ -50,7 +52,7 @@ class Example:
 
 
 def encode(
-    conversations: Sequence[Sequence[tuple[str, bool]]], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    conversations: Sequence[Sequence[tuple[str, bool]]], tokenizer: "PreTrainedTokenizerBase", max_tokens: int
 ) -> tuple[list[Example], int]:
     """Conversations given as (text, is_the_model's_own) pieces, tokenized piece by piece as a rollout is.
 
@@ -74,8 +76,8 @@ def encode(
 
 
 def sft(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
     dataset: Sequence[Sequence[tuple[str, bool]]],
     *,
     config: SftConfig,
@@ -127,7 +129,7 @@ def help_sft(ranks: Ranks) -> None:
 
 
 def _train(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     examples: list[Example],
     config: SftConfig,
     out_dir: Path,
@@ -186,7 +188,7 @@ def _train(
     return history
 
 
-def _loss(model: PreTrainedModel, rows: list[Example], packing: bool) -> Tensor:
+def _loss(model: "PreTrainedModel", rows: list[Example], packing: bool) -> Tensor:
     """Sum of the negative log-likelihoods of the model's own tokens; the LM head sees only what comes before them."""
     lengths = [len(row.ids) for row in rows]
     # Few widths: every new shape costs a CPU kernels to prepare and memory to keep them.
@@ -276,7 +278,7 @@ def lr_scale(step: int, steps: int, config: SftConfig) -> float:
     return min(1.0, 2 * (1 - done) + 1 / steps)
 
 
-def _optimizers(model: PreTrainedModel, config: SftConfig, ranks: Ranks) -> list[torch.optim.Optimizer]:
+def _optimizers(model: "PreTrainedModel", config: SftConfig, ranks: Ranks) -> list[torch.optim.Optimizer]:
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizers: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
@@ -303,7 +305,7 @@ def check_finite(line: dict[str, float]) -> None:
 # --- what is kept on disk ---------------------------------------------------------------------------------------------
 
 
-def _key(model: PreTrainedModel, examples: list[Example], config: SftConfig, processes: int) -> str:
+def _key(model: "PreTrainedModel", examples: list[Example], config: SftConfig, processes: int) -> str:
     """Names a run by all that its weights depend on."""
     digest = hashlib.sha256(f"{processes} {config.model_dump_json(exclude={'checkpoint_every'})}".encode())
     for name, tensor in model.state_dict().items():
@@ -333,7 +335,7 @@ def _same_run(out_dir: Path, found: str, key: str) -> None:
 def _save_checkpoint(
     out_dir: Path,
     key: str,
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     optimizers: list[torch.optim.Optimizer],
     history: list[dict[str, float]],
 ) -> None:
@@ -348,7 +350,7 @@ def _save_checkpoint(
 
 
 def _resume(
-    out_dir: Path, key: str, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]
+    out_dir: Path, key: str, model: "PreTrainedModel", optimizers: list[torch.optim.Optimizer]
 ) -> list[dict[str, float]]:
     path = out_dir / "checkpoint.pt"
     if not path.is_file():

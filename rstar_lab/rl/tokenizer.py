@@ -7,11 +7,14 @@ merge depends on them.
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from rstar_lab.rl import chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 _SPECIAL = list(chat.SPECIAL_TOKENS)
@@ -26,12 +29,14 @@ def repeated_texts() -> list[str]:
 
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int, *, whole: Sequence[str] | None = None, max_length: int = 1024
-) -> PreTrainedTokenizerFast:
+) -> "PreTrainedTokenizerFast":
     """Train on `texts`; any string can be encoded and comes back unchanged.
 
     vocab_size counts the 256 bytes, the special tokens and `whole`; fewer are made where the texts hold too few pairs.
     whole: strings that become one token each (default: repeated_texts(), which would take a thousand merges).
     """
+    from transformers import PreTrainedTokenizerFast
+
     whole = repeated_texts() if whole is None else list(whole)
     base = 256 + len(_SPECIAL)
     if vocab_size < base + len(whole):

@@ -10,10 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from rstar_lab.rl.agent_loop import Codec, LoopLimits
 from rstar_lab.rl.data_parallel import Helpers
@@ -34,6 +33,9 @@ from rstar_lab.rl.update import FP32_MISMATCH, Learner, Update
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class Trainer:
     """Steps of one run; `run` makes them all. Interrupted, the same call goes on from the last checkpoint."""
@@ -42,7 +44,7 @@ class Trainer:
         self,
         recipe: Recipe,
         *,
-        model: PreTrainedModel,
+        model: "PreTrainedModel",
         tokenizer: Any,
         engines: EngineGroup,
         tools: Mapping[str, Tool],
@@ -82,7 +84,7 @@ class Trainer:
         self.learner.dismiss()
         self.writer.finish("finished", result={"stages": stage_table(self.recipe, self.writer.run_dir)})
 
-    async def run_stage(self, stage: Stage, start: PreTrainedModel | None) -> None:
+    async def run_stage(self, stage: Stage, start: "PreTrainedModel | None") -> None:
         """What is left of a stage. start: the model before it, where this is the first and one is asked for."""
         rl, state = self.recipe.settings(stage), self.state
         pool = await self.pool(stage, rl)
@@ -246,7 +248,7 @@ def stale_tokens(kept: Kept, version: int) -> float | None:
     return sum(v < version for v in own) / len(own) if own else None
 
 
-def frozen(model: PreTrainedModel) -> PreTrainedModel:
+def frozen(model: "PreTrainedModel") -> "PreTrainedModel":
     """A copy that stays as it is: the reference of the KL term."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 

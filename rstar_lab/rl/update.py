@@ -4,12 +4,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data_parallel import ALONE, Ranks
@@ -20,6 +19,9 @@ from rstar_lab.rl.policy import MicroBatch, log_probs_and_entropy, micro_batches
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.selection import Kept
 from rstar_lab.rl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FP32_MISMATCH = 1e-3
 
@@ -35,7 +37,7 @@ class Learner:
     the others do too (`follow`).
     """
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE):
+    def __init__(self, model: "PreTrainedModel", ranks: Ranks = ALONE):
         self.model = model
         self.ranks = ranks
         self.device = next(model.parameters()).device
@@ -44,7 +46,7 @@ class Learner:
         self.optimizer: torch.optim.AdamW | None = None
         self.reference: PreTrainedModel | None = None
 
-    def begin_stage(self, rl: RlSection, *, reset: bool, reference: PreTrainedModel | None) -> None:
+    def begin_stage(self, rl: RlSection, *, reset: bool, reference: "PreTrainedModel | None") -> None:
         """reset: AdamW forgets its moments; reference: what `kl_coefficient` measures from."""
         self._tell("begin_stage", rl, reset=reset, reference=reference)
         if self.optimizer is None or reset:
@@ -161,7 +163,7 @@ class Learner:
         """This rank's part of a batch."""
         return micro_batches(batch, rl.micro_batch_tokens, self.device, share=self.shares_prompts, ranks=self.ranks)
 
-    def forward(self, model: PreTrainedModel, micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
+    def forward(self, model: "PreTrainedModel", micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
         """log_probs_BT and entropy_BT, float32; the products in the recipe's precision."""
         with products(rl, self.device):
             return log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
@@ -190,7 +192,7 @@ def follow(ranks: Ranks) -> None:
         getattr(learner, name)(*arguments, **keywords)
 
 
-def make_optimizer(model: PreTrainedModel, rl: RlSection) -> torch.optim.AdamW:
+def make_optimizer(model: "PreTrainedModel", rl: RlSection) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=rl.lr, weight_decay=rl.weight_decay)
 
 
