@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.console import Console
+from rich.progress import track
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.lengths import LengthPredictor
@@ -151,7 +153,8 @@ def bench(against: str | None, grid: Path | None = None) -> Iterator[dict[str, A
     workers = min(len(os.sched_getaffinity(0)), len(jobs))
     # Not by fork, which is unsafe beside the caller's threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        times = list(pool.map(makespans, *zip(*jobs, strict=True)))
+        done = pool.map(makespans, *zip(*jobs, strict=True))
+        times = list(track(done, "simulating", len(jobs), console=Console(stderr=True), transient=True))
     logs = {name: np.log([run[name] for run in times]).reshape(chosen.seeds, len(regimes)) for name in times[0]}
     others = np.min([logs[name] for name in ("turn-barrier", "static", "least-in-flight", "kv")], axis=0)
     ours = logs["adaptive"]
