@@ -8,7 +8,7 @@ from rstar_lab.rl.calibrate import REGIME, Measurement, calibrate, disagreements
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_two_servers_rank_the_policies_as_the_simulator_does():
-    regime = REGIME.model_copy(update={"rollouts": 16, "mean_tokens": 120, "max_tokens": 400, "kv_tokens": 1536})
+    regime = REGIME.model_copy(update={"rollouts": 16, "mean_tokens": 120, "max_tokens": 400, "kv_tokens": 2112})
     rates, results = await calibrate(regime, rounds=1)
     assert rates.step_s + rates.token_s > 0
     assert [result.policy for result in results] == ["turn-barrier", "static", "least-in-flight", "kv", "adaptive"]

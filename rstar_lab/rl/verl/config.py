@@ -147,7 +147,7 @@ def overrides(
         found["algorithm.rollout_correction.rollout_is"] = "token"
         found["algorithm.rollout_correction.rollout_is_threshold"] = keys.importance_cap
     if in_fp32:
-        found["+actor_rollout_ref.actor.fsdp_config.mixed_precision"] = FP32
+        found |= {f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision": FP32 for model in ("actor", "ref")}
     if on_cpu:
         found |= _cpu(settings, longest)
     for key, value in (extra or {}).items():

@@ -103,3 +103,11 @@ def use_gloo() -> None:
     distributed.initialize_global_process_group_ray = functools.partial(
         distributed.initialize_global_process_group_ray, backend="gloo"
     )
+
+
+def offload_nothing() -> None:
+    """verl keeps a reference model in pinned memory of the host, which only an accelerator's driver can pin."""
+    from torch.distributed.fsdp import OffloadPolicy
+    from verl.workers.engine.fsdp import transformer_impl
+
+    transformer_impl.CPUOffloadPolicy = lambda pin_memory: OffloadPolicy()  # type: ignore

@@ -3,6 +3,8 @@
 verl logs a plug-in that fails to load at DEBUG only, and goes on without it: `assert_registered` is called at start.
 """
 
+import os
+
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.trainer.ppo import core_algos
@@ -25,6 +27,8 @@ RolloutReplicaRegistry.register(ENGINE, _replica)
 _ROLLOUT_REGISTRY[(ENGINE, "async")] = "rstar_lab.rl.verl.engine.ServerAdapter"
 _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.RstarAgentLoop"}
 schedule.use_stage_schedule()
+if os.environ.get("VERL_PLATFORM") == cpu.NAME:
+    cpu.offload_nothing()
 
 
 def assert_registered() -> None:

@@ -198,9 +198,10 @@ class RstarTrainer(PPOTrainerSync):
             name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
             for name, rows in (("advantages", advantages), ("rollout_is_weights", weights))
         }
-        tq.kv_batch_put(
+        put = tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
+        batch.fields = put.fields  # what is not among them never reaches the loss
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

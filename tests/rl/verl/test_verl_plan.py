@@ -144,8 +144,8 @@ def test_what_verl_has_is_set_under_verls_name(tmp_path):
     assert found["algorithm.rollout_correction.bypass_mode"] is True
     assert found["actor_rollout_ref.actor.loss_scale_factor"] == 600
     bf16, fp32 = (keys_of(tmp_path, "h100x8", precision=precision) for precision in ("auto", "fp32"))
-    name = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    assert name not in bf16 and fp32[name]["param_dtype"] == "fp32"
+    for name in (f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision" for model in ("actor", "ref")):
+        assert name not in bf16 and fp32[name]["param_dtype"] == "fp32"
 
 
 def test_the_console_is_always_among_the_loggers_and_foreign_group_filters_are_refused(tmp_path):
