@@ -56,12 +56,17 @@ def threads_of_user(uid: int) -> int:
     return count
 
 
-def runnable(task: int) -> bool:
-    """Is this thread on a processor, or waiting for one?"""
+def ready(task: int) -> bool:
+    """Is this thread on a processor, or held up by others: waiting for a processor, or in the kernel for a lock?
+
+    All that was forked from one zygote shares locks, which a fork bomb in the background may hold. A parent is waiting for
+    its own child there (vfork).
+    """
     try:
-        return _read(f"/proc/{task}/stat").rpartition(")")[2][1] == "R"
+        state = _read(f"/proc/{task}/stat").rpartition(")")[2][1]
     except (OSError, IndexError):
         return False
+    return state == "R" or (state == "D" and not children(task))
 
 
 def end_all(pid: int) -> None:

@@ -19,8 +19,8 @@ class Watch:
     """Judges one call at every tick.
 
     The limit is on the seconds the program had: on a processor, or asleep and blocked with all it started. Seconds in
-    which it was ready to run and others had the processor do not count, up to the slack; a call that falls behind gets
-    more weight, and one that still has not had its time when the slack is gone was starved by us.
+    which it was ready to run and others had the processor, or a lock of the kernel, do not count, up to the slack; a call
+    that falls behind gets more weight, and one that still has not had its time when the slack is gone was starved by us.
     """
 
     def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
@@ -64,7 +64,7 @@ class Watch:
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
         now = time.monotonic()
-        if not self._runnable(tree):
+        if not self._ready(tree):
             self._idle_s += now - self._last
         self._last = now
         had_s = self.cpu_s() + self._idle_s
@@ -77,12 +77,12 @@ class Watch:
         self._weigh(request.timeout_s - had_s, left_s)
         return None
 
-    def _runnable(self, tree: list[int]) -> bool:
-        """Is any thread of the call running or ready to run?"""
-        if processes.runnable(self.pid):
+    def _ready(self, tree: list[int]) -> bool:
+        """Is any thread of the call running, or would be but for others?"""
+        if processes.ready(self.pid):
             return True
         tasks = self.group.tasks() if self.group else tree
-        return any(processes.runnable(task) for task in tasks if task not in (self.pid, os.getpid()))
+        return any(processes.ready(task) for task in tasks if task not in (self.pid, os.getpid()))
 
     def _weigh(self, needed_s: float, left_s: float) -> None:
         in_background = self.yielded and self.last_cpu_s > self.request.timeout_s * BACKGROUND_SHARE
