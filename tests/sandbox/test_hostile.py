@@ -73,6 +73,10 @@ HOSTILE = {
         {Outcome.TIMEOUT},
     ),
     "sleeps": ("import time\ntime.sleep(99)", {Outcome.TIMEOUT}),
+    "sleeps while its parent waits in the kernel": (
+        "import ctypes, time\nctypes.CDLL(None).vfork()\ntime.sleep(99)",
+        {Outcome.TIMEOUT},
+    ),
     "stops itself": ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", {Outcome.TIMEOUT}),
     "segfault": ("import ctypes\nctypes.string_at(0)", {Outcome.KILLED}),
     "abort": ("import os\nos.abort()", {Outcome.KILLED}),
