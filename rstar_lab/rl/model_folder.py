@@ -8,11 +8,11 @@ from rstar_lab.runs.reader import RunReader
 
 
 def model_folder(model: str, runs_dir: Path) -> Path:
-    """A model folder, or the last model of a run."""
+    """A model folder, or the last model of a run, which is named by its folder or by its id in `runs_dir`."""
     if (Path(model) / "config.json").exists():
         return Path(model)
-    run = runs_dir / model
-    if (run / "run.json").exists():
+    run = next((run for run in (runs_dir / model, Path(model)) if (run / "run.json").exists()), None)
+    if run:
         if found := RunReader(run).checkpoints():
             return max(found.items())[1]
         if (run / "sft" / "model" / "config.json").exists():

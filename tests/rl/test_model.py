@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl import chat
 from rstar_lab.rl.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.tokenizer import train_tokenizer
@@ -186,3 +187,17 @@ def test_a_broken_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(folder)
+
+
+def test_the_last_model_of_a_run_is_found_by_its_id_and_by_its_folder(tmp_path):
+    from rstar_lab.rl.model_folder import model_folder
+    from rstar_lab.runs.writer import RunWriter
+
+    RunWriter.open(tmp_path, "made-sft", kind="train", recipe={}, seed=0).finish("finished")
+    model = tmp_path / "made-sft" / "sft" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for name in ("made-sft", str(tmp_path / "made-sft"), str(model)):
+        assert model_folder(name, tmp_path) == model
+    with pytest.raises(UserError, match="neither a folder"):
+        model_folder("nowhere", tmp_path)
