@@ -53,10 +53,10 @@ async def sample(engine, temperature: float = 0.8, max_tokens: int = 24):
 
 
 async def test_one_engine_through_its_life(tmp_path, monkeypatch):
+    model = make_model(tmp_path / "model", tied=True)  # first: torch makes itself a cache among the temporary files
     sockets = tmp_path / "sockets"
     sockets.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
-    model = make_model(tmp_path / "model", tied=True)
     async with open_engines(SECTION, tmp_path / "model", tmp_path / "work", 256) as group:
         (engine,) = group.engines
         await group.load(model, 7)
