@@ -278,9 +278,8 @@ def bench(
     if name not in homes:
         raise UserError(f"bench {name}: there is none; choose from {', '.join(homes)}")
     options = {"grid": grid} if grid else {}
-    row = (
-        "{:30} {:>10} {:24} {:>8}   {:20} {}".format
-    )  # printed as it is measured: some benches take a quarter of an hour
+    # Printed as it is measured: some benches take a quarter of an hour.
+    row = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
     if not as_json:
         print(row("bench", "value", "unit", "ratio", "against", "n"))
     for line in import_module(f"rstar_lab.{homes[name]}").bench(against, **options):
