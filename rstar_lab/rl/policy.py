@@ -18,8 +18,9 @@ CHUNK_LOGITS = 64 * 2**20  # logits held at once, in numbers
 # Responses to one prompt share a row that holds the prompt once, up to this many tokens: past it, attention over
 # strangers in the row costs more than the prompts that are saved.
 SHARED_WIDTH = 256
-# A micro-batch of so many tokens is enough to keep a machine busy: from there on it ends where rows get much shorter.
-ENOUGH_TOKENS, MAX_PADDING = 4096, 0.1
+# A micro-batch of so many tokens is enough to keep a machine busy: from there on it ends where rows get shorter.
+ENOUGH_TOKENS, MAX_PADDING = 4096, 0.05
+CPU_TOKENS = 1024  # on a CPU one of half as many is enough, and one of more leaves the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def micro_batches(
     ranks: Ranks = ALONE,
 ) -> Iterator[MicroBatch]:
     """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one row, and ends
-    before where it would be padded by more than MAX_PADDING, if it has ENOUGH_TOKENS.
+    before where it would be padded by more than MAX_PADDING, if it has ENOUGH_TOKENS. On a CPU: see CPU_TOKENS.
 
     ranks: only this process's part of the rows.
     share: read a prompt once for all its responses. Exact: a prompt's states do not depend on what follows it, and
@@ -81,13 +82,16 @@ def micro_batches(
             width = wider if len(row) > 1 else len(prompt) + len(batch[i].response_ids)
         rows.append((width, row))
     rows = sorted(rows, key=lambda one: (-one[0], one[1]))[ranks.rank :: ranks.size]
+    enough = ENOUGH_TOKENS
+    if device.type == "cpu":
+        enough, max_tokens = CPU_TOKENS // 2, min(max_tokens, CPU_TOKENS)
     start = 0
     while start < len(rows):
         widest = rows[start][0]
         end, tokens = start + 1, widest
         while end < len(rows) and (end + 1 - start) * widest <= max_tokens:
             tokens += rows[end][0]
-            if tokens >= ENOUGH_TOKENS and (end + 1 - start) * widest > (1 + MAX_PADDING) * tokens:
+            if tokens >= enough and (end + 1 - start) * widest > (1 + MAX_PADDING) * tokens:
                 break
             end += 1
         yield _micro_batch(batch, [row for _, row in rows[start:end]], widest, device)

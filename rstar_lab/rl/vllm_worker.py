@@ -48,6 +48,43 @@ def know(folder: Path) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
+def quicken() -> None:
+    """Without a GPU, have the norms run in vLLM's own CPU kernels: it leaves them to a compiler, which costs a start of half a
+    minute, and without it to five products of torch each."""
+    import torch
+    from torch import Tensor
+    from vllm import ir
+
+    if torch.cuda.is_available():
+        return
+    kernels, norm, add_norm = torch.ops._C, ir.ops.rms_norm, ir.ops.fused_add_rms_norm
+
+    def fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
+        return variance_size is None and weight is not None and weight.dtype == x.dtype
+
+    def fits_add(
+        x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> bool:
+        return x.is_contiguous() and fits(x, weight, epsilon, variance_size)
+
+    @norm.register_impl("cpu", supports_args=fits)
+    def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
+        x = x.contiguous()  # the kernel does not look at strides
+        out = torch.empty_like(x)
+        kernels.rms_norm(out, x, weight, epsilon)
+        return out
+
+    @add_norm.register_impl("cpu", supports_args=fits_add, inplace=True)
+    def fused_add_rms_norm(
+        x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        kernels.fused_add_rms_norm(x, x_residual, weight, epsilon)
+        return x, x_residual
+
+    for op in (norm, add_norm):
+        op.set_default(["cpu", "native"])
+
+
 class Worker:
     def __init__(self, connection: Connection, model: str, options: dict[str, Any]):
         from vllm import LLM
@@ -55,9 +92,9 @@ class Worker:
         know(Path(model))
         self.connection = connection
         self.llm = LLM(model=model, **options)
+        quicken()
         self.engine = self.llm.llm_engine
         self.version = 0
-        self.open: dict[str, Any] = {}  # the newest output of every request; None before its first token
 
     def serve(self) -> None:
         """Handle messages and step the engine until the parent says close."""
@@ -70,13 +107,8 @@ class Worker:
                     return
                 self.handle(*message)
                 idle = not self.engine.has_unfinished_requests()
-            done = []
-            for output in self.engine.step():
-                self.open[output.request_id] = output
-                if output.finished:
-                    done.append(self.finished(self.open.pop(output.request_id)))
-            if done:
-                self.connection.send(("done", done))
+            if outputs := self.engine.step():
+                self.connection.send(("done", [self.finished(output) for output in outputs]))
             if time.monotonic() - beat > BEAT_S:
                 beat = time.monotonic()
                 self.connection.send(("beat",))
@@ -86,19 +118,11 @@ class Worker:
             for request_id, prompt_ids, sampling in arguments[0]:
                 self.submit(request_id, prompt_ids, sampling)
         elif kind == "abort":
-            for request_id in arguments[0]:
-                self.open.pop(str(request_id), None)
             self.engine.abort_request([str(request_id) for request_id in arguments[0]])
         elif kind == "interrupt":
-            cut = [(name, output) for name, output in self.open.items()]
-            self.open.clear()
-            self.engine.abort_request([name for name, _ in cut])
-            self.connection.send(
-                (
-                    "done",
-                    [self.finished(out) if out else (int(name), [], [], "aborted", self.version) for name, out in cut],
-                )
-            )
+            cut = [self.so_far(state) for state in self.engine.output_processor.request_states.values()]
+            self.engine.abort_request([output.request_id for output in cut])
+            self.connection.send(("done", [self.finished(output) for output in cut]))
         elif kind == "weights":
             path, version = arguments
             self.load_weights(path)
@@ -107,6 +131,7 @@ class Worker:
 
     def submit(self, request_id: int, prompt_ids: list[int], sampling: Any) -> None:
         from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
@@ -116,6 +141,7 @@ class Worker:
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
             detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         limit = self.engine.vllm_config.model_config.max_model_len
         if len(prompt_ids) >= limit:  # vLLM would end the process, and with it everybody else's requests
@@ -124,15 +150,23 @@ class Worker:
             return
         try:
             self.engine.add_request(str(request_id), TokensPrompt(prompt_token_ids=prompt_ids), params)
-            self.open[str(request_id)] = None
         except Exception as error:
             self.connection.send(("refused", request_id, f"{type(error).__name__}: {error}"))
+
+    @staticmethod
+    def so_far(state: Any) -> Any:
+        """The output of a request that has not ended, with the tokens that it has."""
+        from vllm.v1.engine import FinishReason
+
+        return state.make_request_output(
+            new_token_ids=[], pooling_output=None, finish_reason=FinishReason.ABORT, stop_reason=None
+        )
 
     def finished(self, output: Any) -> tuple[int, list[int], list[float], str, int]:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
         log_probs = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
-        reason = {None: "aborted", "length": "length"}.get(completion.finish_reason, "stop")
+        reason = {"abort": "aborted", "length": "length"}.get(completion.finish_reason, "stop")
         return int(output.request_id), token_ids, log_probs, reason, self.version
 
     def load_weights(self, path: str) -> None:

@@ -111,7 +111,7 @@ def test_ranks_share_out_all_rows(model):
 
 
 def test_a_micro_batch_that_is_large_enough_ends_before_it_is_padded_much(monkeypatch):
-    monkeypatch.setattr(policy, "ENOUGH_TOKENS", 40)
+    monkeypatch.setattr(policy, "CPU_TOKENS", 160)
     rows = [trajectory(i, 1, length) for i, length in enumerate((30, 29, 28, 9, 9, 8))]
     cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))
     assert [tuple(micro.row_ids_RW.shape) for micro in cut] == [(3, 31), (3, 10)]
