@@ -113,8 +113,11 @@ def save_model(folder: str | Path, model: "PreTrainedModel", tokenizer: "PreTrai
 
     The folder is filled in place: write to a temporary one and rename it where a reader might look meanwhile.
     """
+    from transformers.utils import logging
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,8 +1,16 @@
-"""verl's real trainer at more length: several stages, and a step that hangs. Part of `make test-all`."""
+"""verl's real trainer at more length: several stages, a step that hangs, an engine that dies. Part of `make test-all`."""
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import psutil
+import pyarrow.dataset as ds
 import pytest
 import torch
 import yaml
@@ -69,3 +77,56 @@ def test_a_hung_step_ends_and_says_that_its_rollouts_wait_for_the_reward(tmp_pat
     assert worker["waits"]["reward"]["traj_id"].startswith(RUN)
     info = json.loads((tmp_path / "verl" / RUN / "run.json").read_text())
     assert info["status"] == "failed" and "wait for reward" in info["error"]
+
+
+def engine_of(folder):
+    """The vLLM process that logs below this folder, or None."""
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            if "rstar_lab.rl.vllm_worker" in (process.info["cmdline"] or []):
+                if Path(os.readlink(f"/proc/{process.pid}/fd/1")).is_relative_to(folder):
+                    return process
+        except (OSError, psutil.NoSuchProcess):
+            continue
+    return None
+
+
+def wait_for_generation(train, folder):
+    """The engine's process, once it generates: a second into work that followed a rest, in which it waited for the trainer."""
+    rested = False
+    while True:
+        assert train.poll() is None, (folder / "verl.log").read_text(errors="replace")[-3000:]
+        engine = engine_of(folder)
+        try:
+            busy = engine.cpu_percent(1.0) if engine else 100.0
+        except psutil.NoSuchProcess:
+            continue
+        if rested and busy > 60:
+            return engine
+        rested |= busy < 5
+        time.sleep(0.0 if engine else 0.5)
+
+
+def test_an_engine_that_dies_in_mid_generation_is_replaced_and_no_rollout_is_lost(tmp_path):
+    from rstar_lab.rl.verl.parity import RUN, prepare
+
+    (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
+    recipe = prepare(tmp_path, problems_per_step=4, group_size=4, reward="guessing:reward")
+    command = [sys.executable, "-m", "rstar_lab.rl.verl.train", recipe, "--profile", "laptop", "--runs-dir", tmp_path]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with (tmp_path / "verl.log").open("ab") as log:
+        train = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        first = wait_for_generation(train, tmp_path)
+        first.kill()
+        while (engine := engine_of(tmp_path)) is None or engine.pid == first.pid:
+            assert train.poll() is None, "it ended without an engine"
+            time.sleep(0.1)
+        assert train.wait(1800) == 0, (tmp_path / "verl.log").read_text(errors="replace")[-3000:]
+    finally:
+        if train.poll() is None:
+            os.killpg(train.pid, signal.SIGKILL)
+    rows = ds.dataset(tmp_path / RUN / "trajectories", partitioning=None).to_table().to_pandas()
+    assert rows.groupby("step").size().to_dict() == {1: 32, 2: 32} and rows["traj_id"].is_unique
+    assert "engine_error" not in set(rows["stop_reason"]) and (rows["response_tokens"] > 0).all()
+    assert all(line["kept"] > 0 for line in RunReader(tmp_path / RUN).metrics())
