@@ -83,9 +83,9 @@ def engine_of(folder):
     """The vLLM process that logs below this folder, or None."""
     for process in psutil.process_iter(["cmdline"]):
         try:
-            if "rstar_lab.rl.vllm_worker" in (process.info["cmdline"] or []):
-                if Path(os.readlink(f"/proc/{process.pid}/fd/1")).is_relative_to(folder):
-                    return process
+            log = Path(f"/proc/{process.pid}/fd/1")
+            if "rstar_lab.rl.vllm_worker" in (process.info["cmdline"] or []) and log.readlink().is_relative_to(folder):
+                return process
         except (OSError, psutil.NoSuchProcess):
             continue
     return None
