@@ -10,12 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rstar_lab.sandbox.box import frames
 
 TIERS = ("bare", "numpy", "sympy", "scipy")
 START_TIMEOUT_S = 60.0
+# A keeper answers within the limit and its slack; silent for so much longer, it is taken for dead.
+SILENCE_S = 2.5
 _BOOT = """import sys
 sys.path.insert(0, {root!r})
 from rstar_lab.sandbox.box.zygote import entry
@@ -34,10 +38,11 @@ class KeeperSilent(Exception):
 
 
 class KeeperLink(asyncio.Protocol):
-    """The socket to one keeper."""
+    """The socket to one keeper. lift: bring it back from the background."""
 
-    def __init__(self, tier: str) -> None:
+    def __init__(self, tier: str, lift: Callable[[], None]) -> None:
         self.tier = tier
+        self.lift = lift
         self.alive = True
         self.on_long = lambda: None
         self._transport: asyncio.Transport | None = None
@@ -66,20 +71,23 @@ class KeeperLink(asyncio.Protocol):
             elif kind == frames.RESULT and self._answer and not self._answer.done():
                 self._answer.set_result(frames.unpack_result(body))
 
-    async def call(self, message: bytes, deadline_s: float) -> frames.Result:
-        """Send a packed request. Raises KeeperDied, and KeeperSilent after deadline_s without an answer."""
+    async def call(self, message: bytes, wall_s: float) -> frames.Result:
+        """Send a packed request, which the keeper ends after wall_s. Raises KeeperDied, and KeeperSilent where no answer comes."""
         if not self.alive or self._transport is None:
             raise KeeperDied
-        self._answer = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
         self._transport.write(message)
-        timer = asyncio.get_running_loop().call_later(deadline_s, self._give_up)
+        # In the background with its program, a keeper may get no processor to end it with.
+        timers = loop.call_later(wall_s, self.lift), loop.call_later(wall_s + SILENCE_S, self._give_up)
         try:
             return await self._answer
         except asyncio.CancelledError:
             self.close()
             raise
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
             self.on_long = lambda: None
 
     def _give_up(self) -> None:
@@ -215,22 +223,26 @@ class Fleet:
 
     async def new_keeper(self, tier: str) -> KeeperLink:
         """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""
-        name = await self.nearest(tier)
+        name, number = await self.nearest(tier), next(self._numbers)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 self._controls[name].sendmsg(
-                    [next(self._numbers).to_bytes(4, "little")],
+                    [number.to_bytes(4, "little")],
                     [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))],
                 )
             except OSError as error:
                 ours.close()
                 raise KeeperDied from error
-        link = KeeperLink(tier)
+        link = KeeperLink(tier, partial(self._lift, name, number))
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self.keepers.add(link)
         return link
+
+    def _lift(self, name: str, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._controls[name].send(number.to_bytes(4, "little"))
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()

@@ -20,8 +20,6 @@ from rstar_lab.sandbox.slots import Slots, Turn
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
-# A keeper answers within the limit and its slack; silent for so much longer, it is taken for dead.
-SILENCE_S = 2.5
 log = logging.getLogger(__name__)
 
 
@@ -145,12 +143,12 @@ class LocalSandbox:
     async def _run(self, call: Call) -> CallResult:
         request = self._request(call)
         message = self._message(call, request)
-        patience_s = request.timeout_s + request.wall_slack_s + SILENCE_S
+        wall_s = request.timeout_s + request.wall_slack_s
         self.in_flight += 1
         self._quiet.clear()
         try:
             run = self._run_once if call.session is None else self._run_cell
-            result = await run(call, message, patience_s)
+            result = await run(call, message, wall_s)
         finally:
             self.in_flight -= 1
             if not self.in_flight:
@@ -182,7 +180,7 @@ class LocalSandbox:
                 raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
         return frames.pack_request(request, code, stdin)
 
-    async def _run_once(self, call: Call, message: bytes, patience_s: float) -> CallResult:
+    async def _run_once(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         queued = time.monotonic()
         tier = tier_of(call.code)
         await self._warm(tier)
@@ -194,7 +192,7 @@ class LocalSandbox:
                         self.retries += 1
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
-                        return _answer(await self._on_keeper(tier, message, patience_s, turn), started - queued)
+                        return _answer(await self._on_keeper(tier, message, wall_s, turn), started - queued)
                     except KeeperDied:
                         continue
                     except KeeperSilent:
@@ -203,20 +201,20 @@ class LocalSandbox:
         except TimeoutError:
             return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
-    async def _on_keeper(self, tier: str, message: bytes, patience_s: float, turn: Turn) -> frames.Result:
+    async def _on_keeper(self, tier: str, message: bytes, wall_s: float, turn: Turn) -> frames.Result:
         fleet = await self._live_fleet()
         link = await fleet.borrow(tier)
         try:
             link.on_long = lambda: self._slots.found_long(turn)
             turn.step_aside = link.yield_slot
-            result = await link.call(message, patience_s)
+            result = await link.call(message, wall_s)
         except BaseException:
             fleet.lose(link)
             raise
         fleet.give_back(link)
         return result
 
-    async def _run_cell(self, call: Call, message: bytes, patience_s: float) -> CallResult:
+    async def _run_cell(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         assert call.session is not None
         queued = time.monotonic()
         tier = tier_of(call.code)
@@ -233,7 +231,7 @@ class LocalSandbox:
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                     session.link = None
                 try:
-                    result = await self._on_session(session, tier, message, patience_s, turn)
+                    result = await self._on_session(session, tier, message, wall_s, turn)
                 except (KeeperDied, KeeperSilent):
                     session.link = None
                     self._sessions.lose(session.name, "it was lost")
@@ -250,7 +248,7 @@ class LocalSandbox:
             self._sessions.done(session)
 
     async def _on_session(
-        self, session: Session, tier: str, message: bytes, patience_s: float, turn: Turn
+        self, session: Session, tier: str, message: bytes, wall_s: float, turn: Turn
     ) -> frames.Result:
         fleet = await self._live_fleet()
         if session.link is None:
@@ -260,7 +258,7 @@ class LocalSandbox:
         try:
             link.on_long = lambda: self._slots.found_long(turn)
             turn.step_aside = link.yield_slot
-            return await link.call(message, patience_s)
+            return await link.call(message, wall_s)
         except BaseException:
             fleet.lose(link)
             raise

@@ -8,7 +8,7 @@ from collections.abc import Callable
 RARE = 0.1
 RECENT = 64
 ENOUGH = 16
-ASIDE_PER_WORKER = 8
+ASIDE_PER_WORKER = 12
 
 
 class Turn:

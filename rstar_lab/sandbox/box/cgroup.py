@@ -110,6 +110,11 @@ class Group:
                 return False
         return True
 
+    def close(self) -> None:
+        """Let go of its folders; the group stays."""
+        for folder in set(self.folders.values()):
+            os.close(folder)
+
     def join(self) -> None:
         """Move this process in."""
         for folder in set(self.folders.values()):

@@ -12,7 +12,7 @@ TICK_S = 0.05
 # A call longer than this may be asked to make room for shorter ones. Less than a tick, so that the first look can tell.
 LONG_CPU_S = 0.04
 # One that made room is moved to the background after this share of its limit.
-BACKGROUND_SHARE = 1 / 10
+BACKGROUND_SHARE = 1 / 20
 
 
 class Watch:

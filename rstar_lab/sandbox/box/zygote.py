@@ -75,7 +75,7 @@ class Zygote:
         isolation.settle()
 
     def serve(self) -> None:
-        """Until the control socket closes."""
+        """Fork a keeper for every socket that comes, and lift those whose number comes alone, until the control socket closes."""
         # Orphans of a killed keeper come to us, and the end of any child wakes us.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -93,7 +93,11 @@ class Zygote:
                 data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
                 if not data:
                     return
-                self._fork(socket.socket(fileno=fds[0]), int.from_bytes(data, "little"))
+                number = int.from_bytes(data, "little")
+                if fds:
+                    self._fork(socket.socket(fileno=fds[0]), number)
+                else:
+                    self._lift(f"{self.tier}-{number}")
 
     def _fork(self, sock: socket.socket, number: int) -> None:
         name = f"{self.tier}-{number}"
@@ -107,8 +111,14 @@ class Zygote:
         self.keepers[pid] = name
         sock.close()
         if group:
-            for fd in set(group.folders.values()):
-                os.close(fd)
+            group.close()
+
+    def _lift(self, name: str) -> None:
+        """Bring a keeper, with its program, back from the background."""
+        if self.group and name in self.keepers.values():
+            group = self.group.child(name)
+            group.weigh(cgroup.NORMAL)
+            group.close()
 
     def _sweep(self) -> None:
         """Forget keepers that ended, end what killed ones left to us, remove their groups."""
