@@ -165,7 +165,7 @@ def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, see
         "distributed_executor_backend": "uni",
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_tokens, 8192),
-        "block_size": 32,
+        "block_size": 32,  # the rest of a block is computed anew at every turn; vLLM takes 128 here
         "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
     }
     if is_tied(model_dir):

@@ -128,7 +128,9 @@ class RlSection(Section):
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     mini_batches: Positive = 1
-    micro_batch_tokens: Positive = 16384
+    micro_batch_tokens: Positive = Field(
+        16384, description="tokens in one forward pass; a CPU takes at most 1,024, for its caches"
+    )
     old_log_probs: Literal["trainer", "engine"] = "trainer"
     rollout: Literal["async", "lockstep"] = "async"
     token_arrays: Literal["all", "kept", "sampled"] = "kept"

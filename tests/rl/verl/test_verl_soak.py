@@ -96,15 +96,13 @@ def wait_for_generation(train, folder):
     rested = False
     while True:
         assert train.poll() is None, (folder / "verl.log").read_text(errors="replace")[-3000:]
-        engine = engine_of(folder)
-        try:
-            busy = engine.cpu_percent(1.0) if engine else 100.0
-        except psutil.NoSuchProcess:
+        if (engine := engine_of(folder)) is None:
+            time.sleep(0.5)
             continue
+        busy = engine.cpu_percent(1.0)
         if rested and busy > 60:
             return engine
         rested |= busy < 5
-        time.sleep(0.0 if engine else 0.5)
 
 
 def test_an_engine_that_dies_in_mid_generation_is_replaced_and_no_rollout_is_lost(tmp_path):
