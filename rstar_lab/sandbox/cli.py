@@ -24,6 +24,9 @@ MemoryMb = Annotated[int, typer.Option(min=64, help="Memory of a call, over all 
 QueueTimeout = Annotated[
     float, typer.Option(min=1, help="Seconds a call may wait before it is answered queue_timeout.")
 ]
+MakeRoom = Annotated[
+    bool, typer.Option(help="Rare long calls step aside while others wait; without, each has its whole time limit.")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start where this machine lacks a layer of isolation.")
 ]
@@ -37,6 +40,7 @@ def serve(
     workers: Workers = None,
     time_limit: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
+    make_room: MakeRoom = True,
     queue_timeout: QueueTimeout = 600.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Calls accepted and not answered; past it: 429.")] = 65536,
     redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)] = None,
@@ -58,6 +62,7 @@ def serve(
             workers=workers,
             time_limit_s=time_limit,
             memory_mb=memory_mb,
+            make_room=make_room,
             queue_timeout_s=queue_timeout,
             max_queue=max_queue,
             redis=redis,
@@ -77,6 +82,7 @@ def worker(
     workers: Workers = None,
     time_limit: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
+    make_room: MakeRoom = True,
     queue_timeout: QueueTimeout = 600.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
@@ -91,6 +97,7 @@ def worker(
             workers=workers,
             time_limit_s=time_limit,
             memory_mb=memory_mb,
+            make_room=make_room,
             queue_timeout_s=queue_timeout,
             drain_s=drain,
             strict=strict,

@@ -10,8 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from rstar_lab.sandbox.box import frames
@@ -38,11 +36,10 @@ class KeeperSilent(Exception):
 
 
 class KeeperLink(asyncio.Protocol):
-    """The socket to one keeper. lift: bring it back from the background."""
+    """The socket to one keeper."""
 
-    def __init__(self, tier: str, lift: Callable[[], None]) -> None:
+    def __init__(self, tier: str) -> None:
         self.tier = tier
-        self.lift = lift
         self.alive = True
         self.on_long = lambda: None
         self._transport: asyncio.Transport | None = None
@@ -78,16 +75,14 @@ class KeeperLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
         self._transport.write(message)
-        # In the background with its program, a keeper may get no processor to end it with.
-        timers = loop.call_later(wall_s, self.lift), loop.call_later(wall_s + SILENCE_S, self._give_up)
+        timer = loop.call_later(wall_s + SILENCE_S, self._give_up)
         try:
             return await self._answer
         except asyncio.CancelledError:
             self.close()
             raise
         finally:
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
             self.on_long = lambda: None
 
     def _give_up(self) -> None:
@@ -234,15 +229,11 @@ class Fleet:
             except OSError as error:
                 ours.close()
                 raise KeeperDied from error
-        link = KeeperLink(tier, partial(self._lift, name, number))
+        link = KeeperLink(tier)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self.keepers.add(link)
         return link
-
-    def _lift(self, name: str, number: int) -> None:
-        with contextlib.suppress(OSError):
-            self._controls[name].send(number.to_bytes(4, "little"))
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()

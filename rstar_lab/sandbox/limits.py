@@ -16,6 +16,8 @@ class Limits:
     memory_mb: memory, temporary files included. processes: processes and threads.
     open_files: descriptors of one process. file_mb: one file; all files of a call together stay under four of them.
     output_bytes: each of stdout and stderr. value_bytes: the echoed value of the last expression.
+    make_room: while calls wait and long ones are rare, a long call steps aside for the others, and is a timeout when its slack
+    is gone, whatever it had. False: no call is a timeout that has not had its time.
     queue_timeout_s: waiting for a free slot, after which the call is answered `queue_timeout`.
     session_idle_s: a session unused for so long is dropped. max_sessions: past it the longest idle one is dropped.
     """
@@ -28,13 +30,14 @@ class Limits:
     file_mb: int = 64
     output_bytes: int = 1024 * 1024
     value_bytes: int = 64 * 1024
+    make_room: bool = True
     queue_timeout_s: float = 600.0
     session_idle_s: float = 900.0
     max_sessions: int = 1024
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
+            if field.name != "make_room" and not getattr(self, field.name) > 0:
                 raise ValueError(f"{field.name}: {getattr(self, field.name)!r} must be greater than 0")
         check_timeout(self.timeout_s)
         check_memory(self.memory_mb)

@@ -56,7 +56,7 @@ class LocalSandbox:
         self.outcomes: Counter[Outcome] = Counter()
         self.retries = 0
         self.in_flight = 0
-        self._slots = Slots(self.workers)
+        self._slots = Slots(self.workers, limits.make_room)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
         self._fleet: Fleet | None = None
         self._starting = asyncio.Lock()

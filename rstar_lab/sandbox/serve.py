@@ -32,6 +32,7 @@ class WorkerOptions:
     workers: int | None
     time_limit_s: float
     memory_mb: int
+    make_room: bool
     queue_timeout_s: float
     drain_s: float
     strict: bool
@@ -44,6 +45,7 @@ class ServeOptions:
     workers: int | None
     time_limit_s: float
     memory_mb: int
+    make_room: bool
     queue_timeout_s: float
     max_queue: int
     redis: str | None
@@ -134,7 +136,10 @@ async def serve(options: ServeOptions, listener: socket.socket, announce: Announ
 
 async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
     limits = Limits(
-        timeout_s=options.time_limit_s, memory_mb=options.memory_mb, queue_timeout_s=options.queue_timeout_s
+        timeout_s=options.time_limit_s,
+        memory_mb=options.memory_mb,
+        make_room=options.make_room,
+        queue_timeout_s=options.queue_timeout_s,
     )
     return await LocalBackend(LocalSandbox(limits, options.workers, strict=options.strict)).start()
 

@@ -21,8 +21,9 @@ class Turn:
 
 
 class Slots:
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, make_room: bool) -> None:
         self.workers = workers
+        self.make_room = make_room
         self.running = 0
         self._waiting: deque[asyncio.Future[Turn]] = deque()
         self._long: dict[Turn, None] = {}
@@ -75,7 +76,7 @@ class Slots:
 
     def _make_room(self) -> None:
         """Move long calls aside, where calls wait and long ones are rare; beside those that had to, the last ones too."""
-        rare = len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
+        rare = self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
         while rare and self._long and (self.depth or self._aside) and self._aside < ASIDE_PER_WORKER * self.workers:
             turn = next(iter(self._long))
             del self._long[turn]

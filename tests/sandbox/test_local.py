@@ -248,6 +248,22 @@ async def test_short_calls_pass_rare_long_ones():
         assert [result.outcome for result in await asyncio.gather(*loops)] == [Outcome.TIMEOUT] * 2
 
 
+@pytest.mark.slow
+async def test_where_none_makes_room_a_long_call_among_short_ones_has_its_time():
+    limits = Limits(timeout_s=2, wall_slack_s=2, make_room=False)
+    async with LocalSandbox(limits) as sandbox:
+        await sandbox.run_many([Call("1")] * 30)
+        code = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass\n'done'"
+        long = asyncio.create_task(sandbox.run(code))
+
+        async def crowd() -> None:
+            while not long.done():
+                assert (await sandbox.run("1 + 1")).value == "2"
+
+        await asyncio.gather(*(crowd() for _ in range(8 * sandbox.workers)))
+        assert ((await long).outcome, (await long).value) == (Outcome.OK, "'done'")
+
+
 async def test_many_heavy_calls_wait_for_each_other():
     """Honest heavy calls beyond the workers queue up; none is taken for a loop because of the others."""
     async with LocalSandbox(Limits(timeout_s=3, wall_slack_s=30), workers=2) as sandbox:

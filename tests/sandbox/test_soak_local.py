@@ -24,18 +24,20 @@ KINDS = {
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_ten_thousand_mixed_calls():
+@pytest.mark.parametrize("make_room", [True, False])
+async def test_ten_thousand_mixed_calls(make_room: bool):
     draw = random.Random(0)
     names = draw.choices(list(KINDS), [kind[0] for kind in KINDS.values()], k=10_000)
+    limits = Limits(timeout_s=1, wall_slack_s=30, memory_mb=512, queue_timeout_s=1800, make_room=make_room)
     me = psutil.Process()
-    async with LocalSandbox(Limits(timeout_s=1, wall_slack_s=30, memory_mb=512, queue_timeout_s=1800)) as sandbox:
+    async with LocalSandbox(limits) as sandbox:
         gate = asyncio.Semaphore(256)
         wrong: list[tuple[str, object]] = []
 
         async def one(name: str) -> None:
             _, code, outcome, stdout = KINDS[name]
             async with gate:
-                result = await sandbox.run(code)
+                result = await sandbox.run(code, memory_mb=128 if name == "memory" else None)
             if result.outcome != outcome or stdout not in (None, result.stdout):
                 wrong.append((name, result))
 

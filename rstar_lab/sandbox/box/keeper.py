@@ -13,10 +13,10 @@ import socket
 import time
 
 from rstar_lab.sandbox.box import kernel, processes, program
-from rstar_lab.sandbox.box.cgroup import NORMAL, Group
+from rstar_lab.sandbox.box.cgroup import NORMAL, Background, Group
 from rstar_lab.sandbox.box.frames import LONG, YIELD, Closed, Line, Request
 from rstar_lab.sandbox.box.isolation import Isolation, fork_into
-from rstar_lab.sandbox.box.watch import LONG_CPU_S, TICK_S, Watch
+from rstar_lab.sandbox.box.watch import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, Watch
 
 ENDINGS = {
     program.DONE: "ok",
@@ -128,10 +128,18 @@ class Program:
 
 
 class Keeper:
-    def __init__(self, sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        isolation: Isolation,
+        group: Group | None,
+        background: Background | None,
+        number: int,
+    ) -> None:
         self.line = Line(sock)
         self.isolation = isolation
         self.group = group
+        self.background = background
         self.number = number
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
@@ -164,7 +172,7 @@ class Keeper:
         self._prepare(request)
         self.running = running = Program(self, request, code, streams)
         self.line.wipe()
-        watch = Watch(request, running.pid, self.group, streams.outputs)
+        watch = Watch(request, running.pid, self.group, self.background, streams.outputs)
         verdict, _ = self._wait(watch, running)
         duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
         self.running = None
@@ -179,7 +187,7 @@ class Keeper:
         running = self.running
         running.submit(request, code, streams.stdin)
         self.line.wipe()
-        watch = Watch(request, running.pid, self.group, running.streams.outputs)
+        watch = Watch(request, running.pid, self.group, self.background, running.streams.outputs)
         verdict, done = self._wait(watch, running)
         if verdict == "timeout":
             # An interrupt keeps the session's state, if the cell lets it through.
@@ -203,7 +211,8 @@ class Keeper:
             self._new_scratch()
         if self.group:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
-            self.group.weigh(NORMAL)
+        if self.background:
+            self.background.leave()
 
     def _new_scratch(self) -> None:
         """A folder on the host's disk, for programs that cannot have a file system of their own."""
@@ -242,7 +251,8 @@ class Keeper:
                 told = True
                 self.line.tell(LONG)
             # Looking at hundreds of processes takes a while; it must not become the work.
-            tick_s = max(TICK_S, 4 * (time.monotonic() - looked))
+            least_s = BACKGROUND_TICK_S if watch.in_background else TICK_S
+            tick_s = min(max(least_s, 4 * (time.monotonic() - looked)), watch.left_s())
 
     def _finished(self, running: Program, within_s: float) -> bool:
         assert running.channel is not None
@@ -261,13 +271,18 @@ class Keeper:
     def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, memoryview | None]:
         """End the program; its outcome by what the kernel says, and its own word last."""
         started = running.started
+        if self.group:
+            # Dying takes processor time too: that of a bomb's processes seconds, in the background.
+            self.group.weigh(NORMAL)
         status = running.end()
+        # Asked in any case: a kill that nobody asked about would be the next call's.
+        out_of_memory = self.group is not None and self.group.out_of_memory()
         ending, value = self.report.read(request.value_bytes)
         if verdict:
             return verdict, None
         if not started:
             return "sandbox_error", None
-        if self.group and self.group.out_of_memory():
+        if out_of_memory:
             return "memory", None
         if status == 0 and ending != program.NOTHING:
             return ENDINGS[ending], value
@@ -290,14 +305,16 @@ class Keeper:
         self.line.answer(outcome, alive, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
 
 
-def keep(sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
-    """Serve calls on this socket until it closes."""
+def keep(sock: socket.socket, isolation: Isolation, group: Group | None, apart: Group | None, number: int) -> None:
+    """Serve calls on this socket until it closes; `apart` takes this process while its program is in the background."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     # No handler: what has none cannot be woken in its sleep (kernel.new_pid_namespace).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if group:
+    background = None
+    if group and apart:
         group.join()
+        background = Background(group, apart)
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     # Above its programs, so that a fork bomb cannot keep it from the kill.
@@ -305,4 +322,4 @@ def keep(sock: socket.socket, isolation: Isolation, group: Group | None, number:
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     if not isolation.has("pid_namespace"):
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    Keeper(sock, isolation, group, number).serve()
+    Keeper(sock, isolation, group, background, number).serve()

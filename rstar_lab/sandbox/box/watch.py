@@ -5,14 +5,16 @@ import os
 import time
 
 from rstar_lab.sandbox.box import processes
-from rstar_lab.sandbox.box.cgroup import ASIDE, BACKGROUND, BOOSTED, NORMAL, Group
+from rstar_lab.sandbox.box.cgroup import ASIDE, BOOSTED, NORMAL, Background, Group
 from rstar_lab.sandbox.box.frames import Request
 
 TICK_S = 0.05
 # A call longer than this may be asked to make room for shorter ones. Less than a tick, so that the first look can tell.
 LONG_CPU_S = 0.04
-# One that made room is moved to the background after this share of its limit.
-BACKGROUND_SHARE = 1 / 20
+# Of a call in the background there is little to see, and many may be there.
+BACKGROUND_TICK_S = 0.2
+# One that made room is moved to the background after this share of its limit, where that is not less than so many seconds.
+BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
 
 
 class Watch:
@@ -23,10 +25,18 @@ class Watch:
     that falls behind gets more weight, and one that still has not had its time when the slack is gone was starved by us.
     """
 
-    def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        pid: int,
+        group: Group | None,
+        background: Background | None,
+        outputs: tuple[int, int],
+    ) -> None:
         self.request = request
         self.pid = pid
         self.group = group
+        self.background = background
         self.outputs = outputs
         self.start = self._last = time.monotonic()
         self.yielded = False
@@ -35,6 +45,14 @@ class Watch:
         self._base_s = processes.usage([pid])[0] if request.session and not group else 0.0
         if group:
             group.begin()
+
+    @property
+    def in_background(self) -> bool:
+        return self.background is not None and self.background.alone
+
+    def left_s(self) -> float:
+        """Until it is ended, whatever it had."""
+        return max(0.0, self.request.timeout_s + self.request.wall_slack_s - self.wall_s())
 
     def wall_s(self) -> float:
         return time.monotonic() - self.start
@@ -70,10 +88,9 @@ class Watch:
         had_s = self.cpu_s() + self._idle_s
         if had_s >= request.timeout_s:
             return "timeout"
-        left_s = request.timeout_s + request.wall_slack_s - (now - self.start)
+        left_s = self.left_s()
         if left_s <= 0:
-            in_background = self.yielded and self.last_cpu_s >= request.timeout_s * BACKGROUND_SHARE
-            return "timeout" if in_background else "sandbox_error"
+            return "timeout" if self._much() else "sandbox_error"
         self._weigh(request.timeout_s - had_s, left_s)
         return None
 
@@ -81,15 +98,27 @@ class Watch:
         """Is any thread of the call running, or would be but for others?"""
         if processes.ready(self.pid):
             return True
+        return any(processes.ready(task) for task in self._others(tree))
+
+    def _others(self, tree: list[int]) -> list[int]:
+        """Threads of the call beside the program's first one; the namespace's init is among them."""
         tasks = self.group.tasks() if self.group else tree
-        return any(processes.ready(task) for task in tasks if task not in (self.pid, os.getpid()))
+        return [task for task in tasks if task not in (self.pid, os.getpid())]
+
+    def _much(self) -> bool:
+        """Has a call that made room had enough for the background?"""
+        return self.yielded and self.last_cpu_s > max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
 
     def _weigh(self, needed_s: float, left_s: float) -> None:
-        in_background = self.yielded and self.last_cpu_s > self.request.timeout_s * BACKGROUND_SHARE
-        if self.group:
-            behind = not self.yielded and left_s - needed_s < self.request.wall_slack_s * 3 / 4
-            weight = ASIDE if self.yielded else BOOSTED if behind else NORMAL
-            self.group.weigh(BACKGROUND if in_background else weight)
-        elif in_background:
+        if self.background is None:
+            if self._much():
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+            return
+        # Forks share locks in the kernel with all of their zygote's; in the background they would hold them for long.
+        if self._much() and len(self._others([])) <= 1:
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+                self.background.enter()
+                return
+        behind = not self.yielded and left_s - needed_s < self.request.wall_slack_s * 3 / 4
+        self.background.group.weigh(ASIDE if self.yielded else BOOSTED if behind else NORMAL)

@@ -64,6 +64,10 @@ class Zygote:
         self.tier = tier
         self.box = box
         self.group = group
+        # Its weight is that of one slot: the keepers in it do next to nothing.
+        self.apart = group.child("apart") if group else None
+        if self.apart:
+            self.apart.weigh(cgroup.NORMAL)
         self.keepers: dict[int, str] = {}
         self.others: set[int] = set()
         self.stale: set[str] = set()
@@ -75,7 +79,7 @@ class Zygote:
         isolation.settle()
 
     def serve(self) -> None:
-        """Fork a keeper for every socket that comes, and lift those whose number comes alone, until the control socket closes."""
+        """Fork a keeper for every socket that comes, until the control socket closes."""
         # Orphans of a killed keeper come to us, and the end of any child wakes us.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -93,11 +97,7 @@ class Zygote:
                 data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
                 if not data:
                     return
-                number = int.from_bytes(data, "little")
-                if fds:
-                    self._fork(socket.socket(fileno=fds[0]), number)
-                else:
-                    self._lift(f"{self.tier}-{number}")
+                self._fork(socket.socket(fileno=fds[0]), int.from_bytes(data, "little"))
 
     def _fork(self, sock: socket.socket, number: int) -> None:
         name = f"{self.tier}-{number}"
@@ -107,17 +107,10 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            kernel.run_and_exit(keep, sock, self.box, group, number)
+            kernel.run_and_exit(keep, sock, self.box, group, self.apart, number)
         self.keepers[pid] = name
         sock.close()
         if group:
-            group.close()
-
-    def _lift(self, name: str) -> None:
-        """Bring a keeper, with its program, back from the background."""
-        if self.group and name in self.keepers.values():
-            group = self.group.child(name)
-            group.weigh(cgroup.NORMAL)
             group.close()
 
     def _sweep(self) -> None:
