@@ -37,10 +37,10 @@ BLOCK_TOKENS = 32
 MAX_BATCHED_TOKENS = 2048
 
 # Contexts and cache are large enough that a preemption costs several decode steps, as on a GPU. Under seed 2 the policies are
-# predicted to be well apart.
+# predicted to be apart, with `adaptive` first; with tools of a second `least-in-flight` is.
 REGIME = Regime(
     engines=2,
-    rollouts=48,
+    rollouts=64,
     group=16,
     kv_tokens=4096,
     mean_tokens=300,
@@ -70,9 +70,12 @@ class Measurement:
 
 
 class VllmServer:
-    """A vLLM server of our own, for scripted turns: every request generates exactly as many tokens as asked."""
+    """A vLLM server of our own, for scripted turns: every request generates exactly as many tokens as asked.
 
-    def __init__(self, model: Path, kv_tokens: int, max_model_tokens: int, log: Path) -> None:
+    It keeps to one core: one whose neighbour is idle must not run faster, as no engine on a GPU of its own would.
+    """
+
+    def __init__(self, model: Path, kv_tokens: int, max_model_tokens: int, log: Path, core: int) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -96,7 +99,12 @@ class VllmServer:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, stdout=output, stderr=output, env=environment, start_new_session=True
+                command,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
             )
         limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)  # uvicorn closes idle connections after 5 s
         self.client = httpx.AsyncClient(base_url=self.url, timeout=None, limits=limits)
@@ -173,9 +181,11 @@ async def servers(count: int, kv_tokens: int, max_model_tokens: int) -> AsyncIte
         model = Path(folder) / "model"
         await asyncio.to_thread(save_tiny_model, model)
         started: list[VllmServer] = []
+        cores = sorted(os.sched_getaffinity(0))
         try:
             for i in range(count):
-                started.append(VllmServer(model, kv_tokens, max_model_tokens, Path(folder) / f"server{i}.log"))
+                log = Path(folder) / f"server{i}.log"
+                started.append(VllmServer(model, kv_tokens, max_model_tokens, log, cores[i % len(cores)]))
             await asyncio.gather(*(server.ready() for server in started))
             await asyncio.gather(*(_probe(server, 4, 16, 16, 0) for server in started))  # first requests are slow
             yield started
@@ -272,10 +282,10 @@ async def calibrate(
     return rates, results
 
 
-def disagreements(results: Sequence[Measurement], margin: float = 0.2) -> list[tuple[str, str]]:
+def disagreements(results: Sequence[Measurement], margin: float = 0.05) -> list[tuple[str, str]]:
     """Pairs (first, second) that the simulator ranks first before second by more than `margin`, and the servers the other way.
 
-    The default is what replays of one policy differ by on a busy machine.
+    What is predicted closer together than the default is a tie: replays of one policy differ by more.
     """
     return [
         (a.policy, b.policy)
@@ -289,11 +299,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("calibration.json"))
     parser.add_argument("--rounds", type=int, default=3, help="replays of every policy")
+    parser.add_argument("--tool-s", type=float, default=REGIME.tool_s, help="mean time of a tool call, in seconds")
     options = parser.parse_args()
+    regime = REGIME.model_copy(update={"tool_s": options.tool_s})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end too
-    rates, results = asyncio.run(calibrate(rounds=options.rounds, progress=print))
+    rates, results = asyncio.run(calibrate(regime, rounds=options.rounds, progress=print))
     record = {
-        "regime": REGIME.model_dump(),
+        "regime": regime.model_dump(),
         "seed": SEED,
         "rates": asdict(rates),
         "results": [asdict(result) for result in results],
