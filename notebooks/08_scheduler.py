@@ -113,8 +113,8 @@ pd.DataFrame(rows).set_index(["kv_tokens", "mean_tokens"]).round(2)
 # %% [markdown]
 # ## Is the simulator right?
 #
-# Two real vLLM servers with a tiny model on two CPU cores, a KV cache small enough to preempt, the same scripted rollouts
-# through the real rollout driver. The rates of the simulator are fitted to probes, not to these runs.
+# Two real vLLM servers with a tiny model, each on a CPU core of its own, a KV cache small enough to preempt, the same
+# scripted rollouts through the real rollout driver. The rates of the simulator are fitted to probes, not to these runs.
 
 # %%
 if remeasure:

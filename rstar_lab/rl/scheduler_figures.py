@@ -99,6 +99,8 @@ def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
     figure.add_scatter(
         x=[0, limit], y=[0, limit], mode="lines", line={"dash": "dot", "color": "grey"}, showlegend=False
     )
+    figure.add_annotation(x=limit, y=limit, text="measured as predicted", showarrow=False, xanchor="right", yshift=14)
+    ranked = sorted(results, key=lambda result: result.predicted_s)
     for result, colour in zip(results, COLOURS, strict=False):
         figure.add_scatter(
             x=[result.predicted_s],
@@ -109,7 +111,8 @@ def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
             },
             mode="markers+text",
             text=[result.policy],
-            textposition="middle right",
+            # To either side in turn, so that the names of neighbours stay apart.
+            textposition=("middle left", "middle right")[ranked.index(result) % 2],
             marker={"color": colour, "size": 11},
             showlegend=False,
         )
