@@ -13,7 +13,7 @@ import socket
 import time
 
 from rstar_lab.sandbox.box import kernel, processes, program
-from rstar_lab.sandbox.box.cgroup import NORMAL, Background, Group
+from rstar_lab.sandbox.box.cgroup import BOOSTED, Background, Group
 from rstar_lab.sandbox.box.frames import LONG, YIELD, Closed, Line, Request
 from rstar_lab.sandbox.box.isolation import Isolation, fork_into
 from rstar_lab.sandbox.box.watch import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, Watch
@@ -273,7 +273,7 @@ class Keeper:
         started = running.started
         if self.group:
             # Dying takes processor time too: that of a bomb's processes seconds, in the background.
-            self.group.weigh(NORMAL)
+            self.group.weigh(BOOSTED)
         status = running.end()
         # Asked in any case: a kill that nobody asked about would be the next call's.
         out_of_memory = self.group is not None and self.group.out_of_memory()
