@@ -37,7 +37,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "make_room" and not getattr(self, field.name) > 0:
+            if field.type is not bool and not getattr(self, field.name) > 0:
                 raise ValueError(f"{field.name}: {getattr(self, field.name)!r} must be greater than 0")
         check_timeout(self.timeout_s)
         check_memory(self.memory_mb)

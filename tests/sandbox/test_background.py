@@ -44,6 +44,13 @@ def in_background(owner: int) -> bool:
     return found[0]
 
 
+def keepers_apart(owner: int) -> int:
+    """Keepers that have left their programs to the background."""
+    groups = [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
+    files = [group / name for group in groups if group.name.endswith("apart") for name in ("tasks", "cgroup.threads")]
+    return sum(len(file.read_text().split()) for file in files if file.exists())
+
+
 @pytest.mark.parametrize(("code", "alone"), [(LOOP, True), (BOMB, False)], ids=["loop", "fork bomb"])
 async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes, alone: bool):
     fleet = Fleet(1)
@@ -55,16 +62,18 @@ async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes
         with busy():
             began = time.monotonic()
             call = asyncio.create_task(link.call(frames.pack_request(LIMITS, code, b""), 3.0))
-            seen = False
+            seen, left = False, 0
             while not call.done():
                 seen |= in_background(fleet._process.pid)
+                left = max(left, keepers_apart(fleet._process.pid))
                 await asyncio.sleep(0.05)
             # KeeperSilent is raised here where the keeper could not end it.
             result = await call
             assert result.outcome == "timeout" and time.monotonic() - began < 5.5
             assert seen is alone, "a loop goes to the background; processes that share locks with others stay out of it"
+            assert left == alone, "its keeper stays out of the background, to end it"
             result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
-        assert not in_background(fleet._process.pid)
+        assert not keepers_apart(fleet._process.pid) and not in_background(fleet._process.pid)
     finally:
         await fleet.close()
