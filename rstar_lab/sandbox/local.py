@@ -15,7 +15,7 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.check import layers
 from rstar_lab.sandbox.fleet import Fleet, KeeperDied, KeeperSilent
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
-from rstar_lab.sandbox.sessions import Session, Sessions
+from rstar_lab.sandbox.sessions import ENDED, Session, Sessions
 from rstar_lab.sandbox.slots import Slots, Turn
 
 ATTEMPTS = 4
@@ -240,7 +240,7 @@ class LocalSandbox:
                     session.link.close()
                     session.link = None
                     self._sessions.lose(session.name, f"its interpreter ended ({result.outcome})")
-                    note += "[the session's interpreter has ended; the next call starts a new one]\n"
+                    note += ENDED
                 return _answer(result, started - queued, note)
         except TimeoutError:
             return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)

@@ -5,8 +5,9 @@ from enum import StrEnum
 from pydantic import BaseModel, Field
 
 from rstar_lab.outcomes import OURS, Outcome
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import Call
 from rstar_lab.sandbox.cpp import Command, commands, cpp_call, cpp_outcome
+from rstar_lab.sandbox.staging import Staged, check_files
 
 LANGUAGES = ("python", "cpp")
 
@@ -18,8 +19,8 @@ class RunCodeRequest(BaseModel):
     code: str
     stdin: str | None = None
     language: str = Field(description="python or cpp")
-    files: dict[str, str | None] = Field({}, description="must be empty: files are not staged here")
-    fetch_files: list[str] = Field([], description="must be empty")
+    files: dict[str, str | None] = Field({}, description="path -> base64, laid there before the program runs")
+    fetch_files: list[str] = Field([], description="paths to give back, those that the program left")
 
 
 class RunStatus(StrEnum):
@@ -57,10 +58,7 @@ def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
     """Raises ValueError for what this service does not do."""
     if request.language not in LANGUAGES:
         raise ValueError(f"language {request.language!r} is not served here: use {' or '.join(LANGUAGES)}")
-    if request.files or request.fetch_files:
-        raise ValueError(
-            "files and fetch_files are not served here: write the files in the code, print what you want back"
-        )
+    check_files(request.files)
     memory_mb = request.memory_limit_MB if request.memory_limit_MB > 0 else None
     timeout_s = min(request.run_timeout, max_timeout_s)
     if request.language == "python":
@@ -78,8 +76,8 @@ def refused(message: str) -> RunCodeResponse:
     return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=message, outcome=Outcome.INVALID_ARGUMENTS)
 
 
-def to_response(request: RunCodeRequest, result: CallResult) -> RunCodeResponse:
-    compiled = None
+def to_response(request: RunCodeRequest, staged: Staged) -> RunCodeResponse:
+    compiled, result = None, staged.result
     if request.language == "cpp":
         built, _ = commands(result)
         result = cpp_outcome(result)
@@ -101,9 +99,10 @@ def to_response(request: RunCodeRequest, result: CallResult) -> RunCodeResponse:
             ran.status = CommandRunStatus.TIME_LIMIT_EXCEEDED
     return RunCodeResponse(
         status=RunStatus.SUCCESS if result.outcome is Outcome.OK else RunStatus.FAILED,
-        message="",
+        message=staged.message,
         compile_result=compiled,
         run_result=ran,
+        files=staged.files,
         outcome=result.outcome,
         value=result.value,
     )

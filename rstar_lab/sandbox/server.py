@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,9 +18,11 @@ from rstar_lab.sandbox.gate import Gate
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 from rstar_lab.sandbox.service import BusyError, Service
+from rstar_lab.sandbox.staging import run_staged
 from rstar_lab.sandbox.wire import Work, WorkModel, dumps, failure, result_to_dict
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_BATCH = 4096
 MAX_BODY = MAX_STDIN_BYTES + 64 * 1024 * 1024
@@ -92,14 +94,20 @@ def make_app(
 
     async def answer_all(request: Request, work: list[Work | CallResult]) -> list[CallResult]:
         """Results in order; what is a result already stays."""
+
+        def begin() -> Awaitable[list[CallResult]]:
+            return gather(item if isinstance(item, CallResult) else service.run(item) for item in work)
+
+        return await admitted(request, len(work), begin)
+
+    async def admitted(request: Request, calls: int, begin: Callable[[], Awaitable[T]]) -> T:
+        """What `begin` gives, once there is room for so many calls."""
         size = int(request.headers.get("content-length", 0))
-        service.admit(len(work), size)
+        service.admit(calls, size)
         try:
-            return await while_connected(
-                request, gather(item if isinstance(item, CallResult) else service.run(item) for item in work)
-            )
+            return await while_connected(request, begin())
         finally:
-            service.release(len(work), size)
+            service.release(calls, size)
 
     def planned(submission: code_judge.Submission) -> Work | CallResult:
         try:
@@ -146,10 +154,10 @@ def make_app(
     async def run_code(request: Request, body: sandbox_fusion.RunCodeRequest) -> Response:
         try:
             call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
+            staged = await admitted(request, 1, lambda: run_staged(service.run, call, body.files, body.fetch_files))
         except ValueError as error:
             return as_json(sandbox_fusion.refused(str(error)))
-        (result,) = await answer_all(request, [call])
-        return as_json(sandbox_fusion.to_response(body, result))
+        return as_json(sandbox_fusion.to_response(body, staged))
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(request: Request, body: Calls) -> Response:
@@ -198,7 +206,7 @@ async def gather(work: Any) -> list[CallResult]:
     return [item if isinstance(item, CallResult) else next(results) for item in work]
 
 
-async def while_connected(request: Request, work: Awaitable[list[CallResult]]) -> list[CallResult]:
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is given up when the client hangs up: nobody wants it any more.
 
     Raises GoneError then.

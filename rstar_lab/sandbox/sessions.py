@@ -7,6 +7,8 @@ from collections import OrderedDict
 from rstar_lab.sandbox.fleet import KeeperLink
 
 REMEMBERED = 10_000
+# Stands before a cell's stderr.
+ENDED = "[the session's interpreter has ended; the next call starts a new one]\n"
 
 
 class Session:
