@@ -35,13 +35,26 @@ def busy() -> Iterator[None]:
             burner.wait()
 
 
+def first_group(owner: int) -> Path:
+    """That of the first keeper, where processors are shared out."""
+    for path in GROUPS.rglob("cpu.idle"):
+        if f"rstar-sandbox-{owner}" in str(path) and path.parent.name.split("-")[-2:] == ["bare", "1"]:
+            return path.parent
+    pytest.skip("no control groups, or none that can be idle")
+
+
 def in_background(owner: int) -> bool:
-    """Is the first keeper's group idle?"""
-    files = [path for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
-    found = [path.read_text().strip() == "1" for path in files if path.parent.name.split("-")[-2:] == ["bare", "1"]]
-    if not found:
-        pytest.skip("no control groups, or none that can be idle")
-    return found[0]
+    return (first_group(owner) / "cpu.idle").read_text().strip() == "1"
+
+
+def weighs_less(owner: int) -> bool:
+    """Has it a smaller share than an ordinary process?"""
+    files = {"cpu.shares": 1024, "cpu.weight": 100}
+    return any(
+        int((first_group(owner) / name).read_text()) < share
+        for name, share in files.items()
+        if (first_group(owner) / name).exists()
+    )
 
 
 def keepers_apart(owner: int) -> int:
@@ -62,15 +75,17 @@ async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes
         with busy():
             began = time.monotonic()
             call = asyncio.create_task(link.call(frames.pack_request(LIMITS, code, b""), 3.0))
-            seen, left = False, 0
+            seen, light, left = False, False, 0
             while not call.done():
                 seen |= in_background(fleet._process.pid)
+                light |= time.monotonic() - began > 0.5 and weighs_less(fleet._process.pid)
                 left = max(left, keepers_apart(fleet._process.pid))
                 await asyncio.sleep(0.05)
             # KeeperSilent is raised here where the keeper could not end it.
             result = await call
             assert result.outcome == "timeout" and time.monotonic() - began < 5.5
             assert seen is alone, "a loop goes to the background; processes that share locks with others stay out of it"
+            assert light is alone, "a tree that holds those locks is to come to its end soon"
             assert left == alone, "its keeper stays out of the background, to end it"
             result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")

@@ -115,10 +115,12 @@ class Watch:
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, self.pid, 19)
             return
-        # Forks share locks in the kernel with all of their zygote's; in the background they would hold them for long.
-        if self._much() and len(self._others([])) <= 1:
+        # Forks share locks in the kernel with all of their zygote's, so a tree of them is better soon at its end.
+        alone = len(self._others([])) <= 1
+        if alone and self._much():
             with contextlib.suppress(OSError):
                 self.background.enter()
                 return
-        behind = not self.yielded and left_s - needed_s < self.request.wall_slack_s * 3 / 4
-        self.background.group.weigh(ASIDE if self.yielded else BOOSTED if behind else NORMAL)
+        aside = self.yielded and alone
+        behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
+        self.background.group.weigh(ASIDE if aside else BOOSTED if behind else NORMAL)
