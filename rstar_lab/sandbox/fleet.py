@@ -41,7 +41,9 @@ class KeeperLink(asyncio.Protocol):
     def __init__(self, tier: str) -> None:
         self.tier = tier
         self.alive = True
+        self.dying = False
         self.on_long = lambda: None
+        self.on_ready = lambda: None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._answer: asyncio.Future[frames.Result] | None = None
@@ -65,14 +67,20 @@ class KeeperLink(asyncio.Protocol):
             del self._buffer[:end]
             if kind == frames.LONG:
                 self.on_long()
+            elif kind == frames.READY:
+                self.dying = False
+                self.on_ready()
             elif kind == frames.RESULT and self._answer and not self._answer.done():
-                self._answer.set_result(frames.unpack_result(body))
+                result = frames.unpack_result(body)
+                self.dying = result.dying
+                self._answer.set_result(result)
 
     async def call(self, message: bytes, wall_s: float) -> frames.Result:
         """Send a packed request, which the keeper ends after wall_s. Raises KeeperDied, and KeeperSilent where no answer comes."""
         if not self.alive or self._transport is None:
             raise KeeperDied
         loop = asyncio.get_running_loop()
+        self.on_ready = lambda: None
         self._answer = loop.create_future()
         self._transport.write(message)
         timer = loop.call_later(wall_s + SILENCE_S, self._give_up)
@@ -209,7 +217,10 @@ class Fleet:
         return await self.new_keeper(tier)
 
     def give_back(self, link: KeeperLink) -> None:
-        self._idle[link.tier].append(link)
+        """For the next call; that of processes still dying when they are gone."""
+        link.on_ready = lambda: self._idle[link.tier].append(link)
+        if not link.dying:
+            link.on_ready()
 
     def lose(self, link: KeeperLink) -> None:
         """Forget a keeper that ended or is to end."""

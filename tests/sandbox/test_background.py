@@ -1,4 +1,4 @@
-"""A call that made room for others: it takes what they leave, and is ended in time all the same."""
+"""A call that made room for others takes what they leave; any is ended, and answered, in time all the same."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from rstar_lab.sandbox.fleet import Fleet
 
 GROUPS = Path("/sys/fs/cgroup")
 LIMITS = frames.Request(
-    seed=None, session=False, timeout_s=2.0, wall_slack_s=1.0, memory_mb=256, processes=256, open_files=64, file_mb=1,
+    seed=None, session=False, timeout_s=2.0, wall_slack_s=1.0, memory_mb=512, processes=256, open_files=64, file_mb=1,
     output_bytes=1024, value_bytes=1024,
 )  # fmt: skip
 LOOP = b"while True: pass"
@@ -90,5 +90,51 @@ async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes
             result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
         assert not keepers_apart(fleet._process.pid) and not in_background(fleet._process.pid)
+    finally:
+        await fleet.close()
+
+
+@contextlib.contextmanager
+def freezer() -> Iterator[Path]:
+    """A group whose processes cannot even die while its state is FROZEN."""
+    group = GROUPS / "freezer" / f"test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no freezer of version 1, in which what is killed stays")
+    try:
+        yield group
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        while (group / "tasks").read_text():
+            time.sleep(0.01)
+        group.rmdir()
+
+
+async def test_what_is_slow_to_die_is_answered_first():
+    fleet = Fleet(1)
+    try:
+        await fleet.start()
+        link = await fleet.borrow("bare")
+        assert fleet._process is not None
+        with freezer() as group:
+            code = b"import os, time\nif os.fork() == 0: time.sleep(60)\n" + LOOP
+            call = asyncio.create_task(link.call(frames.pack_request(LIMITS, code, b""), 3.0))
+            tasks: list[str] = []
+            while len(tasks) < 4:  # the keeper, the namespace's init, the program, its child
+                await asyncio.sleep(0.05)
+                tasks = (first_group(fleet._process.pid) / "tasks").read_text().split()
+            (group / "tasks").write_text(tasks[-1])
+            (group / "freezer.state").write_text("FROZEN")
+            result = await call
+            assert (result.outcome, result.dying) == ("timeout", True)
+            fleet.give_back(link)
+            assert await fleet.borrow("bare") is not link
+        async with asyncio.timeout(10):
+            while link.dying:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await fleet.borrow("bare") is link
+        result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
+        assert (result.outcome, result.stdout, result.dying) == ("ok", b"2\n", False)
     finally:
         await fleet.close()

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
-LONG, RESULT = b"l", b"r"
+LONG, RESULT, READY = b"l", b"r", b"d"
 _REQUEST = struct.Struct("=?q?ddIIIIIIII")
-_RESULT = struct.Struct("=B????ddIII")
+_RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16
 
 # Fixed by position: the outcomes a keeper can see.
@@ -37,10 +37,11 @@ class Request(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the keeper saw. alive: the session's interpreter still runs."""
+    """What the keeper saw. alive: the session's interpreter still runs. dying: others do, and READY follows when all are gone."""
 
     outcome: str
     alive: bool
+    dying: bool
     stdout_cut: bool
     stderr_cut: bool
     duration_s: float
@@ -57,12 +58,13 @@ def pack_request(request: Request, code: bytes, stdin: bytes) -> bytes:
 
 def unpack_result(body: bytes) -> Result:
     fields = _RESULT.unpack_from(body)
-    outcome, alive, has_value, stdout_cut, stderr_cut, duration_s, cpu_s, value, stdout, stderr = fields
+    outcome, alive, dying, has_value, stdout_cut, stderr_cut, duration_s, cpu_s, value, stdout, stderr = fields
     start = _RESULT.size
     middle, end = start + value, start + value + stdout
     return Result(
         OUTCOMES[outcome],
         alive,
+        dying,
         stdout_cut,
         stderr_cut,
         duration_s,
@@ -156,6 +158,7 @@ class Line:
         self,
         outcome: str,
         alive: bool,
+        dying: bool,
         duration_s: float,
         cpu_s: float,
         value: memoryview | None,
@@ -169,6 +172,7 @@ class Line:
         fields = _RESULT.pack(
             OUTCOMES.index(outcome),
             alive,
+            dying,
             value is not None,
             sizes[0] > most,
             sizes[1] > most,
@@ -184,7 +188,7 @@ class Line:
             while at < size:
                 sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
                 if not sent:
-                    # The program's processes are gone, so its file cannot shrink; a session's may, while we read it.
+                    # Where the program's processes live on, as a session's do, its file may shrink while we read it.
                     self._send(bytes(size - at))
                     break
                 at += sent

@@ -14,7 +14,7 @@ import time
 
 from rstar_lab.sandbox.box import kernel, processes, program
 from rstar_lab.sandbox.box.cgroup import BOOSTED, Background, Group
-from rstar_lab.sandbox.box.frames import LONG, YIELD, Closed, Line, Request
+from rstar_lab.sandbox.box.frames import LONG, READY, YIELD, Closed, Line, Request
 from rstar_lab.sandbox.box.isolation import Isolation, fork_into
 from rstar_lab.sandbox.box.watch import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, Watch
 
@@ -28,6 +28,8 @@ ENDINGS = {
 OWN_PROCESSES = 2
 OWN_MEMORY_MB = 16
 GRACE_S = 0.5
+# What was killed may take so long to die; then its call is answered first.
+DEATH_S = 1.0
 IDLE_TICK_S = 10.0
 IDLE_CPU_S = 1.0
 
@@ -108,16 +110,26 @@ class Program:
         with contextlib.suppress(OSError):
             self.channel.send(b".")
 
+    def kill(self) -> None:
+        """All of it, or where there is no PID namespace its first process."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.init or self.pid, signal.SIGKILL)
+
+    def gone(self, within_s: float) -> bool:
+        """Is nothing left of what was killed?"""
+        pidfd = os.pidfd_open(self.init or self.pid)
+        try:
+            return bool(select.select([pidfd], [], [], within_s)[0])
+        finally:
+            os.close(pidfd)
+
     def end(self) -> int:
         """Kill whatever still runs; return the program's wait status."""
+        self.kill()
+        status = os.waitpid(self.pid, 0)[1]
         if self.init:
-            os.kill(self.init, signal.SIGKILL)
-            status = os.waitpid(self.pid, 0)[1]
             os.waitpid(self.init, 0)
         else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            status = os.waitpid(self.pid, 0)[1]
             processes.end_all(os.getpid())
         os.close(self.pidfd)
         self._started.close()
@@ -174,10 +186,7 @@ class Keeper:
         self.line.wipe()
         watch = Watch(request, running.pid, self.group, self.background, streams.outputs)
         verdict, _ = self._wait(watch, running)
-        duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
-        self.running = None
-        outcome, value = self._ending(request, verdict, running)
-        self._answer(request, outcome, value, False, streams, duration_s, cpu_s)
+        self._conclude(request, verdict, running, watch)
 
     def _cell(self, request: Request, code: memoryview, streams: Streams) -> None:
         """One cell of a session; the first starts its interpreter."""
@@ -194,16 +203,13 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGINT)
             done = self._finished(running, GRACE_S)
-        duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
-        if done:
-            ending, value = self.report.read(request.value_bytes)
-            outcome = verdict or ENDINGS.get(ending, "killed")
-        else:
-            self.running = None
-            outcome, value = self._ending(request, verdict, running)
-        self._answer(request, outcome, value, done, running.streams, duration_s, cpu_s)
         if not done:
+            self._conclude(request, verdict, running, watch)
             running.streams.close()
+            return
+        ending, value = self.report.read(request.value_bytes)
+        outcome = verdict or ENDINGS.get(ending, "killed")
+        self._answer(request, outcome, value, running.streams, watch.wall_s(), watch.cpu_s(), alive=True)
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
@@ -268,12 +274,28 @@ class Keeper:
             if self.group and self.group.cpu_s() > IDLE_CPU_S:
                 raise Closed
 
-    def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, memoryview | None]:
-        """End the program; its outcome by what the kernel says, and its own word last."""
-        started = running.started
+    def _conclude(self, request: Request, verdict: str | None, running: Program, watch: Watch) -> None:
+        """End the program and answer for it."""
+        duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
         if self.group:
             # Dying takes processor time too: that of a bomb's processes seconds, in the background.
             self.group.weigh(BOOSTED)
+        if verdict:
+            running.kill()
+        # Hundreds of processes die slowly, and one that waits for a lock which they hold does too.
+        dying = verdict is not None and not running.gone(DEATH_S)
+        if verdict and dying:
+            self._answer(request, verdict, None, running.streams, duration_s, cpu_s, dying=True)
+        outcome, value = self._ending(request, verdict, running)
+        self.running = None
+        if dying:
+            self.line.tell(READY)
+        else:
+            self._answer(request, outcome, value, running.streams, duration_s, cpu_s)
+
+    def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, memoryview | None]:
+        """End the program; its outcome by what the kernel says, and its own word last."""
+        started = running.started
         status = running.end()
         # Asked in any case: a kill that nobody asked about would be the next call's.
         out_of_memory = self.group is not None and self.group.out_of_memory()
@@ -293,16 +315,18 @@ class Keeper:
         request: Request,
         outcome: str,
         value: memoryview | None,
-        alive: bool,
         streams: Streams,
         duration_s: float,
         cpu_s: float,
+        *,
+        alive: bool = False,
+        dying: bool = False,
     ) -> None:
         too_much = max(os.fstat(fd).st_size for fd in streams.outputs) > request.output_bytes
         if too_much and outcome != "sandbox_error":
             outcome = "output_limit"
         value = value if outcome == "ok" else None
-        self.line.answer(outcome, alive, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
+        self.line.answer(outcome, alive, dying, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
 
 
 def keep(sock: socket.socket, isolation: Isolation, group: Group | None, apart: Group | None, number: int) -> None:
