@@ -28,7 +28,7 @@ KINDS = {
 async def test_ten_thousand_mixed_calls(make_room: bool):
     draw = random.Random(0)
     names = draw.choices(list(KINDS), [kind[0] for kind in KINDS.values()], k=10_000)
-    limits = Limits(timeout_s=1, wall_slack_s=30, memory_mb=512, queue_timeout_s=1800, make_room=make_room)
+    limits = Limits(timeout_s=1, wall_slack_s=30, memory_mb=1024, queue_timeout_s=1800, make_room=make_room)
     me = psutil.Process()
     async with LocalSandbox(limits) as sandbox:
         gate = asyncio.Semaphore(256)

@@ -76,10 +76,8 @@ class Group:
         self._weight = 0
         self._kills = 0
         self._cpu_base = 0.0
-
-    @property
-    def controllers(self) -> set[str]:
-        return set(self.folders)
+        self._out = self._back = -1
+        self.in_background = False
 
     def child(self, name: str) -> "Group":
         """Make a group beneath this one."""
@@ -115,19 +113,37 @@ class Group:
         for folder in set(self.folders.values()):
             os.close(folder)
 
-    def join(self) -> None:
-        """Move this process in."""
+    def join(self, apart: "Group") -> None:
+        """Move this process, a keeper, in; it waits in `apart` while its program is in the background.
+
+        The ways there and back are opened now: a cgroup namespace of one's own shuts them.
+        """
         for folder in set(self.folders.values()):
             _write(folder, "cgroup.procs", "0")
+        self._out, self._back = apart._door(), self._door()
 
-    def door(self) -> int:
-        """A file: who writes 0 to it moves under this group's weight (version 2: into all of it).
-
-        To be opened before a cgroup namespace of one's own shuts the way.
-        """
+    def _door(self) -> int:
+        """A file: who writes 0 to it moves under this group's weight (version 2: into all of it)."""
         # Version 1: one thread, itself, moves without the lock that every fork on the machine would wait for.
         name = "tasks" if self.version == 1 else "cgroup.procs"
         return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
+
+    def enter_background(self) -> None:
+        """Take what all others leave. The keeper goes apart: it has to end the others, and would get no processor for it.
+
+        Raises OSError where the kernel does not let it go.
+        """
+        if not self.in_background:
+            os.write(self._out, b"0")
+            self.in_background = True
+        self.weigh(BACKGROUND)
+
+    def leave_background(self) -> None:
+        """The keeper comes back, to fork the next program here."""
+        self.weigh(NORMAL)
+        if self.in_background:
+            os.write(self._back, b"0")
+            self.in_background = False
 
     def limit(self, memory_mb: int, processes: int) -> None:
         if memory_mb != self._memory_mb:
@@ -192,32 +208,6 @@ class Group:
         folder = next(iter(self.folders.values()))
         name = "tasks" if self.version == 1 else "cgroup.threads"
         return [int(line) for line in _read(folder, name).split()]
-
-
-class Background:
-    """The way of a call's processes to the background, where they take what all others leave.
-
-    The keeper goes apart meanwhile: it has to end them, and would get no processor for it.
-    """
-
-    def __init__(self, group: Group, apart: Group) -> None:
-        self.group = group
-        self.alone = False
-        self._out, self._back = apart.door(), group.door()
-
-    def enter(self) -> None:
-        """Raises OSError where the kernel does not let the keeper go."""
-        if not self.alone:
-            os.write(self._out, b"0")
-            self.alone = True
-        self.group.weigh(BACKGROUND)
-
-    def leave(self) -> None:
-        """The keeper comes back to its group, in which it forks the next program."""
-        self.group.weigh(NORMAL)
-        if self.alone:
-            os.write(self._back, b"0")
-            self.alone = False
 
 
 def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -13,7 +13,7 @@ import socket
 import time
 
 from rstar_lab.sandbox.box import kernel, processes, program
-from rstar_lab.sandbox.box.cgroup import BOOSTED, Background, Group
+from rstar_lab.sandbox.box.cgroup import BOOSTED, Group
 from rstar_lab.sandbox.box.frames import LONG, READY, YIELD, Closed, Line, Request
 from rstar_lab.sandbox.box.isolation import Isolation, fork_into
 from rstar_lab.sandbox.box.watch import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, Watch
@@ -140,18 +140,10 @@ class Program:
 
 
 class Keeper:
-    def __init__(
-        self,
-        sock: socket.socket,
-        isolation: Isolation,
-        group: Group | None,
-        background: Background | None,
-        number: int,
-    ) -> None:
+    def __init__(self, sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
         self.line = Line(sock)
         self.isolation = isolation
         self.group = group
-        self.background = background
         self.number = number
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
@@ -184,7 +176,7 @@ class Keeper:
         self._prepare(request)
         self.running = running = Program(self, request, code, streams)
         self.line.wipe()
-        watch = Watch(request, running.pid, self.group, self.background, streams.outputs)
+        watch = Watch(request, running.pid, self.group, streams.outputs)
         verdict, _ = self._wait(watch, running)
         self._conclude(request, verdict, running, watch)
 
@@ -196,7 +188,7 @@ class Keeper:
         running = self.running
         running.submit(request, code, streams.stdin)
         self.line.wipe()
-        watch = Watch(request, running.pid, self.group, self.background, running.streams.outputs)
+        watch = Watch(request, running.pid, self.group, running.streams.outputs)
         verdict, done = self._wait(watch, running)
         if verdict == "timeout":
             # An interrupt keeps the session's state, if the cell lets it through.
@@ -217,8 +209,7 @@ class Keeper:
             self._new_scratch()
         if self.group:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
-        if self.background:
-            self.background.leave()
+            self.group.leave_background()
 
     def _new_scratch(self) -> None:
         """A folder on the host's disk, for programs that cannot have a file system of their own."""
@@ -335,10 +326,8 @@ def keep(sock: socket.socket, isolation: Isolation, group: Group | None, apart: 
     os.setsid()
     # No handler: what has none cannot be woken in its sleep (kernel.new_pid_namespace).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    background = None
     if group and apart:
-        group.join()
-        background = Background(group, apart)
+        group.join(apart)
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     # Above its programs, so that a fork bomb cannot keep it from the kill.
@@ -346,4 +335,4 @@ def keep(sock: socket.socket, isolation: Isolation, group: Group | None, apart: 
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     if not isolation.has("pid_namespace"):
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    Keeper(sock, isolation, group, background, number).serve()
+    Keeper(sock, isolation, group, number).serve()

@@ -5,7 +5,7 @@ import os
 import time
 
 from rstar_lab.sandbox.box import processes
-from rstar_lab.sandbox.box.cgroup import ASIDE, BOOSTED, NORMAL, Background, Group
+from rstar_lab.sandbox.box.cgroup import ASIDE, BOOSTED, NORMAL, Group
 from rstar_lab.sandbox.box.frames import Request
 
 TICK_S = 0.05
@@ -25,18 +25,10 @@ class Watch:
     that falls behind gets more weight, and one that still has not had its time when the slack is gone was starved by us.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        pid: int,
-        group: Group | None,
-        background: Background | None,
-        outputs: tuple[int, int],
-    ) -> None:
+    def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
         self.request = request
         self.pid = pid
         self.group = group
-        self.background = background
         self.outputs = outputs
         self.start = self._last = time.monotonic()
         self.yielded = False
@@ -48,7 +40,7 @@ class Watch:
 
     @property
     def in_background(self) -> bool:
-        return self.background is not None and self.background.alone
+        return self.group is not None and self.group.in_background
 
     def left_s(self) -> float:
         """Until it is ended, whatever it had."""
@@ -110,7 +102,7 @@ class Watch:
         return self.yielded and self.last_cpu_s > max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
 
     def _weigh(self, needed_s: float, left_s: float) -> None:
-        if self.background is None:
+        if self.group is None:
             if self._much():
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, self.pid, 19)
@@ -119,8 +111,8 @@ class Watch:
         alone = len(self._others([])) <= 1
         if alone and self._much():
             with contextlib.suppress(OSError):
-                self.background.enter()
+                self.group.enter_background()
                 return
         aside = self.yielded and alone
         behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
-        self.background.group.weigh(ASIDE if aside else BOOSTED if behind else NORMAL)
+        self.group.weigh(ASIDE if aside else BOOSTED if behind else NORMAL)
