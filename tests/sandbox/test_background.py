@@ -87,6 +87,7 @@ async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes
             assert seen is alone, "a loop goes to the background; processes that share locks with others stay out of it"
             assert light is alone, "a tree that holds those locks is to come to its end soon"
             assert left == alone, "its keeper stays out of the background, to end it"
+            assert not (alone and result.dying), "a single process dies at once"
             result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
         assert not keepers_apart(fleet._process.pid) and not in_background(fleet._process.pid)

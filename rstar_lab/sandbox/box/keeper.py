@@ -61,6 +61,7 @@ class Program:
     def __init__(self, keeper: "Keeper", request: Request, code: memoryview, streams: Streams) -> None:
         self.streams = streams
         self.channel, theirs, self.cell = None, None, -1
+        self._status: int | None = None
         if request.session:
             self.channel, theirs = socket.socketpair()
             self.cell = os.memfd_create("cell")
@@ -112,21 +113,34 @@ class Program:
 
     def kill(self) -> None:
         """All of it, or where there is no PID namespace its first process."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.init or self.pid, signal.SIGKILL)
+        if self.init or self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.init or self.pid, signal.SIGKILL)
 
     def gone(self, within_s: float) -> bool:
         """Is nothing left of what was killed?"""
-        pidfd = os.pidfd_open(self.init or self.pid)
+        deadline = time.monotonic() + within_s
+        if not select.select([self.pidfd], [], [], within_s)[0]:
+            return False
+        self._reap()
+        if not self.init:
+            return True
+        pidfd = os.pidfd_open(self.init)
         try:
-            return bool(select.select([pidfd], [], [], within_s)[0])
+            return bool(select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0])
         finally:
             os.close(pidfd)
+
+    def _reap(self) -> int:
+        """Wait for the first process, without which the namespace's init does not end; its status."""
+        if self._status is None:
+            self._status = os.waitpid(self.pid, 0)[1]
+        return self._status
 
     def end(self) -> int:
         """Kill whatever still runs; return the program's wait status."""
         self.kill()
-        status = os.waitpid(self.pid, 0)[1]
+        status = self._reap()
         if self.init:
             os.waitpid(self.init, 0)
         else:
