@@ -169,8 +169,9 @@ class _Service:
         if not slots.acquire(timeout=timeout_s):
             return False
         try:
-            # A worker may end for reasons of its own (its server was killed, say): what no timer ended is asked once more.
-            for fresh in (False, True):
+            # A worker may end for reasons of its own (its server was killed, say): what no timer ended is asked again, and
+            # once more, for a killed server still takes requests while it dies.
+            for fresh in (False, True, True):
                 connection = self._connect(fresh, deadline)
                 if connection is None:
                     continue
