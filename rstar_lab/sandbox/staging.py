@@ -5,10 +5,11 @@ The three are cells of one short session, so that the program itself runs as any
 
 import base64
 import binascii
-import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter
 
 from rstar_lab.outcomes import OURS, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
@@ -18,6 +19,7 @@ from rstar_lab.sandbox.wire import SessionEnd, Work
 # All files of a call that are fetched: as base64 they fit what a cell may print.
 FETCH_BYTES = 700_000
 STEP_TIMEOUT_S = 10.0
+FETCHED = TypeAdapter(tuple[dict[str, str], list[str]])
 
 # Both run in the sandbox, in a namespace of their own.
 LAY = """
@@ -107,12 +109,12 @@ async def run_staged(
 def contents(fetched: CallResult, names: Sequence[str]) -> tuple[dict[str, str], str]:
     """The files, and what is wrong with them. The program shared its interpreter with what fetched them: nothing is believed."""
     try:
-        found, large = json.loads(fetched.stdout)
+        found, large = FETCHED.validate_json(fetched.stdout)
         files = {name: found[name] for name in names if name in found}
         check_files(files)
-        left_out = [name for name in names if name in large]
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except ValueError:
         return {}, reason("fetch_files", fetched)
+    left_out = [name for name in names if name in large]
     return files, f"fetch_files: {left_out} left out: more than {FETCH_BYTES} bytes together" if left_out else ""
 
 

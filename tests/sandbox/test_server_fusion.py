@@ -85,7 +85,16 @@ def test_files_that_are_too_large_to_fetch_are_named(http):
 
 
 def test_a_program_cannot_answer_for_what_fetches_its_files(http):
-    lies = ["[1, 2]", '[{"a": 1}, []]', '[{"a": "YQ="}, []]', '[{"b": "YQ=="}, []]', "[[], {}]", "[" * 10_000]
+    lies = [
+        "[1, 2]",
+        '[{"a": 1}, []]',
+        '[{"a": null}, []]',
+        '[{"a": []}, []]',
+        '[{"a": "YQ="}, []]',
+        '[{"b": "YQ=="}, []]',
+        "[[], {}]",
+        "[" * 10_000,
+    ]
     for lie in lies:
         code = f"import json\njson.dump = lambda thing, out: out.write({lie!r})"
         reply = run_code(http, code, fetch_files=["a"])
