@@ -43,7 +43,7 @@ from rstar_lab.analysis import inspect, open_runs, style
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, submit
-from rstar_lab.rl.chat import CODE_TOOL, render_segments
+from rstar_lab.rl.chat_format.template import CODE_TOOL, render_segments
 
 if job_id:
     job = attach(job_id, runs_dir=runs_dir)

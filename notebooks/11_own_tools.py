@@ -57,7 +57,7 @@ def thrifty(text: str, answer: str) -> float:
 # %%
 import json
 
-from rstar_lab.rl.tools import make_tools
+from rstar_lab.rl.tools.registry import make_tools
 
 tools = make_tools(["my_tools:price"], None)
 print(json.dumps(tools["price"].schema, indent=1))
@@ -79,8 +79,8 @@ from pathlib import Path
 
 from my_tools import price
 
-from rstar_lab.rl.chat import SYSTEM_PROMPT, ask
-from rstar_lab.rl.data.conversations import Conversation, Message, tool_calls, write_conversations
+from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, ask
+from rstar_lab.rl.chat_format.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.problems import Problem, write_problems
 
 rng = random.Random(0)

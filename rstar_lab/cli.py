@@ -33,7 +33,7 @@ RecipeName = Annotated[
 
 
 def _read(recipe: str, sets: list[str] | None, runs_dir: Path | None) -> Any:
-    from rstar_lab.rl.recipe import load_recipe, parse_overrides
+    from rstar_lab.rl.overrides import load_recipe, parse_overrides
 
     overrides = parse_overrides(sets or [])
     if runs_dir:
@@ -57,8 +57,8 @@ def demo(
 
     SFT on executed traces, GRPO-RoC against the sandbox, evaluation before and after. Run again, it goes on where it was stopped.
     """
-    from rstar_lab.rl.demo import run_demo
-    from rstar_lab.rl.report import Reporter
+    from rstar_lab.progress import Reporter
+    from rstar_lab.rl.commands.demo import run_demo
 
     recipe = _read("tiny_fast" if fast else "tiny", sets, runs_dir)
     result = _run(run_demo(recipe, out, Reporter(as_json)))
@@ -85,8 +85,8 @@ def run(recipe: RecipeName, runs_dir: RunsDir = None, sets: Sets = None, as_json
 
 
 def _pieces(recipe: Any, as_json: bool, *, stages: bool, evaluations: bool) -> None:
+    from rstar_lab.progress import Reporter
     from rstar_lab.rl.pipeline import run_recipe
-    from rstar_lab.rl.report import Reporter
 
     result = _run(run_recipe(recipe, Reporter(as_json), stages=stages, evaluations=evaluations))
     if as_json:
@@ -128,8 +128,8 @@ def evaluate(
     The paper's settings unless --recipe or --set say otherwise: 30 turns, 30,000 tokens, temperature 0.6, top-p 0.95.
     Results land in the run store; a killed evaluation started again makes only what is missing.
     """
-    from rstar_lab.rl.evaluate_command import evaluate_command
-    from rstar_lab.rl.report import Reporter
+    from rstar_lab.progress import Reporter
+    from rstar_lab.rl.commands.evaluate import evaluate_command
 
     sets = [*(sets or []), f"evaluate.samples={samples}"]
     result = _run(
@@ -181,8 +181,8 @@ def serve(
 
     Says when it is ready; a server that dies or hangs is started again; Ctrl-C ends them all. Flags after `--` go to vLLM.
     """
-    from rstar_lab.rl.model_folder import model_folder
-    from rstar_lab.rl.serve import ServeOptions, serve_command
+    from rstar_lab.rl.models.model_folder import model_folder
+    from rstar_lab.rl.serving.serve import ServeOptions, serve_command
 
     options = ServeOptions(
         model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
@@ -221,8 +221,8 @@ def chat(
 
     A vLLM server is spoken to by token ids, any other OpenAI-style one by chat completions with tools.
     """
-    from rstar_lab.rl.chat_session import ChatOptions
-    from rstar_lab.rl.chat_view import chat_command
+    from rstar_lab.rl.chat.session import ChatOptions
+    from rstar_lab.rl.chat.view import chat_command
 
     if as_json and prompt is None:
         raise UserError("chat --json: give a --prompt")
@@ -257,8 +257,8 @@ def preflight(
     as_json: AsJson = False,
 ) -> None:
     """Look at all that can go wrong before a GPU is touched, and estimate memory and time."""
-    from rstar_lab.rl.preflight import run_preflight
-    from rstar_lab.rl.recipe import parse_overrides
+    from rstar_lab.rl.overrides import parse_overrides
+    from rstar_lab.rl.preflight.run import run_preflight
 
     raise typer.Exit(run_preflight(recipe, profile, parse_overrides(sets or []), strict=strict, as_json=as_json))
 
@@ -272,8 +272,8 @@ def bench(
 ) -> None:
     """Measure a part against a peer in one run; what counts is the ratio."""
     homes = {
-        "trainer": "rl.bench_trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench_rollout",
-        "scheduler": "rl.bench_scheduler", "store": "analysis.bench", "verl": "rl.verl.bench",
+        "trainer": "rl.bench.trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench.rollout",
+        "scheduler": "rl.bench.scheduler", "store": "analysis.bench", "verl": "rl.bench.verl",
     }  # fmt: skip
     if name not in homes:
         raise UserError(f"bench {name}: there is none; choose from {', '.join(homes)}")
@@ -305,7 +305,7 @@ def _mount() -> None:
         "sandbox": ("rstar_lab.sandbox.cli", "Run model-written code: a server, workers, a check of this machine."),
         "runs": ("rstar_lab.runs.cli", "List, show and compact runs."),
         "jobs": ("rstar_lab.jobs.cli", "Submit recipes as jobs, here, to Ray or to Slurm."),
-        "data": ("rstar_lab.rl.data_cli", "Make and prepare problems and conversations."),
+        "data": ("rstar_lab.rl.commands.data", "Make and prepare problems and conversations."),
     }
     for name, (module, text) in floors.items():
         app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)

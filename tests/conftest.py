@@ -1,9 +1,13 @@
 """Settings of all tests."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Processes that tests start import tests/helpers too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 # `make test` says the same twice; `make test-all` looks for new examples.
 settings.register_profile("repeatable", derandomize=True, database=None)

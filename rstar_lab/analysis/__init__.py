@@ -14,9 +14,9 @@ if TYPE_CHECKING:
         plot_pass_at_k,
     )
     from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
-    from rstar_lab.analysis.inspector import Inspector, inspect
-    from rstar_lab.analysis.inspector_link import LinkedFigure, explore, link
-    from rstar_lab.analysis.inspector_watch import watch
+    from rstar_lab.analysis.inspector.inspector import Inspector, inspect
+    from rstar_lab.analysis.inspector.link import LinkedFigure, explore, link
+    from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
     from rstar_lab.analysis.microscope import group, plot_replays, replay
     from rstar_lab.analysis.runs import Runs, open_runs
@@ -51,9 +51,9 @@ _HOMES = {
         "word_shift",
     ),
     "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
-    "inspector": ("Inspector", "inspect"),
-    "inspector_link": ("LinkedFigure", "explore", "link"),
-    "inspector_watch": ("watch",),
+    "inspector.inspector": ("Inspector", "inspect"),
+    "inspector.link": ("LinkedFigure", "explore", "link"),
+    "inspector.watch": ("watch",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

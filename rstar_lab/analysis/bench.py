@@ -83,7 +83,7 @@ def _ask(side: str, root: Path) -> dict[str, Any]:
 
 
 def _ours(root: Path) -> dict[str, Callable[[], Any]]:
-    from rstar_lab.analysis.inspector_source import Source
+    from rstar_lab.analysis.inspector.source import Source
     from rstar_lab.analysis.metrics import curves
     from rstar_lab.analysis.runs import open_runs
 

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.runs import Runs, rows_of
 from rstar_lab.analysis.style import COLOURS, Figure
 from rstar_lab.outcomes import tally
-from rstar_lab.rl.roc import released_tool_error_penalty, resample, rewards_equal
+from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
 from rstar_lab.runs import RunStoreError
 
 Errors = Literal["outcomes", "substring"]

@@ -135,7 +135,7 @@ class Figure(go.Figure):
         if os.environ.get("PLOTLY_RENDERER"):
             super()._ipython_display_()
             return
-        from rstar_lab.analysis.inspector_link import LinkedFigure
+        from rstar_lab.analysis.inspector.link import LinkedFigure
 
         display(LinkedFigure(self, None))
 

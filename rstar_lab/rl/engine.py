@@ -1,6 +1,5 @@
 """What an inference engine is: token ids in, token ids out. Text never crosses this border."""
 
-import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -62,9 +61,3 @@ class Interruptible(Protocol):
     def interrupt(self) -> None:
         """End every request with the tokens that it has, as FinishReason.ABORTED."""
         ...
-
-
-def derive_seed(*parts: object) -> int:
-    """A 31-bit seed from what names the draw (run seed, step, trajectory, turn...): the same parts, the same seed."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1

@@ -3,196 +3,44 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rstar_lab.errors import UserError
-from rstar_lab.rl import families
-from rstar_lab.rl.agent_loop import Codec
+from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.mix import read_mix
-from rstar_lab.rl.data_parallel import Helpers
-from rstar_lab.rl.engines import AnyEngine, EngineGroup, open_engines, spawn_engines
-from rstar_lab.rl.evaluate import Estimate, evaluate
-from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
-from rstar_lab.rl.problems import Problem, load_problems
-from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, SftConfig
-from rstar_lab.rl.report import Reporter
-from rstar_lab.rl.reward import make_reward, warm_up
-from rstar_lab.rl.sft import sft
-from rstar_lab.rl.stages import stage_model, stage_table
-from rstar_lab.rl.state import State
-from rstar_lab.rl.tokenizer import train_tokenizer
-from rstar_lab.rl.tools import Tool, make_tools
-from rstar_lab.rl.traces import Segments, Trace, TraceMix, make_traces
-from rstar_lab.rl.trainer import Trainer
+from rstar_lab.rl.evaluation import Estimate, evaluate
+from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
+from rstar_lab.rl.rollout.agent_loop import Codec
+from rstar_lab.rl.session import RunSession, device, open_run, read_problems, vocabulary
+from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
+from rstar_lab.rl.training.checkpoint import State
+from rstar_lab.rl.training.sft import sft
+from rstar_lab.rl.training.stages import stage_model, stage_table
+from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import whole_file
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
-from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
 # Random weights never end a response: every sample is as long as may be, and wrong. One a problem says so.
 NOTHING_SAMPLES = 1
 _SHOWN_TRACES = 500
 
 
-class Lab:
-    """What the pieces of a recipe share: its sandbox and engines, each started when first needed, and the held-out problems."""
-
-    def __init__(self, recipe: Recipe, reporter: Reporter):
-        self.recipe, self.reporter = recipe, reporter
-        self.runs_dir = recipe.runs
-        self._stack = AsyncExitStack()
-        self._sandbox: Any = None
-        self._helpers: Helpers | None = None
-        self._starting: asyncio.Task[EngineGroup] | None = None
-        self._spawned: list[AnyEngine] | None = None
-        self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
-        self.reward = make_reward(recipe.rl.reward)
-        # For their errors, before anything is started.
-        make_tools([name for name in recipe.rl.tools if name not in CODE_TOOLS], None)
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, recipe: Recipe, reporter: Reporter) -> AsyncIterator["Lab"]:
-        lab = cls(recipe, reporter)
-        async with lab._stack:
-            yield lab
-
-    def run_id(self, piece: str) -> str:
-        return f"{self.recipe.name}-{piece}"
-
-    @property
-    def excluded(self) -> list[Problem]:
-        """What training must never see."""
-        return [problem for problems in self.held_out.values() for problem in problems]
-
-    @property
-    def warm(self) -> bool:
-        """Whether engines will be needed soon."""
-        return self._spawned is not None
-
-    async def sandbox(self) -> Any:
-        if self._sandbox is None:
-            section = self.recipe.sandbox
-            if section.url == "local":
-                limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
-                self._sandbox = await self._stack.enter_async_context(LocalSandbox(limits, section.workers))
-            else:
-                self._sandbox = await self._stack.enter_async_context(SandboxClient(section.url))
-        return self._sandbox
-
-    async def tools(self) -> dict[str, Tool]:
-        section, rl = self.recipe.sandbox, self.recipe.rl
-        sandbox = await self.sandbox() if set(rl.tools) & set(CODE_TOOLS) else None
-        return make_tools(rl.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=rl.tool_timeout_s)
-
-    @property
-    def work_dir(self) -> Path:
-        return self.runs_dir / ".engines" / self.recipe.name
-
-    def helpers(self) -> Helpers:
-        """Processes that share the work of training, on a CPU."""
-        if self._helpers is None:
-            self._helpers = self._stack.enter_context(Helpers(self.recipe.processes if device().type == "cpu" else 1))
-        return self._helpers
-
-    def warm_up(self) -> None:
-        """Start all processes now; they import torch and vLLM while the model is still being made."""
-        self.helpers()
-        self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
-        for engine in self._spawned:
-            self._stack.push_async_callback(engine.aclose)
-
-    def start_engines(self, model_dir: Path) -> None:
-        """Start engines for models of this shape in the background; `engines` waits for them."""
-        if self._starting is None:
-            context = open_engines(
-                self.recipe.engine, model_dir, self.work_dir, self.longest(model_dir), self.recipe.seed, self._spawned
-            )
-            self._starting = asyncio.create_task(self._start(context))
-            self._stack.push_async_callback(_end, self._starting)
-
-    async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
-        engines = self._stack.enter_async_context(context)
-        if self.recipe.rl.reward == "verify":
-            # An answer that waited for it to start could be counted wrong.
-            return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
-        return await engines
-
-    async def engines(self, model_dir: Path) -> EngineGroup:
-        """Engines for models of this shape; the caller loads the weights it wants."""
-        self.start_engines(model_dir)
-        assert self._starting is not None
-        return await asyncio.shield(self._starting)
-
-    def longest(self, model_dir: Path) -> int:
-        """Room for the longest prompt and response of any stage or evaluation, within what the model can do."""
-        responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
-        responses.append(self.recipe.evaluate.max_response_tokens)
-        path = model_dir / "config.json"  # of a served model, only the tokenizer may lie here
-        config = json.loads(path.read_text()) if path.exists() else {}
-        return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError, Exception):  # whoever waited for it has its error
-        await task
-
-
-def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
-    """The problems a recipe names. Synthetic ones never ask what an excluded problem asks; in a file that is an error."""
-    if section.synthetic:
-        spec = section.synthetic
-        problems = families.synthesize(
-            spec.seed, spec.count, levels=spec.levels, families=spec.families, exclude=exclude
-        )
-    else:
-        assert section.file is not None
-        problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
-        held_out = {problem.question.strip() for problem in exclude}
-        if clash := next((p for p in problems if p.question.strip() in held_out), None):
-            raise UserError(
-                f"{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
-            )
-    return problems[: section.limit] if section.limit else problems
-
-
 SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft")
 RL_KEYS = (*SFT_KEYS, "rl", "stages")
-
-
-def open_run(lab: Lab, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
-    """The writer of one piece. Raises RecipeError where the run is there already and was made by another recipe."""
-    recipe = lab.recipe.model_dump(mode="json")
-    folder = lab.runs_dir / lab.run_id(piece)
-    if (folder / "run.json").exists():
-        # Through the model, so that a key that has come since counts as left at its default.
-        old = Recipe.model_validate(RunReader(folder).info["recipe"]).model_dump(mode="json")
-        for key in matters:
-            if differ := _difference(old.get(key), recipe[key], key):
-                raise RecipeError(
-                    f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
-                )
-    return RunWriter.open(lab.runs_dir, lab.run_id(piece), kind=kind, recipe=recipe, seed=lab.recipe.seed, **details)
-
-
-def _difference(old: Any, new: Any, key: str) -> str | None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        parts = (_difference(old.get(name), new.get(name), f"{key}.{name}") for name in {**old, **new})
-        return next((part for part in parts if part), None)
-    return None if old == new else f"{key}: {old} then, {new} now"
 
 
 # SFT
 
 
-async def fine_tune(lab: Lab) -> tuple[Path, Path]:
+async def fine_tune(lab: RunSession) -> tuple[Path, Path]:
     """SFT, where the recipe has it. Returns (folder of the model before it, folder of the model after it)."""
     recipe, reporter = lab.recipe, lab.reporter
     if recipe.sft is None:
@@ -238,7 +86,7 @@ def fine_tuned(run_dir: Path) -> bool:
     return (run_dir / "sft" / "sft.json").exists() and (run_dir / "base").exists()
 
 
-async def sft_data(lab: Lab, run_dir: Path) -> list[Segments]:
+async def sft_data(lab: RunSession, run_dir: Path) -> list[Segments]:
     """What SFT learns from. Leaves the model before it in run_dir/base, and some traces for people to read."""
     recipe = lab.recipe
     assert recipe.sft is not None
@@ -259,7 +107,7 @@ def write_sft_step(writer: RunWriter, line: Mapping[str, float]) -> None:
         writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
 
 
-async def make_sft_traces(lab: Lab) -> list[Trace]:
+async def make_sft_traces(lab: RunSession) -> list[Trace]:
     assert lab.recipe.sft is not None
     if lab.recipe.sft.problems is None:
         return []
@@ -296,7 +144,7 @@ def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None
 # RL
 
 
-async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = None) -> Path:
+async def train(lab: RunSession, model_dir: Path, *, parent: dict[str, Any] | None = None) -> Path:
     """All RL stages from the model in `model_dir`; returns the folder of the trained model."""
     recipe, reporter = lab.recipe, lab.reporter
     if not recipe.stages:
@@ -331,15 +179,6 @@ async def train(lab: Lab, model_dir: Path, *, parent: dict[str, Any] | None = No
         return found[1]
 
 
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def vocabulary(tokenizer: Any) -> list[str]:
-    """The text of every token id."""
-    return tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)
-
-
 def step_line(m: dict[str, Any]) -> str:
     """What the progress line of a step says."""
 
@@ -356,7 +195,7 @@ def step_line(m: dict[str, Any]) -> str:
 
 
 async def evaluate_model(
-    lab: Lab,
+    lab: RunSession,
     model_dir: Path,
     problems: Sequence[Problem],
     piece: str,
@@ -407,7 +246,7 @@ async def evaluate_model(
 
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
     """What a recipe describes, as far as asked for; returns where the models are and what they reach."""
-    async with Lab.open(recipe, reporter) as lab:
+    async with RunSession.open(recipe, reporter) as lab:
         base, after_sft = await fine_tune(lab)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
         parents = {"sft": {"run": lab.run_id("sft"), "step": None}}

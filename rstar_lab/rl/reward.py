@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.named import load_named
+from rstar_lab.rl.plugins import load_named
 from rstar_lab.verify import extract_answer, verify, verify_many, warm_up
 
 __all__ = ["extract_answer", "make_reward", "reward", "verify", "verify_many", "warm_up"]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from make_runs import make_run
+from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k

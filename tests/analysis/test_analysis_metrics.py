@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from make_runs import make_run
+from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.bootstrap import Side, paired_difference, ratio
 from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from make_runs import make_run
+from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.biographies import biography, compare_transcripts, problems
 from rstar_lab.analysis.microscope import group, plot_replays, replay

@@ -11,16 +11,16 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from inspector_runs import HOSTILE, write_run
+from helpers.inspector_runs import HOSTILE, write_run
 
-from rstar_lab.analysis.inspector import Inspector, inspect
-from rstar_lab.analysis.inspector_filters import where_clause
-from rstar_lab.analysis.inspector_link import link, point_filter, show_points
-from rstar_lab.analysis.inspector_notes import read_notes, write_note
-from rstar_lab.analysis.inspector_palette import SYNTAX, contrast, page_css, steps
-from rstar_lab.analysis.inspector_source import Source
-from rstar_lab.analysis.inspector_transcript import BIDI, segments, token_values, visible
-from rstar_lab.analysis.inspector_watch import watch
+from rstar_lab.analysis.inspector.filters import where_clause
+from rstar_lab.analysis.inspector.inspector import Inspector, inspect
+from rstar_lab.analysis.inspector.link import link, point_filter, show_points
+from rstar_lab.analysis.inspector.notes import read_notes, write_note
+from rstar_lab.analysis.inspector.palette import SYNTAX, contrast, page_css, steps
+from rstar_lab.analysis.inspector.source import Source
+from rstar_lab.analysis.inspector.transcript import BIDI, segments, token_values, visible
+from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 
@@ -57,7 +57,7 @@ def ask(inspector: Inspector, op: str, **question: object) -> object:
 @pytest.mark.parametrize("few", [5_000, 20])
 def test_pages_add_up_to_the_whole_list_in_any_order(source: Source, few: int, monkeypatch: pytest.MonkeyPatch):
     """few: from how many rows of one value on they are told apart by step and run."""
-    monkeypatch.setattr("rstar_lab.analysis.inspector_listing._FEW", few)
+    monkeypatch.setattr("rstar_lab.analysis.inspector.listing._FEW", few)
     for sort in (
         [],
         ["entropy", True],
@@ -345,7 +345,7 @@ def test_markdown_cannot_be_broken_out_of():
         "truth": "1",
     }
     record = {"messages": [{"role": "assistant", "content": "hi\n````\n# not a heading\n"}]}
-    from rstar_lab.analysis.inspector_export import export_markdown
+    from rstar_lab.analysis.inspector.export import export_markdown
 
     text = export_markdown(row, record)
     assert "\n`````text\n" in text

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from make_runs import VOCABULARY, make_run
+from helpers.analysis_runs import VOCABULARY, make_run
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter

@@ -13,12 +13,12 @@ from urllib.parse import quote
 import nbformat
 import pytest
 from conftest import ROOT, Lab, LabPage
-from inspector_runs import HOSTILE, write_run
+from helpers.inspector_runs import HOSTILE, write_run
 
-from rstar_lab.analysis.inspector import Inspector, bundle, inspect
-from rstar_lab.analysis.inspector_notes import read_notes
-from rstar_lab.analysis.inspector_palette import SCALES
-from rstar_lab.analysis.inspector_transcript import visible
+from rstar_lab.analysis.inspector.inspector import Inspector, bundle, inspect
+from rstar_lab.analysis.inspector.notes import read_notes
+from rstar_lab.analysis.inspector.palette import SCALES
+from rstar_lab.analysis.inspector.transcript import visible
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 APP = ".rl-app"

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "rl"))
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_is_evaluated_and_set_beside_another_evaluation(tmp_path):
-    from parrot import make_parrot
+    from helpers.parrot import make_parrot
 
     make_parrot(tmp_path / "parrot")
     shutil.copytree(GOLDEN, tmp_path / "runs" / GOLDEN.name)

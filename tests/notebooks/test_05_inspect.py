@@ -48,7 +48,7 @@ def test_the_golden_runs_can_be_read_without_a_kernel(tmp_path):
 
 
 def test_a_hostile_transcript_stays_text_in_a_saved_notebook(tmp_path):
-    from inspector_runs import write_run
+    from helpers.inspector_runs import write_run
 
     write_run(tmp_path / "runs", "evil", steps=2, problems=1)
     said = html(execute(tmp_path / "out.ipynb", tmp_path / "runs", selected="evil/2/p0/1"))

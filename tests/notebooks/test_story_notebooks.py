@@ -7,8 +7,8 @@ import nbformat
 import papermill
 import pytest
 
-from rstar_lab.rl.demo import make_report
-from rstar_lab.rl.recipe import load_recipe
+from rstar_lab.rl.commands.demo import make_report
+from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]

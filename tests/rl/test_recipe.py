@@ -7,7 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from rstar_lab.rl import recipe as module
-from rstar_lab.rl.recipe import RECIPES, Recipe, RecipeError, RlSection, Stage, load_recipe, parse_overrides
+from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
+from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection, Stage
 
 ROOT = Path(__file__).parent.parent.parent
 

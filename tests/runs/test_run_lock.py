@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from run_rows import rows
+from helpers.run_rows import rows
 
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunLocked, RunReader, RunWriter

@@ -7,7 +7,7 @@ from asyncio import CancelledError
 import numpy as np
 import pyarrow as pa
 import pytest
-from run_rows import rows
+from helpers.run_rows import rows
 
 from rstar_lab.errors import UserError
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS, RunReader, RunStoreError, RunWriter, list_runs

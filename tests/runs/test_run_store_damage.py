@@ -9,7 +9,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_rows import rows
+from helpers.run_rows import rows
 
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
@@ -128,7 +128,7 @@ def test_compaction_changes_no_row_and_a_later_step_and_cut_still_work(run):
 def test_a_full_disk_is_one_clear_line_and_keeps_finished_steps(tmp_path):
     script = """
 import resource, signal, sys
-from run_rows import rows
+from helpers.run_rows import rows
 from rstar_lab.runs import RunStoreError, RunWriter
 with RunWriter.open(sys.argv[1], "a", kind="train", recipe={}, seed=0) as writer:
     writer.write_step("rl", 0, **rows(0), metrics={})

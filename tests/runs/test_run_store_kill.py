@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_rows import rows
+from helpers.run_rows import rows
 
 from rstar_lab.runs import RunReader, RunWriter, list_runs
 from rstar_lab.runs.compact import compact

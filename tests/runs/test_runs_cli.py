@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from run_rows import rows
+from helpers.run_rows import rows
 from typer.testing import CliRunner
 
 from rstar_lab.runs import RunStoreError, RunWriter

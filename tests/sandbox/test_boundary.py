@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from own_tmp import OWN_TMP
+from helpers.sandbox_tmp import OWN_TMP
 
 import rstar_lab
 from rstar_lab.outcomes import Outcome

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import pytest_asyncio
-from own_tmp import OWN_TMP
+from helpers.sandbox_tmp import OWN_TMP
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox

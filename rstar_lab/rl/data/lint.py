@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rstar_lab.rl import chat
+from rstar_lab.rl.chat_format import parser
+from rstar_lab.rl.chat_format import template as chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rstar_lab.rl.data.conversations import Conversation
+    from rstar_lab.rl.chat_format.conversations import Conversation
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _roles(conversation: "Conversation") -> list[Finding]:
             findings.append(Finding(place, "roles", f"{waiting} calls before it have no answer"))
         if role != expected:
             findings.append(Finding(place, "roles", f"{role} where {expected} should speak"))
-        waiting = len(chat.parse_tool_calls(message.content)) if role == "assistant" else 0
+        waiting = len(parser.parse_tool_calls(message.content)) if role == "assistant" else 0
         expected = "user" if role == "assistant" else "assistant"
     if conversation.messages[-1].role != "assistant":
         findings.append(Finding(None, "roles", "the last message is not the assistant's"))
@@ -74,7 +75,7 @@ def _calls(conversation: "Conversation") -> list[Finding]:
     findings = []
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in conversation.tools}
     for place, message in enumerate(conversation.messages):
-        for call in chat.parse_tool_calls(message.content) if message.role == "assistant" else []:
+        for call in parser.parse_tool_calls(message.content) if message.role == "assistant" else []:
             if call.error or call.arguments is None:
                 findings.append(Finding(place, "tool call", str(call.error)))
             elif call.name not in schemas:
@@ -94,7 +95,7 @@ def _turns(conversation: "Conversation") -> list[Finding]:
                 findings.append(Finding(place, "empty", f"the {message.role} says nothing"))
             continue
         reason, closed, rest = message.content.removeprefix("<reason>").partition("</reason>")
-        answers = chat.count_answers(rest)
+        answers = parser.count_answers(rest)
         if not closed or "<answer>" in reason or "<tool_call>" in reason:
             findings.append(Finding(place, "turn", "no closed <reason> at the beginning"))
         elif "<tool_call>" in rest:
@@ -108,7 +109,7 @@ def _turns(conversation: "Conversation") -> list[Finding]:
 
 
 def _outside_calls(text: str) -> str:
-    for call in chat.parse_tool_calls(text):
+    for call in parser.parse_tool_calls(text):
         text = text.replace(call.raw, "")
     return text
 
@@ -157,7 +158,7 @@ def _round_trip(conversation: "Conversation") -> list[Finding]:
 
 
 def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
-    from rstar_lab.rl.sft import encode
+    from rstar_lab.rl.training.sft import encode
 
     (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
     return check_mask(example.ids, example.mask, tokenizer)

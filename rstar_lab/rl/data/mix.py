@@ -4,20 +4,9 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from rstar_lab.errors import UserError
-from rstar_lab.rl.data.conversations import Conversation, read_conversations
-
-
-class MixEntry(BaseModel):
-    """`count` conversations of a file that `rstar-lab data convert` wrote; None: all of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    file: Path
-    count: int | None = Field(default=None, ge=1)
-
+from rstar_lab.rl.chat_format.conversations import Conversation, read_conversations
+from rstar_lab.rl.recipe import MixEntry
 
 # rStar2-Agent, section 4.1: 165K function calls, 30K instruction following, 27K chat. Parts are given to the
 # nearest thousand.

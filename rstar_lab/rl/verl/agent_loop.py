@@ -8,15 +8,16 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar_lab.rl.agent_loop import Codec, LoopLimits, rollout
-from rstar_lab.rl.plan import rollout_task
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import make_reward, warm_up
-from rstar_lab.rl.tools import Tool, make_tools
+from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, rollout
+from rstar_lab.rl.rollout.plan import rollout_task
+from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
+from rstar_lab.rl.verl.pending import WAITS, WatchedTool
 from rstar_lab.rl.verl.settings import Settings
-from rstar_lab.rl.verl.waits import WAITS, WatchedTool
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.verl.progress import checkpointed
+from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048

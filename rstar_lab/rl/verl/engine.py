@@ -14,7 +14,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
-from rstar_lab.rl.verl.waits import WAITS
+from rstar_lab.rl.verl.pending import WAITS
 
 NAME = "rstar"
 
@@ -146,9 +146,9 @@ class CpuVllm:
     """The local trainer's vLLM process, as `Replica` asks for it. options: section (of the recipe), max_tokens, seed, log."""
 
     def __init__(self, model: str, options: dict[str, Any]):
-        from rstar_lab.rl.engines import CPU_ENVIRONMENT, engine_options
+        from rstar_lab.rl.engines.group import CPU_ENVIRONMENT, engine_options
+        from rstar_lab.rl.engines.vllm import VllmEngine
         from rstar_lab.rl.recipe import EngineSection
-        from rstar_lab.rl.vllm_engine import VllmEngine
 
         self.model = Path(model)
         section = EngineSection(**options["section"])

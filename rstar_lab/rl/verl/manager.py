@@ -5,8 +5,8 @@ from typing import Any
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
-from rstar_lab.rl.plan import draw_problems
-from rstar_lab.rl.state import State
+from rstar_lab.rl.rollout.plan import draw_problems
+from rstar_lab.rl.training.checkpoint import State
 from rstar_lab.rl.verl.settings import Settings
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
-from rstar_lab.rl import objective
+from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.recipe import RlSection
 
 ADVANTAGE = "rstar"

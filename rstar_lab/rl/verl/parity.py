@@ -14,14 +14,15 @@ import torch
 import yaml
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat import render_prompt
-from rstar_lab.rl.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.chat_format.template import render_prompt
+from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem, load_problems, write_problems
-from rstar_lab.rl.recipe import Recipe, load_recipe
+from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.reward import reward
-from rstar_lab.rl.tokenizer import train_tokenizer
-from rstar_lab.rl.tools import make_tools
-from rstar_lab.rl.trainer import Trainer
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.rl.verl.scripted import ScriptedEngines
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter

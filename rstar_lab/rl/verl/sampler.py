@@ -9,8 +9,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar_lab.rl.plan import step_seed
-from rstar_lab.rl.selection import Kept, keep
+from rstar_lab.rl.algorithm.selection import Kept, keep
+from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
 

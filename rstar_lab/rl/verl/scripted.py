@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.chat import CODE_TOOL, END_OF_TURN, render_tool_call
+from rstar_lab.rl.chat_format.template import CODE_TOOL, END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
-from rstar_lab.rl.model import load_tokenizer
-from rstar_lab.rl.rollout import RolloutTask
+from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.rollout.driver import RolloutTask
 
 LOG_PROB = -0.5
 

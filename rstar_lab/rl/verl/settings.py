@@ -6,10 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.pipeline import read_problems
+from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import Recipe, RlSection, Stage, parse_recipe
-from rstar_lab.rl.stages import difficulty_file, without_solved
+from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+from rstar_lab.rl.session import read_problems
+from rstar_lab.rl.training.stages import difficulty_file, without_solved
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,18 @@ import typer
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
-from rstar_lab.rl.model import load_tokenizer
-from rstar_lab.rl.pipeline import SFT_KEYS, Lab, fine_tuned, open_run, sft_data
-from rstar_lab.rl.recipe import Recipe, SftConfig, load_recipe, parse_overrides
-from rstar_lab.rl.report import Reporter
-from rstar_lab.rl.sft import Example, encode, finish, steps_of, summary
-from rstar_lab.rl.stages import link_or_copy
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.overrides import load_recipe, parse_overrides
+from rstar_lab.rl.pipeline import SFT_KEYS, fine_tuned, sft_data
+from rstar_lab.rl.recipe import Recipe, SftConfig
+from rstar_lab.rl.session import RunSession, open_run
+from rstar_lab.rl.training.sft import Example, encode, finish, steps_of, summary
+from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
-from rstar_lab.rl.verl.offer import sft_refusals
-from rstar_lab.rl.verl.progress import checkpoint_folder
+from rstar_lab.rl.verl.resume import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
+from rstar_lab.rl.verl.unsupported import sft_refusals
 from rstar_lab.runs.writer import RunWriter
 
 app = typer.Typer(add_completion=False)
@@ -42,7 +44,7 @@ def main(
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
     if loaded.sft is None:
         raise UserError("sft: the recipe has none")
-    lab = Lab(loaded, Reporter())
+    lab = RunSession(loaded, Reporter())
     with open_run(lab, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
         if not fine_tuned(writer.run_dir):
             fine_tune(loaded, loaded.sft, load_profile(profile), writer)
@@ -86,7 +88,7 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
 
 async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[list[Example], int]:
     """The local trainer's examples, and how many conversations were left out."""
-    async with Lab.open(recipe, Reporter()) as lab:
+    async with RunSession.open(recipe, Reporter()) as lab:
         dataset = await sft_data(lab, run_dir)
     return encode(dataset, load_tokenizer(run_dir / "base"), sft.max_tokens)
 

@@ -17,13 +17,13 @@ import typer
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
-from rstar_lab.rl.model_folder import starting_model
-from rstar_lab.rl.recipe import load_recipe, parse_overrides
-from rstar_lab.rl.stages import difficulty_file
+from rstar_lab.rl.models.model_folder import starting_model
+from rstar_lab.rl.overrides import load_recipe, parse_overrides
+from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.rl.verl.config import PREFIX, compose, overrides, split_overrides
-from rstar_lab.rl.verl.offer import check
-from rstar_lab.rl.verl.progress import checkpointed, model_before, stages_of, to_do
+from rstar_lab.rl.verl.resume import checkpointed, model_before, stages_of, to_do
 from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.unsupported import check
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
 HANDED_ON = "RSTAR_LAB_HANDED_ON"  # what the plug-in looks for
@@ -127,7 +127,7 @@ def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str
     stage = settings.stage
     if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
         return
-    command = [sys.executable, "-m", "rstar_lab.rl.filter_command", recipe, stage.name]
+    command = [sys.executable, "-m", "rstar_lab.rl.commands.filter", recipe, stage.name]
     command += [str(model_before(settings, start)), "--runs-dir", str(settings.runs_dir)]
     command += [part for pair in sets if not pair.startswith(PREFIX) for part in ("--set", pair)]
     if code := subprocess.run(command).returncode:

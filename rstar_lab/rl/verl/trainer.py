@@ -15,20 +15,21 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from rstar_lab.rl.pipeline import RL_KEYS, Lab, open_run, vocabulary
-from rstar_lab.rl.records import Verdict, call_rows, trajectory_row, transcript_row
-from rstar_lab.rl.report import Reporter
-from rstar_lab.rl.selection import solved_groups
-from rstar_lab.rl.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.state import State
-from rstar_lab.rl.step_metrics import rollout_metrics
-from rstar_lab.rl.trainer import retired
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.algorithm.selection import solved_groups
+from rstar_lab.rl.pipeline import RL_KEYS
+from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.rollout.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.session import RunSession, open_run, vocabulary
+from rstar_lab.rl.training.checkpoint import State
+from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
+from rstar_lab.rl.training.trainer import retired
+from rstar_lab.rl.training.update import FP32_MISMATCH, Update
 from rstar_lab.rl.trajectory import Trajectory
-from rstar_lab.rl.update import FP32_MISMATCH, Update
 from rstar_lab.rl.verl.hooks import assert_registered
 from rstar_lab.rl.verl.mini_batches import members, spread
 from rstar_lab.rl.verl.objective import row_weights
-from rstar_lab.rl.verl.progress import checkpoint_folder, is_over
+from rstar_lab.rl.verl.resume import checkpoint_folder, is_over
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
@@ -58,7 +59,7 @@ class RstarTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # what verl's base class compares with
         super().__init__(config)
         self.settings = Settings.of(config)
-        lab = Lab(self.settings.recipe, Reporter())
+        lab = RunSession(self.settings.recipe, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
         parent = {"run": lab.run_id("sft"), "step": None} if self.settings.recipe.sft else None
         self.writer = open_run(lab, "rl", "train", RL_KEYS, parent=parent, extra=extra)
@@ -272,7 +273,7 @@ class RstarTrainer(PPOTrainerSync):
 
 
 def _report_waits(_: Any) -> dict[str, Any]:
-    from rstar_lab.rl.verl.waits import WAITS
+    from rstar_lab.rl.verl.pending import WAITS
 
     return WAITS.report()
 

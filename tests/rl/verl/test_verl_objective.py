@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rstar_lab.rl import objective
+from rstar_lab.rl.algorithm import objective
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 ours = pytest.importorskip("rstar_lab.rl.verl.objective")

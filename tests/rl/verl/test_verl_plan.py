@@ -9,14 +9,15 @@ import torch
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import load_profile, profile_names
-from rstar_lab.rl.recipe import SftConfig, parse_recipe
-from rstar_lab.rl.sft import Example, iterate_batches, lr_scale
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.training.sft import Example, iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.mini_batches import members, spread
-from rstar_lab.rl.verl.offer import check, sft_refusals
-from rstar_lab.rl.verl.progress import model_before, stages_of, to_do
+from rstar_lab.rl.verl.resume import model_before, stages_of, to_do
 from rstar_lab.rl.verl.schedule import StageSchedule
 from rstar_lab.rl.verl.train import handed_on
+from rstar_lab.rl.verl.unsupported import check, sft_refusals
 from rstar_lab.runs.writer import RunWriter
 
 RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}

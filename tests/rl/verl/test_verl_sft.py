@@ -17,11 +17,12 @@ import yaml
 from rich.console import Console
 
 from rstar_lab.local_ray import LocalRay
-from rstar_lab.rl.data.conversations import Conversation, Message, reply, tool_calls, write_conversations
-from rstar_lab.rl.model import load_model, load_tokenizer
-from rstar_lab.rl.pipeline import Lab, fine_tune
-from rstar_lab.rl.recipe import load_recipe
-from rstar_lab.rl.report import Reporter
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, tool_calls, write_conversations
+from rstar_lab.rl.models.model import load_model, load_tokenizer
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.pipeline import fine_tune
+from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:
@@ -57,7 +58,7 @@ def runs(tmp_path_factory):
     recipe.write_text(yaml.safe_dump(content))
 
     async def locally():
-        async with Lab.open(
+        async with RunSession.open(
             load_recipe(recipe, {"runs": str(folder / "local")}), Reporter(console=Console(quiet=True))
         ) as lab:
             await fine_tune(lab)

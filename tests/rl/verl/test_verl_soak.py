@@ -84,7 +84,9 @@ def engine_of(folder):
     for process in psutil.process_iter(["cmdline"]):
         try:
             log = Path(f"/proc/{process.pid}/fd/1")
-            if "rstar_lab.rl.vllm_worker" in (process.info["cmdline"] or []) and log.readlink().is_relative_to(folder):
+            if "rstar_lab.rl.engines.vllm_worker" in (process.info["cmdline"] or []) and log.readlink().is_relative_to(
+                folder
+            ):
                 return process
         except (OSError, psutil.NoSuchProcess):
             continue

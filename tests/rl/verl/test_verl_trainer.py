@@ -138,8 +138,8 @@ def test_the_options_did_something(runs):
 
 
 def test_a_finished_run_has_nothing_left_to_do(runs):
-    from rstar_lab.rl.recipe import load_recipe
-    from rstar_lab.rl.verl.progress import stages_of, to_do
+    from rstar_lab.rl.overrides import load_recipe
+    from rstar_lab.rl.verl.resume import stages_of, to_do
 
     recipe = load_recipe(runs[1].parent.parent / "parity.yaml")
     (settings,) = stages_of(recipe, runs[1].parent)
@@ -148,9 +148,9 @@ def test_a_finished_run_has_nothing_left_to_do(runs):
 
 def test_the_exported_model_loads_in_transformers_and_vllm_with_equal_weights(runs):
     from rstar_lab.rl.engine import Sampling
-    from rstar_lab.rl.engines import CPU_ENVIRONMENT
-    from rstar_lab.rl.model import load_model, load_tokenizer
-    from rstar_lab.rl.vllm_engine import VllmEngine
+    from rstar_lab.rl.engines.group import CPU_ENVIRONMENT
+    from rstar_lab.rl.engines.vllm import VllmEngine
+    from rstar_lab.rl.models.model import load_model, load_tokenizer
 
     folder = runs[1] / "checkpoints" / "step=000002"
     tokenizer = load_tokenizer(folder)

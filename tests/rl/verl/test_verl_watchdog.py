@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from rstar_lab.rl.verl.waits import Waits
+from rstar_lab.rl.verl.pending import Waits
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.writer import RunWriter
 

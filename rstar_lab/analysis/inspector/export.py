@@ -1,0 +1,291 @@
+"""One trajectory as a page of its own (no script, nothing loaded) or as Markdown, and the list as a static table."""
+
+import base64
+import bisect
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
+
+from rstar_lab.analysis.inspector.palette import SCALES, page_css
+from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values, visible
+from rstar_lab.outcomes import OURS
+
+_CSS = page_css()
+_SYNTAX = (
+    (Comment, "com"),
+    (Keyword, "kw"),
+    (Operator.Word, "kw"),
+    (String, "str"),
+    (Number, "num"),
+    (Name.Builtin, "bi"),
+)
+_LABELS = {"code": "Python", "input": "Standard input", "tool": "Tool response", "call": "Tool call", "text": "Model",
+           "reason": "Reasoning", "answer": "Answer", "system": "System", "user": "Problem"}  # fmt: skip
+_CHANNELS = (("entropy", "Entropy"), ("log_prob", "Log-prob"), ("mismatch", "Mismatch"), ("mask", "Loss mask"),
+             ("advantage", "Advantage"), ("none", "None"))  # fmt: skip
+_MISSING = "–"
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A value for a reader: null as a dash, floats to `digits` significant digits."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return _MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.{digits}g}".replace("-", "−")
+    return visible(str(value))
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """RoC's verdict on one rollout in words."""
+    if row.get("kept") is None:
+        return "no verdict recorded"
+    words = "kept" if row["kept"] else "dropped"
+    p_err, p_format = row.get("p_err"), row.get("p_format")
+    if p_err is None or p_format is None:
+        return words
+    return f"{words}; penalty {number(p_err + p_format)} = tool errors {number(p_err)} + format {number(p_format)}"
+
+
+def outcome_class(outcome: str | None) -> str:
+    """ok, bad (the model's doing), ours, or unknown."""
+    if not outcome:
+        return "unknown"
+    return "ok" if outcome == "ok" else "ours" if outcome in OURS else "bad"
+
+
+def export_html(
+    row: Mapping[str, Any],
+    record: Mapping[str, Any],
+    siblings: Sequence[Mapping[str, Any]] = (),
+    note: Mapping[str, Any] | None = None,
+    *,
+    fragment: bool = False,
+) -> str:
+    """One trajectory as a self-contained page. Its content security policy allows its own style sheet and nothing else.
+
+    fragment: only the article, without token values, to be put into a notebook.
+    """
+    title = f"{visible(str(row.get('problem_id')))} · step {row.get('step')} · sample {row.get('sample')}"
+    body = _header(row, record, title, note or {})
+    values = None if fragment else token_values(record)
+    colours = values is not None and values.shape[1] > 0
+    if colours:
+        body += _switch()
+    advantage = row.get("advantage")
+    parts = [_segment(segment, values if colours else None, advantage) for segment in segments(record)]
+    body += f'<div class="rl-turns">{"".join(parts)}</div>'
+    if not fragment and len(siblings) > 1:
+        body += _siblings(siblings, row)
+    article = f'<article class="rl rl-page">{body}</article>'
+    if fragment:
+        return f"<style>{_CSS}</style>{article}"
+    digest = base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>{article}</main></body></html>\n"
+    )
+
+
+def _header(row: Mapping[str, Any], record: Mapping[str, Any], title: str, note: Mapping[str, Any]) -> str:
+    correct = (row.get("reward") or 0) > 0
+    truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
+    facts = [
+        ("Run", row.get("run_id")), ("Stage", row.get("stage")), ("Step", row.get("step")), ("Policy", row.get("policy_version")),
+        ("Reward", row.get("reward")), ("Advantage", row.get("advantage")), ("Turns", row.get("turns")),
+        ("Tool calls", row.get("calls")), ("Tool errors", row.get("errors")), ("Tokens", row.get("response_tokens")),
+        ("Model tokens", row.get("model_tokens")), ("Entropy", row.get("entropy")), ("Stopped by", row.get("stop_reason")),
+    ]  # fmt: skip
+    listed = "".join(f"<div><dt>{name}</dt><dd>{escape(number(value))}</dd></div>" for name, value in facts)
+    mark = "✓ Correct" if correct else "✗ Wrong"
+    tags = "".join(f'<span class="rl-chip">{escape(visible(tag))}</span>' for tag in note.get("tags", []))
+    written = f'<p class="rl-note">{escape(visible(note["note"]))}</p>' if note.get("note") else ""
+    return (
+        f'<header class="rl-head"><h2>{escape(title)}</h2>'
+        f'<p class="rl-chips"><span class="rl-chip rl-{"ok" if correct else "bad"}">{mark}</span>'
+        f'<span class="rl-chip">{escape(verdict(row))}</span>{tags}</p>'
+        f'<p class="rl-answer">Answer <b>{escape(number(row.get("answer")))}</b> · truth <b>{escape(number(truth))}</b></p>'
+        f'{written}<dl class="rl-facts">{listed}</dl>'
+        f'<p class="rl-id">{escape(visible(str(row.get("traj_id"))))}</p></header>'
+    )
+
+
+def _switch() -> str:
+    """Radio buttons that recolour the tokens by style rules alone."""
+    buttons = "".join(
+        f'<label><input type="radio" name="rl-channel" class="rl-by-{name}"{" checked" if name == "entropy" else ""}> {title}</label>'
+        for name, title in _CHANNELS
+    )
+    return f'<fieldset class="rl-switch"><legend>Colour tokens by</legend>{buttons}</fieldset>'
+
+
+def _segment(segment: Segment, values: np.ndarray | None, advantage: float | None) -> str:
+    label = _LABELS.get(segment.kind, segment.kind.capitalize())
+    badge = ""
+    if segment.outcome:
+        badge = f'<span class="rl-badge rl-{outcome_class(segment.outcome)}">{escape(segment.outcome)}</span>'
+    tool = f' <span class="rl-tool">{escape(visible(segment.tool))}</span>' if segment.tool else ""
+    text = "".join(_pieces(segment, values, advantage))
+    turn = f'<span class="rl-turn">Turn {segment.turn}</span> ' if segment.turn else ""
+    return (
+        f'<section class="rl-seg rl-{segment.kind}" data-outcome="{outcome_class(segment.outcome)}">'
+        f'<h3>{turn}{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
+    )
+
+
+def _pieces(segment: Segment, values: np.ndarray | None, advantage: float | None) -> Iterator[str]:
+    """Spans of the segment, cut where a token or a syntax element begins."""
+    text = visible(segment.text)
+    syntax = _syntax(text) if segment.kind == "code" else []
+    starts = segment.starts if values is not None else ()
+    edges = sorted({0, len(text), *starts, *(place for begin, end, _ in syntax for place in (begin, end))})
+    begins = [begin for begin, _, _ in syntax]
+    for begin, end in itertools.pairwise(edges):
+        classes, title = [], ""
+        at = bisect.bisect_right(begins, begin) - 1
+        if at >= 0 and syntax[at][1] >= end:
+            classes.append("rl-py-" + syntax[at][2])
+        if starts and values is not None:
+            token = segment.first + bisect.bisect_right(starts, begin) - 1
+            classes += _levels(values[:, token], advantage)
+            title = f' title="{_tooltip(values[:, token], token)}"'
+        piece = escape(text[begin:end])
+        yield f'<span class="{" ".join(classes)}"{title}>{piece}</span>' if classes or title else piece
+
+
+def _syntax(text: str) -> list[tuple[int, int, str]]:
+    spans = []
+    for begin, kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text):
+        name = next((name for family, name in _SYNTAX if kind in family), None)
+        if name:
+            spans.append((begin, begin + len(value), name))
+    return spans
+
+
+def _levels(token: np.ndarray, advantage: float | None) -> Iterator[str]:
+    entropy, engine, trainer, mask, _ = (float(value) for value in token)
+    yield "rl-m1" if mask else "rl-m0"
+    if not mask:
+        return
+    for letter, name, value in (("e", "entropy", entropy), ("l", "log_prob", -engine)):
+        if level := bisect.bisect_right(SCALES[name], value) if not math.isnan(value) else 0:
+            yield f"rl-{letter}{level}"
+    for letter, name, value in (
+        ("d", "mismatch", engine - trainer),
+        ("a", "advantage", math.nan if advantage is None else advantage),
+    ):
+        if not math.isnan(value) and (level := bisect.bisect_right(SCALES[name], abs(value))):
+            yield f"rl-{letter}{'p' if value > 0 else 'n'}{level}"
+
+
+def _tooltip(token: np.ndarray, index: int) -> str:
+    entropy, engine, trainer, mask, token_id = (float(value) for value in token)
+    return (
+        f"token {index} (id {token_id:.0f}), {'model' if mask else 'not trained on'}; entropy {number(entropy)}; "
+        f"log-prob engine {number(engine)}, trainer {number(trainer)}, difference {number(engine - trainer)}"
+    )
+
+
+def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> str:
+    lines = "".join(
+        f"<tr{' class=rl-this' if one.get('traj_id') == row.get('traj_id') else ''}><td>{number(one.get('sample'))}</td>"
+        f"<td>{'✓' if (one.get('reward') or 0) > 0 else '✗'}</td><td>{escape(verdict(one))}</td><td>{number(one.get('calls'))}</td>"
+        f"<td>{number(one.get('errors'))}</td><td>{number(one.get('response_tokens'))}</td><td>{number(one.get('advantage'))}</td>"
+        f"<td>{escape(number(one.get('answer')))}</td></tr>"
+        for one in siblings
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in
+                   ("Sample", "Right", "Verdict", "Calls", "Errors", "Tokens", "Advantage", "Answer"))  # fmt: skip
+    return f'<h3>Rollouts of the same group</h3><table class="rl-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
+
+
+def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str) -> str:
+    """The head of the list as a table."""
+    columns = (
+        "step",
+        "problem_id",
+        "sample",
+        "reward",
+        "kept",
+        "calls",
+        "errors",
+        "response_tokens",
+        "answer",
+        "truth",
+    )
+    head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in columns)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{escape(number(row.get(name)))}</td>" for name in columns) + "</tr>" for row in rows
+    )
+    caption = f"{total:,} trajectories of {escape(visible(label))}" + (
+        f"; the first {len(rows)}" if total > len(rows) else ""
+    )
+    return (
+        f'<style>{_CSS}</style><div class="rl rl-page"><table class="rl-table"><caption>{caption}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+
+
+def export_markdown(
+    row: Mapping[str, Any],
+    record: Mapping[str, Any],
+    siblings: Sequence[Mapping[str, Any]] = (),
+    note: Mapping[str, Any] | None = None,
+) -> str:
+    """One trajectory as Markdown; every text of the transcript stands in a code fence no text can close."""
+    right = "correct" if (row.get("reward") or 0) > 0 else "wrong"
+    truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
+    lines = [
+        f"# {_inline(row.get('problem_id'))}, step {row.get('step')}, sample {row.get('sample')}",
+        "",
+        f"- trajectory: {_inline(row.get('traj_id'))}",
+        f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
+        f"- answer: {_inline(row.get('answer'))}, truth {_inline(truth)}: **{right}**",
+        f"- {verdict(row)}; advantage {number(row.get('advantage'))}",
+        f"- {number(row.get('turns'))} turns, {number(row.get('calls'))} tool calls, {number(row.get('errors'))} errors, "
+        f"{number(row.get('response_tokens'))} tokens",
+    ]
+    if len(siblings) > 1:
+        solved = sum((one.get("reward") or 0) > 0 for one in siblings)
+        lines.append(f"- its group: {solved} of {len(siblings)} correct")
+    if note and (note.get("note") or note.get("tags")):
+        lines.append(
+            f"- note: {_inline(note.get('note') or '')} {' '.join(_inline(tag) for tag in note.get('tags', []))}"
+        )
+    for segment in segments(record):
+        title = _LABELS.get(segment.kind, segment.kind)
+        outcome = f" ({segment.outcome})" if segment.outcome else ""
+        turn = f"Turn {segment.turn}: " if segment.turn else ""
+        text = visible(segment.text)
+        fence = "`" * max(3, 1 + max((len(run) for run in _backtick_runs(text)), default=0))
+        lines += [
+            "",
+            f"## {turn}{title}{outcome}",
+            "",
+            f"{fence}{'python' if segment.kind == 'code' else 'text'}",
+            text,
+            fence,
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _backtick_runs(text: str) -> list[str]:
+    return [run for run in "".join(char if char == "`" else " " for char in text).split() if run]
+
+
+def _inline(value: Any) -> str:
+    text = number(value).replace("\n", " ")
+    fence = "`" * (1 + max((len(run) for run in _backtick_runs(text)), default=0))
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else "``"

@@ -1,0 +1,221 @@
+"""The trajectory inspector: a widget over every rollout of a store, for JupyterLab, VS Code and static pages."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import traitlets
+
+from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
+from rstar_lab.analysis.inspector.filters import where_clause
+from rstar_lab.analysis.inspector.notes import read_notes, write_note
+from rstar_lab.analysis.inspector.palette import SCALES, page_css
+from rstar_lab.analysis.inspector.source import Frames, Source, Store
+from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
+from rstar_lab.analysis.inspector.widget import NotebookWidget
+from rstar_lab.errors import UserError
+
+STATIC = Path(__file__).parent / "static"
+_MODULES = ("dom", "python", "tokens", "transcript", "list", "group", "filters", "inspector")
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+
+
+def bundle(*names: str) -> str:
+    """Our ES modules as one: anywidget takes a single file, and these import nothing but each other."""
+    texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
+    parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
+    return "\n".join([*parts, texts[-1]])
+
+
+class Inspector(NotebookWidget):
+    """A list of trajectories beside the transcript of the selected one.
+
+    store: what `open_runs(...)` gives, or a data frame with the columns of TRAJECTORIES (wrap it in `Frames` to give
+    transcripts too). filters: see `inspector_source.where_clause`. selected: traj_id of the open transcript.
+    All three may be set from Python at any time, and read what the user chose.
+    """
+
+    _esm = bundle(*_MODULES)
+    _css = page_css() + (STATIC / "inspector.css").read_text(encoding="utf-8")
+
+    filters = traitlets.Dict().tag(sync=True)
+    scope = traitlets.Dict().tag(sync=True)
+    sort: traitlets.List[Any] = traitlets.List().tag(sync=True)
+    selected = traitlets.Unicode("").tag(sync=True)
+    channel = traitlets.Unicode("entropy").tag(sync=True)
+    height = traitlets.Int(760).tag(sync=True)
+    revision = traitlets.Int(0).tag(sync=True)
+    label = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, store: Store | pd.DataFrame, **state: Any) -> None:
+        self.source = Source(Frames(store) if isinstance(store, pd.DataFrame) else store)
+        self._notes: dict[str, dict[str, Any]] | None = None
+        super().__init__(**{"label": str(getattr(store, "path", "") or "trajectories"), **state})
+        self.on_msg(self._on_message)
+
+    # What Python code asks.
+
+    def show(self, label: str = "", **filters: Any) -> None:
+        """List the rollouts that `filters` lets through, as a click on a curve does. `show()` alone lists all again."""
+        where_clause(filters)
+        self.scope = (
+            {"label": label or ", ".join(f"{key} = {value}" for key, value in filters.items()), "filter": filters}
+            if filters
+            else {}
+        )
+
+    def refresh(self) -> None:
+        """Read the store again: a run being written has grown."""
+        self.source.refresh()
+        self._notes = None
+        self.revision += 1
+
+    def rows(self, limit: int = 1000) -> pd.DataFrame:
+        """The first `limit` rows of the list as it is filtered and sorted now."""
+        return pd.DataFrame(self.source.page(self.where, self.sort, 0, limit))
+
+    @property
+    def where(self) -> str:
+        """SQL condition of the list as it is filtered now."""
+        return self._condition(self.filters, self.scope)
+
+    def _condition(self, filters: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
+        return where_clause({**filters, "any": [scope["filter"]] if scope else None}, self._all_notes())
+
+    def html(self, traj_id: str = "") -> str:
+        """One trajectory (the selected one) as a page of its own: no script, nothing loaded from elsewhere."""
+        row, record, siblings, note = self._whole(traj_id or self.selected)
+        return export_html(row, record, siblings, note)
+
+    def markdown(self, traj_id: str = "") -> str:
+        """One trajectory (the selected one) as Markdown."""
+        row, record, siblings, note = self._whole(traj_id or self.selected)
+        return export_markdown(row, record, siblings, note)
+
+    def _whole(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+        row = self.source.row(traj_id)
+        return row, self.source.record(row), self.source.siblings(row), self._all_notes().get(traj_id, {})
+
+    def _all_notes(self) -> dict[str, dict[str, Any]]:
+        if self._notes is None:
+            self._notes = {}
+            for run_id in self.source.runs:
+                if folder := self.source.run_dir(run_id):
+                    self._notes |= read_notes(folder)
+        return self._notes
+
+    # What the browser asks: {id, op, ...} is answered by {id, result} or {id, error}.
+
+    def _on_message(self, _widget: Any, message: Any, _buffers: Any) -> None:
+        op = message.get("op") if isinstance(message, dict) else None
+        if op in self._OPERATIONS:
+            arguments = {key: value for key, value in message.items() if key not in ("op", "id")}
+            buffers: list[Any] = []
+            try:
+                answer: dict[str, Any] = {"result": self._OPERATIONS[op](self, buffers, **arguments)}
+            except UserError as error:
+                answer = {"error": str(error)}
+            except Exception as error:  # the user sees it in the widget, whatever it is
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            self.send({"id": message.get("id"), **answer}, buffers)
+
+    def _start(self, _buffers: list[Any]) -> dict[str, Any]:
+        return {**self.source.choices(), "columns": list(self.source.columns), "scales": SCALES}
+
+    # The browser sends filters along: the state of the widget may reach the kernel later than a question.
+    def _page(
+        self,
+        _buffers: list[Any],
+        offset: int,
+        limit: int,
+        filters: dict[str, Any],
+        scope: dict[str, Any],
+        sort: list[Any],
+    ) -> dict[str, Any]:
+        where, notes = self._condition(filters, scope), self._all_notes()
+        rows = self.source.page(where, sort, int(offset), min(int(limit), 500))
+        for row in rows:
+            row["note"] = notes.get(row["traj_id"])
+        return {"rows": rows, "total": self.source.count(where)}
+
+    def _place(
+        self, _buffers: list[Any], traj_id: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
+    ) -> int | None:
+        return self.source.place(traj_id, self._condition(filters, scope), sort)
+
+    def _open(self, buffers: list[Any], traj_id: str, raw: bool = False) -> dict[str, Any]:
+        row = self.source.row(traj_id)
+        row["note"] = self._all_notes().get(traj_id)
+        answer: dict[str, Any] = {"row": row, "siblings": self.source.siblings(row), "channels": list(CHANNELS)}
+        try:
+            record = self.source.record(row)
+        except UserError as error:
+            return {**answer, "segments": [], "tokens": 0, "missing": str(error)}
+        values = np.ascontiguousarray(token_values(record))
+        buffers.append(values.tobytes())
+        parts = [segment.payload() for segment in segments(record, raw=raw)]
+        return {**answer, "segments": parts, "tokens": values.shape[1]}
+
+    def _search(
+        self, _buffers: list[Any], text: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
+    ) -> dict[str, Any]:
+        return self.source.search(text, self._condition(filters, scope))
+
+    def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:
+        row = self.source.row(traj_id)
+        folder = self.source.run_dir(row["run_id"])
+        if folder is None:
+            raise UserError("notes are kept beside the run, and these rows lie in no run folder here")
+        entry = write_note(folder, traj_id, note, tags)
+        self._notes = None
+        return entry
+
+    def _export(self, _buffers: list[Any], traj_id: str, kind: str) -> str:
+        return self.html(traj_id) if kind == "html" else self.markdown(traj_id)
+
+    _OPERATIONS: ClassVar[dict[str, Callable[..., Any]]] = {
+        "start": _start,
+        "page": _page,
+        "place": _place,
+        "open": _open,
+        "search": _search,
+        "note": _note,
+        "export": _export,
+    }
+
+    def static_bundle(self) -> dict[str, Any]:
+        return {"text/html": self.static_html(), "text/plain": repr(self)}
+
+    def static_html(self) -> str:
+        """The head of the list and the selected (or first) transcript as HTML that needs neither kernel nor script."""
+        rows = self.source.page(self.where, self.sort, 0, 12)
+        chosen = self.selected or (rows[0]["traj_id"] if rows else "")
+        page = listing_html(rows, self.source.count(self.where), self.label)
+        if chosen:
+            try:
+                page += export_html(*self._whole(chosen), fragment=True)
+            except UserError:
+                pass  # the list is worth showing without a transcript
+        return page
+
+    def again(self) -> "Inspector":
+        names = ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision")
+        heir = Inspector(self.source.store, **{name: getattr(self, name) for name in names})
+        heir.source = self.source
+        for name in names:
+            traitlets.link((self, name), (heir, name))
+        return heir
+
+
+def inspect(
+    store: Store | pd.DataFrame | str | Path, where: Mapping[str, Any] | None = None, **state: Any
+) -> Inspector:
+    """An inspector on a runs folder, on what `open_runs` gave, or on a data frame of trajectories."""
+    if isinstance(store, str | Path):
+        from rstar_lab.analysis.runs import open_runs
+
+        store = open_runs(store)
+    return Inspector(store, filters=dict(where or {}), **state)

@@ -1,0 +1,320 @@
+"""The simulator against real vLLM servers on this machine: fit its rates, then compare predicted and measured makespans.
+
+    python -m rstar_lab.rl.bench.calibration --out calibration.json
+
+starts two servers with a tiny random model and a KV cache small enough to preempt, times probes on both at once, fits `Rates`,
+replays one set of scripted rollouts under every policy through the rollout driver, and asks the simulator for the same.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+from scipy.optimize import nnls
+
+from rstar_lab.rl.bench.scheduler import Regime, make_policies, make_rollouts
+from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.rollout.driver import Dispatcher
+from rstar_lab.rl.scheduling.policies import EngineState, Policy
+from rstar_lab.rl.scheduling.simulator import EngineSpec, Rates, ScriptedRollout, simulate
+
+VOCABULARY = 1024
+BLOCK_TOKENS = 32
+MAX_BATCHED_TOKENS = 2048
+
+# Contexts and cache are large enough that a preemption costs several decode steps, as on a GPU. Under seed 2 the policies are
+# predicted to be apart, with `adaptive` first; with tools of a second `least-in-flight` is.
+REGIME = Regime(
+    engines=2,
+    rollouts=64,
+    group=16,
+    kv_tokens=4096,
+    mean_tokens=300,
+    max_tokens=1000,
+    prompt_tokens=32,
+    max_turns=5,
+    tool_s=0.3,
+    answer_tokens=16,
+)
+SEED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One policy: makespans in seconds (predicted, and each measured one) and preemptions over all engines."""
+
+    policy: str
+    predicted_s: float
+    measured_s: list[float]
+    predicted_preemptions: int
+    measured_preemptions: list[float]
+
+    @property
+    def measured(self) -> float:
+        """Median of the measured makespans, in seconds."""
+        return float(np.median(self.measured_s))
+
+
+class VllmServer:
+    """A vLLM server of our own, for scripted turns: every request generates exactly as many tokens as asked.
+
+    It keeps to one core: one whose neighbour is idle must not run faster, as no engine on a GPU of its own would.
+    """
+
+    def __init__(self, model: Path, kv_tokens: int, max_model_tokens: int, log: Path, core: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(model), "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager"),
+            *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(max_model_tokens)),
+            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(kv_tokens // BLOCK_TOKENS)),
+            *("--max-num-batched-tokens", str(MAX_BATCHED_TOKENS), "--disable-uvicorn-access-log"),
+        ]
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            )
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)  # uvicorn closes idle connections after 5 s
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=None, limits=limits)
+
+    async def ready(self, timeout_s: float = 600.0) -> None:
+        """Wait until it serves. Raises EngineError where it ends or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if (await self.client.get("/health")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                await asyncio.sleep(0.5)
+        raise EngineError(f"the vLLM server did not start; its log ends:\n{self.log.read_text()[-2000:]}")
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        answer = await self.client.post(
+            "/v1/completions",
+            json={
+                "model": "tiny",
+                "prompt": prompt_ids,
+                "max_tokens": sampling.max_tokens,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        if answer.status_code != 200:
+            raise EngineError(f"{self.url} refused a request: {answer.text[:500]}")
+        token_ids = answer.json()["choices"][0]["token_ids"]
+        return Completion(token_ids, [0.0] * len(token_ids), FinishReason.LENGTH)
+
+    async def preemptions(self) -> float:
+        """Preemptions since the server started."""
+        text = (await self.client.get("/metrics")).text
+        return float(re.findall(r"^vllm:num_preemptions_total\S* (\S+)", text, re.MULTILINE)[0])
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        self.process.terminate()
+        try:
+            await asyncio.to_thread(self.process.wait, 20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, 9)
+            self.process.wait()
+
+
+def save_tiny_model(folder: Path) -> None:
+    """A random Qwen3 in float32 with a tokenizer that only has to exist, large enough that batches matter."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained(folder)
+
+
+@asynccontextmanager
+async def servers(count: int, kv_tokens: int, max_model_tokens: int) -> AsyncIterator[list[VllmServer]]:
+    """Real vLLM servers with a tiny model, ended with the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        await asyncio.to_thread(save_tiny_model, model)
+        started: list[VllmServer] = []
+        cores = sorted(os.sched_getaffinity(0))
+        try:
+            for i in range(count):
+                log = Path(folder) / f"server{i}.log"
+                started.append(VllmServer(model, kv_tokens, max_model_tokens, log, cores[i % len(cores)]))
+            await asyncio.gather(*(server.ready() for server in started))
+            await asyncio.gather(*(_probe(server, 4, 16, 16, 0) for server in started))  # first requests are slow
+            yield started
+        finally:
+            await asyncio.gather(*(server.close() for server in started))
+
+
+def _tokens(count: int, rng: np.random.Generator) -> list[int]:
+    return rng.integers(1, VOCABULARY, count).tolist()
+
+
+async def _probe(server: VllmServer, batch: int, prompt: int, generate: int, seed: int) -> float:
+    """Seconds of a batch of equal requests."""
+    rng = np.random.default_rng((id(server), seed))
+    start = time.monotonic()
+    await asyncio.gather(*(server.generate(_tokens(prompt, rng), Sampling(generate)) for _ in range(batch)))
+    return time.monotonic() - start
+
+
+async def fit_rates(engines: Sequence[VllmServer], kv_tokens: int, repeats: int = 2) -> Rates:
+    """Rates of the servers when all are busy: non-negative least squares of the relative error over probes of many shapes."""
+    shapes = [(1, 32), (4, 32), (12, 32), (24, 32), (4, 600), (12, 200), (1, 1500)]
+    rows, seconds = [], []
+    for batch, prompt in shapes:
+        generate = max(min(64, kv_tokens // batch - prompt - 1), 8)
+        taken = []
+        for repeat in range(repeats):
+            both = await asyncio.gather(*(_probe(engine, batch, prompt, generate, repeat) for engine in engines))
+            taken.append(float(np.mean(both)))
+        attended = batch * (generate * prompt + generate * (generate - 1) / 2)
+        rows.append([generate, batch * (prompt + generate - 1), attended, batch])
+        seconds.append(min(taken))  # other work on the machine only ever adds
+    costs, measured = np.array(rows, float), np.array(seconds)
+    step_s, token_s, context_s, request_s = nnls(costs / measured[:, None], np.ones(len(measured)))[0]
+    return Rates(float(step_s), 0.0, float(token_s), float(context_s), float(request_s))
+
+
+async def replay(
+    rollouts: Sequence[ScriptedRollout], policy: Policy, engines: Sequence[VllmServer], kv_tokens: int
+) -> float:
+    """Send the scripted rollouts through the rollout driver; the makespan in seconds. Prompts are new in every call."""
+    states = [EngineState(engine.url, kv_tokens) for engine in engines]
+    dispatcher = Dispatcher(engines, policy, states)
+    rng = np.random.default_rng()
+    prompts = [_tokens(rollout.prompt, rng) for rollout in rollouts]
+
+    async def one(index: int, script: ScriptedRollout) -> None:
+        seat = dispatcher.seat(index, script.problem)
+        ids = prompts[index]
+        for turn in script.turns:
+            completion = await seat.generate(ids, Sampling(turn.generate))
+            last = turn is script.turns[-1]
+            seat.on_turn("", last)
+            if not last:
+                ids = ids + completion.token_ids + _tokens(turn.answer, rng)
+                await asyncio.sleep(turn.tool_s)
+        seat.leave()
+
+    start = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for index, script in enumerate(rollouts):
+            group.create_task(one(index, script))
+    return time.monotonic() - start
+
+
+async def calibrate(
+    regime: Regime = REGIME,
+    *,
+    rounds: int = 3,
+    seed: int = SEED,
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[Rates, list[Measurement]]:
+    """Fit, replay `rounds` times under every policy in turn (so that a busy machine hurts all alike), and predict."""
+    rollouts, history = make_rollouts(regime, seed)
+    policies = make_policies(regime, history)
+    async with servers(regime.engines, regime.kv_tokens, 2048) as engines:
+        rates = await fit_rates(engines, regime.kv_tokens)
+        progress(f"rates {rates}")
+        measured: dict[str, list[float]] = {name: [] for name in policies}
+        preempted: dict[str, list[float]] = {name: [] for name in policies}
+        for _ in range(rounds):
+            for name, policy in policies.items():
+                before = sum([await engine.preemptions() for engine in engines])
+                measured[name].append(await replay(rollouts, policy(), engines, regime.kv_tokens))
+                preempted[name].append(sum([await engine.preemptions() for engine in engines]) - before)
+                progress(f"{name}: {measured[name][-1]:.1f} s, {preempted[name][-1]:.0f} preemptions")
+    spec = EngineSpec(
+        rates, regime.kv_tokens, max_running=128, max_batched_tokens=MAX_BATCHED_TOKENS, block_tokens=BLOCK_TOKENS
+    )
+    results = []
+    for name, policy in policies.items():
+        predicted = simulate(rollouts, policy(), [spec] * regime.engines)
+        results.append(Measurement(name, predicted.makespan_s, measured[name], predicted.preemptions, preempted[name]))
+    return rates, results
+
+
+def disagreements(results: Sequence[Measurement], margin: float = 0.05) -> list[tuple[str, str]]:
+    """Pairs (first, second) that the simulator ranks first before second by more than `margin`, and the servers the other way.
+
+    What is predicted closer together than the default is a tie: replays of one policy differ by more.
+    """
+    return [
+        (a.policy, b.policy)
+        for a in results
+        for b in results
+        if a.predicted_s * (1 + margin) < b.predicted_s and a.measured > b.measured
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("calibration.json"))
+    parser.add_argument("--rounds", type=int, default=3, help="replays of every policy")
+    parser.add_argument("--tool-s", type=float, default=REGIME.tool_s, help="mean time of a tool call, in seconds")
+    options = parser.parse_args()
+    regime = REGIME.model_copy(update={"tool_s": options.tool_s})
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end too
+    rates, results = asyncio.run(calibrate(regime, rounds=options.rounds, progress=print))
+    record = {
+        "regime": regime.model_dump(),
+        "seed": SEED,
+        "rates": asdict(rates),
+        "results": [asdict(result) for result in results],
+        "disagreements": disagreements(results),
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    for result in results:
+        print(f"{result.policy:16} predicted {result.predicted_s:6.1f} s   measured {result.measured:6.1f} s")
+
+
+if __name__ == "__main__":
+    main()

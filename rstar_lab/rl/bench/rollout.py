@@ -1,0 +1,276 @@
+"""`rstar-lab bench rollout`: our agent loop over vLLM against a straight loop over transformers' `generate`.
+
+One tiny model in float32, taught in half a minute to think at very different lengths and to call a tool that takes its time;
+the same prompts, limits, sampling and cores, in turns in one run. The straight loop is what one writes first: a batch of
+prompts through `generate`, all tool calls of the turn at once, and again with what came back, until the batch is done.
+The second line is what our own code costs: scripted turns, no model.
+"""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format.parser import parse_tool_calls
+from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, ask, render_segments, render_tool_call
+from rstar_lab.rl.engine import Completion, FinishReason, Sampling
+from rstar_lab.rl.engines.group import EngineGroup, open_engines
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import EngineSection, SftConfig
+from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, answer_call
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import EngineState, make_policy
+from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.tools.user import OwnTool
+from rstar_lab.sandbox.call import Call, CallResult
+
+ROLLOUTS, BATCH = 256, 64
+LIMITS = LoopLimits(max_response_tokens=600, max_turns=4)
+LATENCY_S = 0.3
+SCRIPTED = 10_000
+
+
+def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yields `agent_loop` (tokens of the model a second, tools and all) and `agent_loop_cpu` (ms of CPU a turn)."""
+    with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
+        ours, theirs = asyncio.run(both(Path(name)))
+    yield {
+        "name": "agent_loop",
+        "value": ours,
+        "unit": "tokens/s",
+        "against": f"a loop over transformers' generate, {theirs:.0f} tokens/s",
+        "ratio": ours / theirs,
+        "n": ROLLOUTS,
+    }
+    milliseconds, turns = asyncio.run(cpu_a_turn(SCRIPTED))
+    yield {
+        "name": "agent_loop_cpu",
+        "value": milliseconds,
+        "unit": "ms CPU a turn",
+        "against": "1 ms",
+        "ratio": 1.0 / milliseconds,
+        "n": turns,
+    }
+
+
+# The work
+
+
+async def look_up(key: str, *, seed: int) -> str:
+    """Look up a number by its key, somewhere far away.
+
+    Args:
+        key: The key.
+    """
+    await asyncio.sleep(random.Random(seed).expovariate(1 / LATENCY_S))
+    return str(random.Random(key).randrange(100))
+
+
+def question(number: int) -> str:
+    return f"Which number has the key k{number % 50}?"
+
+
+def conversation(number: int, rng: random.Random, schema: dict[str, Any]) -> list[tuple[str, bool]]:
+    """One to three look-ups, each after a thought of 4 to 200 tokens, then the answer."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": ask(question(number))},
+    ]
+
+    def thought() -> str:
+        # A digit is a token, words would be merged.
+        digits = rng.choices("0123456789", k=min(int(rng.lognormvariate(3.0, 1.1)) + 4, 200))
+        return f"<reason>{''.join(digits)}</reason>\n"
+
+    for _ in range(rng.randint(1, 3)):
+        call = render_tool_call("look_up", {"key": f"k{number % 50}"})
+        messages += [
+            {"role": "assistant", "content": thought() + call},
+            {"role": "tool", "content": str(rng.randrange(100))},
+        ]
+    answer = f"<answer>\\boxed{{{messages[-1]['content']}}}</answer>"
+    return render_segments([*messages, {"role": "assistant", "content": thought() + answer}], tools=[schema])
+
+
+def make_model(folder: Path, tool: OwnTool) -> Path:
+    """A tiny model that does more or less as the conversations do."""
+    from rstar_lab.rl.models.model import build_tiny
+    from rstar_lab.rl.models.tokenizer import train_tokenizer
+    from rstar_lab.rl.training.sft import sft
+
+    rng = random.Random(0)
+    dataset = [conversation(i, rng, tool.schema) for i in range(640)]
+    tokenizer = train_tokenizer([text for pieces in dataset for text, _ in pieces], 600)
+    config = SftConfig(
+        epochs=1, batch_size=16, lr=2e-3, optimizer="muon", schedule="linear_tail", warmup=0.1, max_tokens=900,
+        packing=False,
+    )  # fmt: skip
+    sft(build_tiny(tokenizer, seed=0), tokenizer, dataset, config=config, out_dir=folder)
+    return folder / "model"
+
+
+def tasks(count: int) -> list[RolloutTask]:
+    return [
+        RolloutTask(Problem(problem_id=f"p{i}", question=question(i), answer="0"), f"t{i}", f"g{i}", sample=0, seed=i)
+        for i in range(count)
+    ]
+
+
+async def both(folder: Path) -> tuple[float, float]:
+    """Tokens a second: ours, and the straight loop's."""
+    from rstar_lab.rl.models.model import load_tokenizer
+
+    tool = OwnTool("bench:look_up", look_up, 60.0)
+    model = await asyncio.to_thread(make_model, folder, tool)
+    tools: dict[str, Tool] = {"look_up": tool}
+    codec = Codec(load_tokenizer(model), tools)
+    section = EngineSection(dtype="float32", kv_cache_gb=0.5)
+    async with open_engines(section, model, folder / "engines", 1024) as engines:
+        await ours(engines, codec, tools, ROLLOUTS // 8)  # first batches are slow
+        straight = Straight(model, codec, tools)
+        await straight.run(BATCH // 8)
+        seconds = {"ours": 0.0, "theirs": 0.0}
+        tokens = {"ours": 0, "theirs": 0}
+        for name in ("theirs", "ours", "ours", "theirs"):  # a machine that slows down slows both
+            start = time.monotonic()
+            run = ours(engines, codec, tools, ROLLOUTS) if name == "ours" else straight.run(ROLLOUTS)
+            tokens[name] += await run
+            seconds[name] += time.monotonic() - start
+    return tokens["ours"] / seconds["ours"], tokens["theirs"] / seconds["theirs"]
+
+
+async def ours(engines: EngineGroup, codec: Codec, tools: dict[str, Tool], count: int) -> int:
+    """Tokens that the model wrote."""
+    wanted = tasks(count)
+    done = await roll_out(
+        wanted, seats=engines.seats(wanted, "async", LIMITS.max_response_tokens), codec=codec, tools=tools,
+        reward=lambda text, answer: 0.0, limits=LIMITS,
+    )  # fmt: skip
+    return sum(trajectory.model_tokens for trajectory in done)
+
+
+class Straight:
+    """Batches of prompts through `generate`, a turn at a time."""
+
+    def __init__(self, model: Path, codec: Codec, tools: dict[str, Tool]):
+        import torch
+
+        from rstar_lab.rl.models.model import load_model
+
+        self.model, self.codec, self.tools = load_model(model, torch.float32).eval(), codec, tools
+
+    async def run(self, count: int) -> int:
+        """Tokens that the model wrote."""
+        wanted = tasks(count)
+        return sum([await self._batch(wanted[start : start + BATCH]) for start in range(0, count, BATCH)])
+
+    async def _batch(self, batch: Sequence[RolloutTask]) -> int:
+        prompts = [self.codec.prompt_ids(task.problem.question) for task in batch]
+        ids: list[list[int]] = [[] for _ in batch]
+        live, written = list(range(len(batch))), 0
+        for turn in range(LIMITS.max_turns):
+            room = max(LIMITS.max_response_tokens - len(ids[i]) for i in live)
+            new = await asyncio.to_thread(self._generate, [prompts[i] + ids[i] for i in live], room)
+            going_on, waits = [], []
+            for i, tokens in zip(live, new, strict=True):
+                tokens = tokens[: LIMITS.max_response_tokens - len(ids[i])]
+                written += len(tokens)
+                ids[i] += tokens
+                calls = parse_tool_calls(self.codec.decode(tokens))
+                if tokens and tokens[-1] == self.codec.end_id and calls and turn + 1 < LIMITS.max_turns:
+                    going_on.append(i)
+                    waits.append(self._answers(batch[i], turn, calls))
+            for i, answer in zip(going_on, await asyncio.gather(*waits), strict=True):
+                ids[i] += answer
+            live = [i for i in going_on if len(ids[i]) < LIMITS.max_response_tokens]
+            if not live:
+                break
+        return written
+
+    async def _answers(self, task: RolloutTask, turn: int, calls: Sequence[Any]) -> list[int]:
+        answers = [
+            answer_call(
+                call, self.tools, seed=derive_seed(task.seed, "call", turn, index), traj_id=task.traj_id, max_chars=4096
+            )
+            for index, call in enumerate(calls)
+        ]
+        return self.codec.tool_response_ids([result.text for result in await asyncio.gather(*answers)])
+
+    def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        import torch
+
+        width = max(map(len, prompts))
+        ids_BT = torch.zeros((len(prompts), width), dtype=torch.long)
+        mask_BT = torch.zeros_like(ids_BT)
+        for row, prompt in enumerate(prompts):  # padded on the left
+            ids_BT[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask_BT[row, width - len(prompt) :] = 1
+        with torch.inference_mode():
+            out = self.model.generate(  # type: ignore[operator]
+                input_ids=ids_BT, attention_mask=mask_BT, max_new_tokens=min(max_tokens, 1024 - width), do_sample=True,
+                temperature=1.0, top_k=0, eos_token_id=self.codec.end_id, pad_token_id=0,
+            )  # fmt: skip
+        found = []
+        for tokens in out[:, width:].tolist():
+            end = tokens.index(self.codec.end_id) + 1 if self.codec.end_id in tokens else len(tokens)
+            found.append(tokens[:end])
+        return found
+
+
+# Our own code
+
+
+class Echo:
+    """The sandbox client's interface, without a sandbox behind it."""
+
+    async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
+        await asyncio.sleep(0)
+        return [CallResult(Outcome.OK, "1\n", "", None, 0.0) for _ in calls]
+
+
+@dataclass(frozen=True)
+class Canned:
+    """An engine that says the same at once: a call in the first turn, then the answer."""
+
+    first_prompt: int  # tokens
+    texts: tuple[list[int], list[int]]
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        await asyncio.sleep(0)
+        ids = self.texts[len(prompt_ids) > self.first_prompt]
+        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "canned")
+
+
+async def cpu_a_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
+    """(milliseconds of this process's CPU a turn, turns) with all rollouts at once and the default scheduling policy."""
+    from rstar_lab.rl.models.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["some text"], 300)
+    tools = make_tools(["python"], Echo())
+    codec = Codec(tokenizer, tools)
+    call = render_tool_call("execute_python_code_with_standard_io", {"code": "print(1)", "input": ""})
+    texts = [f" so</reason>\n{call}<|im_end|>", " so</reason>\n<answer>\\boxed{1}</answer><|im_end|>"]
+    wanted = [
+        RolloutTask(Problem(problem_id=f"p{i // 32:04d}", question="What is 1?", answer="1"), f"t{i}", f"g{i // 32}", i % 32, i)
+        for i in range(rollouts)
+    ]  # fmt: skip
+    canned = Canned(len(codec.prompt_ids("What is 1?")), (codec.encode(texts[0]), codec.encode(texts[1])))
+    policy = make_policy(EngineSection().scheduler, max_context=4096, predictor=LengthPredictor(4096))
+    states = [EngineState(f"e{i}", 250_000) for i in range(engines)]
+    dispatcher = Dispatcher([canned] * engines, policy, states)
+    before = time.process_time()
+    done = await roll_out(
+        wanted, seats=lambda i, task: dispatcher.seat(i, task.problem.problem_id), codec=codec, tools=tools,
+        reward=lambda text, answer: float("boxed{1}" in text), limits=LoopLimits(100_000, 8),
+    )  # fmt: skip
+    used = time.process_time() - before
+    turns = sum(len(trajectory.turns) for trajectory in done)
+    return 1000 * used / turns, turns

@@ -1,0 +1,264 @@
+"""Chat over an OpenAI-style /v1/chat/completions with tools: for servers that take no token ids.
+
+The server renders the conversation with its own template and reads the calls out of the model's text (on vLLM: `--tool-call-parser
+hermes`). Without such a parser the calls stay in the text, where the agent loop's own parser finds them.
+"""
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import tally
+from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
+from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
+from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
+from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, ask, render_tool_call
+from rstar_lab.rl.engines.server import API_KEY
+from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG, answer_call, call_record
+from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
+from rstar_lab.verify import extract_answer
+
+MAX_TOOL_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ChatServer:
+    """A server and its first model. folder: the model's, where it lies on this machine; context: None where it is not said."""
+
+    http: httpx.AsyncClient
+    url: str
+    model: str
+    folder: Path | None
+    context: int | None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator["ChatServer"]:
+        """Raises UserError where the URL answers nothing, refuses the token, or is no OpenAI-style server."""
+        url = url.rstrip("/").removesuffix("/v1")
+        key = os.environ.get(API_KEY) or os.environ.get("OPENAI_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(10.0, read=None)
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
+            try:
+                answer = await http.get("/v1/models", timeout=30.0)
+            except (httpx.TransportError, httpx.InvalidURL) as error:
+                reason = str(error) or type(error).__name__
+                raise UserError(
+                    f"{url} does not answer ({reason}): start it with `rstar-lab serve MODEL`, or mend the URL"
+                ) from None
+            if answer.status_code in (401, 403):
+                raise UserError(f"{url} refuses the token: set {API_KEY} to the one it was started with")
+            try:
+                card = answer.json()["data"][0]
+                root = Path(card.get("root") or "")
+                folder = root if (root / "config.json").is_file() else None
+                yield cls(http, url, card["id"], folder, card.get("max_model_len"))
+            except (ValueError, LookupError, TypeError):
+                raise UserError(f"{url} is no OpenAI-style server: /v1/models answers {answer.status_code}") from None
+
+    async def weight_version(self) -> str | None:
+        """What a trainer pushed last; None for the weights it was started with, as far as it says."""
+        answer = await self.http.get("/weight_info")
+        try:
+            version = str(answer.json()["weight_version"])
+        except (ValueError, LookupError, TypeError):
+            return None
+        return version if version.isdigit() else None
+
+
+@dataclass(slots=True)
+class _Said:
+    """One turn of the model as it comes in."""
+
+    text: str = ""
+    thought: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    finish: str = ""
+    tokens: int = 0
+
+
+class PlainChat:
+    """A chat by messages. The loop is that of training, with the server in the place of template and parser."""
+
+    def __init__(self, server: ChatServer, tools: Mapping[str, Tool], options: Any):
+        """options: see `chat_session.ChatOptions`."""
+        self.server, self.tools, self.options = server, tools, options
+        self.messages: list[dict[str, Any]] = []
+        self._tokens: dict[str, int] = {}
+
+    def forget(self) -> None:
+        self.messages = []
+
+    def tokens_of(self, trajectory: Trajectory) -> int:
+        return self._tokens[trajectory.traj_id]
+
+    async def reply(
+        self, question: str, name: str, number: int, seed: int, tell: Callable[[Event], None]
+    ) -> Trajectory:
+        """Answer one question. Raises UserError where the server fails."""
+        if not self.messages:
+            self.messages.append({"role": "system", "content": SYSTEM_PROMPT})
+        self.messages.append({"role": "user", "content": ask(question)})
+        traj_id = f"{name}-{number:03d}"
+        turns: list[Turn] = []
+        records: list[ToolCallRecord] = []
+        stop, tokens = StopReason.MAX_TURNS, 0
+        while len(turns) < self.options.max_turns:
+            left = self.options.max_tokens - tokens if self.options.max_tokens else None
+            asked = time.monotonic()
+            said = await self._turn(derive_seed(seed, "turn", len(turns)), left, tell)
+            tokens += said.tokens
+            generate_s = time.monotonic() - asked
+            wanted, message, text = _read(said)
+            self.messages.append(message)
+            cut = said.finish == "length" or (left is not None and said.tokens >= left)
+            goes_on = bool(wanted) and not cut and len(turns) + 1 < self.options.max_turns
+            for index, (call_id, call) in enumerate(wanted):
+                if call_id:  # those in the text have been told of as it came
+                    tell(call_event(call))
+                if not goes_on:
+                    continue
+                result = await answer_call(
+                    call,
+                    self.tools,
+                    seed=derive_seed(seed, "call", len(turns), index),
+                    traj_id=traj_id,
+                    max_chars=MAX_TOOL_CHARS,
+                )
+                tell(Event(Kind.RESULT, result.text, call.name or "", str(result.outcome)))
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": call_id or f"call_{index}", "content": result.text}
+                )
+                records.append(call_record(call, result, turn=len(turns), index=index, position=0))
+            turns.append(Turn(0, 0, text, generate_s, time.monotonic() - asked - generate_s, 0.0))
+            if not goes_on:
+                stop = StopReason.LENGTH if cut else StopReason.MAX_TURNS if wanted else StopReason.ANSWERED
+                break
+        for tool in self.tools.values():
+            await tool.close(traj_id)
+        self._tokens[traj_id] = tokens
+        return _trajectory(traj_id, name, number, question, turns, records, stop, self.server.url)
+
+    async def _turn(self, seed: int, left: int | None, tell: Callable[[Event], None]) -> _Said:
+        body = {
+            "model": self.server.model,
+            "messages": self.messages,
+            "tools": [tool.schema for tool in self.tools.values()],
+            "temperature": self.options.temperature,
+            "top_p": self.options.top_p,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        } | ({"max_tokens": left} if left else {})
+        said, sections = _Said(), Sections(Kind.TEXT)
+        try:
+            async with self.server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise UserError(f"{self.server.url}: {answer.status_code} {(await answer.aread()).decode()[:500]}")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        for event in _take(said, sections, json.loads(line.removeprefix("data: ")), self.server.url):
+                            tell(event)
+        except httpx.TransportError as error:
+            raise UserError(f"{self.server.url} is gone: {str(error) or type(error).__name__}") from None
+        for event in sections.end():
+            tell(event)
+        return said
+
+
+def _take(said: _Said, sections: Sections, chunk: dict[str, Any], url: str) -> list[Event]:
+    """Add one piece of a stream to what was said, and give what is new."""
+    if "error" in chunk:
+        raise UserError(f"{url}: {chunk['error'].get('message', chunk['error'])}")
+    if usage := chunk.get("usage"):
+        said.tokens = usage["completion_tokens"]
+    events: list[Event] = []
+    for choice in chunk["choices"]:
+        said.finish = choice.get("finish_reason") or said.finish
+        delta = choice["delta"]
+        if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+            said.thought += thought
+            events.append(Event(Kind.REASON, thought))
+        if content := delta.get("content"):
+            said.text += content
+            events += sections.feed(content)
+        for call in delta.get("tool_calls") or ():
+            parts = said.calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            parts["id"] = call.get("id") or parts["id"]
+            function = call.get("function") or {}
+            parts["name"] += function.get("name") or ""
+            parts["arguments"] += function.get("arguments") or ""
+    return events
+
+
+def _read(said: _Said) -> tuple[list[tuple[str, ToolCall]], dict[str, Any], str]:
+    """(calls with the server's ids, the message to send back, the whole text as the model may have written it)."""
+    text = f"<reason>{said.thought}</reason>{said.text}" if said.thought else said.text
+    if not said.calls:
+        return [("", call) for call in parse_tool_calls(said.text)], {"role": "assistant", "content": said.text}, text
+    calls, sent = [], []
+    for index, parts in sorted(said.calls.items()):
+        call_id = parts["id"] or f"call_{index}"
+        calls.append((call_id, _call(parts["name"], parts["arguments"])))
+        sent.append(
+            {"id": call_id, "type": "function", "function": {"name": parts["name"], "arguments": parts["arguments"]}}
+        )
+        text += "\n" + render_tool_call(parts["name"], parts["arguments"])
+    return calls, {"role": "assistant", "content": said.text, "tool_calls": sent}, text
+
+
+def _call(name: str, arguments: str) -> ToolCall:
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError as error:
+        return ToolCall(name, None, f"The arguments are not valid JSON: {error}", arguments)
+    if not isinstance(value, dict):
+        return ToolCall(name, None, 'The "arguments" of the tool call must be a JSON object.', arguments)
+    return ToolCall(name, value, None, arguments)
+
+
+def _trajectory(
+    traj_id: str,
+    name: str,
+    number: int,
+    question: str,
+    turns: list[Turn],
+    calls: list[ToolCallRecord],
+    stop: StopReason,
+    url: str,
+) -> Trajectory:
+    text = "\n".join(turn.text for turn in turns)
+    errors, counted = tally([call.outcome for call in calls])
+    return Trajectory(
+        traj_id=traj_id,
+        problem_id=f"{name}-{number}",
+        group_id=name,
+        sample=number,
+        question=question,
+        truth="",
+        prompt_ids=[],
+        response_ids=[],
+        loss_mask=[],
+        log_probs=[],
+        turns=tuple(turns),
+        calls=tuple(calls),
+        stop_reason=stop,
+        text=text,
+        answer=extract_answer(text),
+        reward=0.0,
+        p_err=tool_error_penalty(errors, counted),
+        p_format=format_penalty(text.count(ANSWER_TAG), len(turns)),
+        engine=url,
+        policy_version=0,
+    )

@@ -1,0 +1,46 @@
+"""A chat in the run store: each exchange is a step with one trajectory, of which nobody knows whether it is right."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.rl.rollout.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.runs.writer import RunWriter
+
+
+class ChatLog:
+    def __init__(self, writer: RunWriter):
+        self.writer = writer
+
+    @classmethod
+    @contextmanager
+    def open(cls, runs_dir: Path, name: str, model: str, options: Any, tokenizer: Any) -> Iterator["ChatLog"]:
+        """tokenizer: None where the chat has no token ids. Raises RunStoreError."""
+        recipe = {"model": model, "chat": asdict(options)}
+        with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
+            if tokenizer is not None:
+                ids = [[i] for i in range(len(tokenizer))]
+                writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
+            yield cls(writer)
+            writer.finish("finished")
+
+    def write(self, trajectory: Trajectory, tokens: int) -> None:
+        verdict = Verdict(True)
+        row = trajectory_row(trajectory, verdict) | {"reward": None, "response_tokens": tokens}
+        if not trajectory.response_ids:
+            row["model_tokens"] = tokens
+        self.writer.write_step(
+            "chat",
+            (self.writer.last_step or 0) + 1,
+            trajectories=[row],
+            calls=call_rows(trajectory),
+            transcripts=[transcript_row(trajectory, verdict, arrays=bool(trajectory.response_ids))],
+            metrics={"response_tokens": tokens, "calls": len(trajectory.calls)},
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        return self.writer.run_dir

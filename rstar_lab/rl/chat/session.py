@@ -1,0 +1,334 @@
+"""Talk to a model that uses the sandbox: the agent loop, one question after the other, told of while it happens.
+
+    async with open_chat("runs/tiny-rl/checkpoints/step=000034") as chat:
+        reply = await chat.ask("How many primes are below 1000?")
+
+`stream` gives events instead of waiting; `chat_view.show` prints them, in a terminal and in a notebook's cell.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat.completions import ChatServer, PlainChat
+from rstar_lab.rl.chat.events import Event, Kind, Sections
+from rstar_lab.rl.chat.log import ChatLog
+from rstar_lab.rl.chat_format.parser import parse_tool_calls
+from rstar_lab.rl.chat_format.template import ask, render_segments
+from rstar_lab.rl.engine import Completion, EngineError, Sampling
+from rstar_lab.rl.engines.server import ServerEngine
+from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.models.model_folder import model_folder
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, refuse, rollout
+from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.serving.serve import ServeOptions, gpus, serving
+from rstar_lab.rl.tools.base import Tool, ToolResult
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+
+class StreamingEngine(Protocol):
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, on_tokens: Callable[[list[int]], None] | None = None
+    ) -> Completion: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a chat samples and what ends a reply. max_tokens: of one reply, the tools' answers included; None: 30,000, or what
+    the context leaves."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    max_tokens: int | None = None
+    max_turns: int = 30
+    seed: int | None = None
+    tools: tuple[str, ...] = ("python",)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of one question. trajectory: as of any rollout; from a plain chat server without token ids."""
+
+    events: tuple[Event, ...]
+    trajectory: Trajectory
+    response_tokens: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """All that the model itself wrote."""
+        return self.trajectory.text
+
+    @property
+    def answer(self) -> str | None:
+        """The content of the last box of the last answer."""
+        return self.trajectory.answer
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `chat --json` prints."""
+        calls = [
+            {"tool": call.tool, "code": call.code, "outcome": str(call.outcome), "response": call.response}
+            for call in self.trajectory.calls
+        ]
+        return {
+            "text": self.text,
+            "answer": self.answer,
+            "said": "".join(event.text for event in self.events if event.kind in (Kind.ANSWER, Kind.TEXT)).strip(),
+            "calls": calls,
+            "turns": len(self.trajectory.turns),
+            "stop_reason": str(self.trajectory.stop_reason),
+            "response_tokens": self.response_tokens,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class Conversation(Codec):
+    """A codec whose prompts go on from what was said before."""
+
+    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool]):
+        super().__init__(tokenizer, tools)
+        self.said: list[int] = []
+
+    def prompt_ids(self, question: str) -> list[int]:
+        if not self.said:
+            return super().prompt_ids(question)
+        pieces = render_segments([{"role": "user", "content": ask(question)}], add_generation_prompt=True)
+        return self.said + self.encode("\n" + "".join(text for text, _ in pieces))
+
+    def remember(self, trajectory: Trajectory) -> None:
+        self.said = trajectory.prompt_ids + trajectory.response_ids
+        if self.said[-1] not in self.stop_token_ids:
+            self.said.append(self.end_id)
+
+
+class TokenChat:
+    """A chat by token ids, through the same loop as training and evaluation."""
+
+    def __init__(self, engine: StreamingEngine, codec: Conversation, tools: Mapping[str, Tool], options: ChatOptions):
+        self.engine, self.codec, self.tools, self.options = engine, codec, tools, options
+
+    def forget(self) -> None:
+        self.codec.said = []
+
+    async def reply(
+        self, question: str, name: str, number: int, seed: int, tell: Callable[[Event], None]
+    ) -> Trajectory:
+        options = self.options
+        engine = _Listening(self.engine, self.codec, tell)
+        trajectory = await rollout(
+            Problem(problem_id=f"{name}-{number}", question=question, answer="-"),
+            engine=engine,
+            codec=self.codec,
+            tools={name: Shown(tool, tell) for name, tool in self.tools.items()},
+            reward=lambda text, answer: 0.0,
+            limits=LoopLimits(options.max_tokens or 30_000, options.max_turns),
+            traj_id=f"{name}-{number:03d}",
+            group_id=name,
+            sample=number,
+            seed=seed,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            on_turn=lambda text, last: None if last else self._tell_refusals(text, tell),
+        )
+        if engine.error:
+            raise UserError(str(engine.error))
+        self.codec.remember(trajectory)
+        return trajectory
+
+    def _tell_refusals(self, text: str, tell: Callable[[Event], None]) -> None:
+        """What the loop answers to calls that reach no tool; the tools tell of the others."""
+        for call in parse_tool_calls(text):
+            if refusal := refuse(call, self.tools):
+                tell(Event(Kind.RESULT, refusal.text, call.name or "", str(refusal.outcome)))
+
+    def tokens_of(self, trajectory: Trajectory) -> int:
+        return len(trajectory.response_ids)
+
+
+class _Listening:
+    """An engine that tells what it generates while it does."""
+
+    def __init__(self, engine: StreamingEngine, codec: Codec, tell: Callable[[Event], None]):
+        self.engine, self.codec, self.tell = engine, codec, tell
+        self.error: EngineError | None = None
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        sections, ids, told = Sections(), [], ""
+
+        def on_tokens(new: list[int]) -> None:
+            nonlocal told
+            ids.extend(new)
+            text = self.codec.decode(ids)
+            if not text.endswith("�"):  # half a character
+                self._tell(sections.feed(text[len(told) :]))
+                told = text
+
+        try:
+            completion = await self.engine.generate(prompt_ids, sampling, on_tokens)
+        except EngineError as error:
+            self.error = error
+            raise
+        self._tell(sections.feed(self.codec.decode(completion.token_ids)[len(told) :]))
+        self._tell(sections.end())
+        return completion
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.tell(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A tool that tells what it answered."""
+
+    tool: Tool
+    tell: Callable[[Event], None]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self.tool.schema
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        result = await self.tool(arguments, seed=seed, traj_id=traj_id)
+        self.tell(Event(Kind.RESULT, result.text, self.schema["function"]["name"], str(result.outcome)))
+        return result
+
+    async def close(self, traj_id: str) -> None:
+        await self.tool.close(traj_id)
+
+
+@dataclass(slots=True)
+class Chat:
+    """One conversation; see `open_chat`."""
+
+    speaker: TokenChat | PlainChat
+    options: ChatOptions
+    name: str
+    log: ChatLog | None = None
+    replies: list[Reply] = field(default_factory=list)
+
+    async def stream(self, question: str) -> AsyncIterator[Event]:
+        """What happens, as it happens; the last event is a STOP. The whole is then the last of `replies`."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        events: list[Event] = []
+        number = len(self.replies)
+        started = time.monotonic()
+        seed = self.options.seed if self.options.seed is not None else time.time_ns()
+        task = asyncio.create_task(
+            self.speaker.reply(question, self.name, number, derive_seed(seed, "chat", number), queue.put_nowait)
+        )
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while event := await queue.get():
+                events.append(event)
+                yield event
+            trajectory = replace(task.result(), truth="")
+        finally:
+            task.cancel()
+        stop = Event(Kind.STOP, str(trajectory.stop_reason))
+        tokens = self.speaker.tokens_of(trajectory)
+        self.replies.append(Reply((*events, stop), trajectory, tokens, time.monotonic() - started))
+        if self.log:
+            self.log.write(trajectory, tokens)
+        yield stop
+
+    async def ask(self, question: str) -> Reply:
+        """The whole reply at once."""
+        async for _ in self.stream(question):
+            pass
+        return self.replies[-1]
+
+    def forget(self) -> None:
+        """Begin anew; what was said stays in `replies` and in the run."""
+        self.speaker.forget()
+
+
+@asynccontextmanager
+async def open_chat(
+    model_or_url: str,
+    options: ChatOptions = ChatOptions(),
+    *,
+    tokenizer: str | Path | None = None,
+    plain: bool = False,
+    engine: str = "auto",
+    sandbox: str = "local",
+    save: bool = False,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+) -> AsyncIterator[Chat]:
+    """A chat with a model folder, a run's last model, or a server.
+
+    A vLLM server is spoken to by token ids where its tokenizer is at hand (the model's folder, or `tokenizer`), any other one
+    by chat completions with tools; `plain` has the latter always. engine: what runs a folder: vllm, transformers, or auto (vLLM
+    on a GPU, else transformers, which starts sooner). save: keep the chat in the run store as run `name`. Raises UserError.
+    """
+    runs_dir, name = Path(runs_dir), name or time.strftime("chat-%Y%m%d-%H%M%S")
+    async with AsyncExitStack() as stack:
+        box: Any = LocalSandbox(Limits(), 1) if sandbox == "local" else SandboxClient(sandbox)
+        tools = make_tools(options.tools, await stack.enter_async_context(box))
+        speaker: TokenChat | PlainChat
+        if model_or_url.startswith(("http://", "https://")):
+            server = await stack.enter_async_context(ChatServer.open(model_or_url))
+            folder = Path(tokenizer) if tokenizer else server.folder
+            if plain or folder is None or server.context is None:
+                speaker = PlainChat(server, tools, options)
+            else:
+                speaker = await _by_tokens(stack, model_or_url, folder, tools, options)
+            label = server.model
+        else:
+            folder = model_folder(model_or_url, runs_dir)
+            label = str(folder)
+            if plain or engine == "vllm" or (engine == "auto" and gpus()):
+                replicas = await stack.enter_async_context(serving(ServeOptions(folder, port=0)))
+                if plain:
+                    server = await stack.enter_async_context(ChatServer.open(replicas[0].url))
+                    speaker = PlainChat(server, tools, options)
+                else:
+                    speaker = await _by_tokens(stack, replicas[0].url, Path(tokenizer or folder), tools, options)
+            else:
+                speaker = TokenChat(
+                    await _transformers(stack, folder), _conversation(Path(tokenizer or folder), tools), tools, options
+                )
+        log = None
+        if save:
+            vocabulary = speaker.codec.tokenizer if isinstance(speaker, TokenChat) else None
+            log = stack.enter_context(ChatLog.open(runs_dir, name, label, options, vocabulary))
+        yield Chat(speaker, options, name, log, [])
+
+
+def _conversation(folder: Path, tools: Mapping[str, Tool]) -> Conversation:
+    try:
+        return Conversation(load_tokenizer(folder), tools)
+    except ValueError as error:
+        raise UserError(
+            f"{folder}: {error}; give another --tokenizer, or --plain for the server's own template"
+        ) from None
+
+
+async def _by_tokens(
+    stack: AsyncExitStack, url: str, folder: Path, tools: Mapping[str, Tool], options: ChatOptions
+) -> TokenChat:
+    codec = _conversation(folder, tools)
+    engine = ServerEngine(url)
+    stack.push_async_callback(engine.aclose)
+    await engine.start()
+    return TokenChat(engine, codec, tools, options)
+
+
+async def _transformers(stack: AsyncExitStack, folder: Path) -> StreamingEngine:
+    from rstar_lab.rl.engines.hf import HfEngine
+
+    config = json.loads((folder / "config.json").read_text())
+    engine = HfEngine()
+    stack.push_async_callback(engine.aclose)
+    await engine.start(folder, {"dtype": config.get("dtype") or config.get("torch_dtype") or "float32"})
+    return engine

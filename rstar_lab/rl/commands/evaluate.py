@@ -1,0 +1,130 @@
+"""`rstar-lab evaluate`: a model or the servers that have it, and problems, each as the command line gives them."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat.completions import ChatServer
+from rstar_lab.rl.data.sources import parse_source, read_source
+from rstar_lab.rl.evaluation import Estimate, per_problem, summarise
+from rstar_lab.rl.models.model_folder import model_folder
+from rstar_lab.rl.pipeline import evaluate_model
+from rstar_lab.rl.problems import Problem, parse_fields
+from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.session import RunSession
+from rstar_lab.runs.reader import RunReader
+
+SHOWN = 40  # problems, the hardest first
+
+
+async def evaluate_command(
+    models: Sequence[str],
+    source: str,
+    recipe: Recipe,
+    reporter: Reporter,
+    *,
+    fields: str = "",
+    limit: int | None = None,
+    name: str | None = None,
+    tokenizer: Path | None = None,
+) -> dict[str, Any]:
+    """Evaluate and tell; returns what `evaluate --json` ends with.
+
+    models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`.
+    """
+    served = [model for model in models if model.startswith(("http://", "https://"))]
+    if len(models) > 1 and len(served) < len(models):
+        raise UserError("evaluate: give one model, or any number of URLs of servers that have the same one")
+    if served:
+        folder, identity = await _tokenizer_of(served, tokenizer)
+        recipe = recipe.model_copy(
+            update={"engine": recipe.engine.model_copy(update={"kind": "server", "urls": tuple(served)})}
+        )
+    else:
+        folder = model_folder(models[0], recipe.runs)
+        identity = str(folder.resolve())
+    title, problems = load(source, fields, limit)
+    # The same model, problems and settings are the same run, which resumes; anything else is another.
+    content = repr((identity, [p.model_dump() for p in problems], recipe.evaluate.model_dump(), recipe.seed))
+    piece = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+    recipe = recipe.model_copy(update={"name": name or f"evaluate-{title}"})
+    async with RunSession.open(recipe, reporter) as lab:
+        await evaluate_model(lab, folder, problems, piece, as_served=bool(served))
+        run = lab.runs_dir / lab.run_id(piece)
+    rows = RunReader(run).read("trajectories").to_pylist()
+    result, table = summarise(rows), per_problem(rows)
+    for row in table:
+        reporter.emit("problem", **row)
+    if not reporter.as_json:
+        tell(result, table, run, reporter)
+    return result | {"run": str(run), "model": identity}
+
+
+def load(source: str, fields: str, limit: int | None) -> tuple[str, list[Problem]]:
+    """(what a set is called, its problems). Raises ProblemError."""
+    reading = parse_source(source, parse_fields(fields))
+    problems: list[Problem] = []
+    for candidate in read_source(reading):
+        if limit is not None and len(problems) >= limit:
+            break
+        problems.append(candidate.problem)
+    if not problems:
+        raise UserError(f"{source}: it holds no problem")
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.problem_id in seen:
+            raise UserError(f"{source}: two problems are called {problem.problem_id}")
+        seen.add(problem.problem_id)
+    return reading.source.name, problems
+
+
+async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Path, str]:
+    """(the folder of the tokenizer, what the servers' model is called). Raises UserError."""
+    identities, folders = [], []
+    for url in urls:
+        async with ChatServer.open(url) as server:
+            identity = str(server.folder.resolve()) if server.folder else server.model
+            version = await server.weight_version()
+            identities.append(f"{identity} (weights {version})" if version else identity)
+            folders.append(server.folder)
+    if len(set(identities)) > 1:
+        raise UserError(f"evaluate: the servers have different models: {', '.join(dict.fromkeys(identities))}")
+    folder = tokenizer or folders[0]
+    if folder is None:
+        raise UserError(
+            f"evaluate: {identities[0]} at {urls[0]} has no folder here: give its tokenizer, --tokenizer FOLDER"
+        )
+    return folder, identities[0]
+
+
+def tell(result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, reporter: Reporter) -> None:
+    k = result["samples"]
+    shown = Table("problem", f"right of {k}", "majority", "truth", "tokens", "calls", "errors", title_justify="left")
+    for row in sorted(table, key=lambda row: row["correct"])[:SHOWN]:
+        majority = f"[{'green' if row['majority_correct'] else 'red'}]{str(row['majority'])[:24]}[/]"
+        cells = (
+            row["problem_id"],
+            str(row["correct"]),
+            majority,
+            str(row["truth"])[:24],
+            f"{row['response_tokens']:.0f}",
+        )
+        shown.add_row(*cells, f"{row['calls'] / row['samples']:.1f}", str(row["errors"]))
+    reporter.console.print(shown)
+    if len(table) > SHOWN:
+        reporter.say(f"... and {len(table) - SHOWN} problems solved more often")
+    for key, title in (("pass1", f"avg@{k} (pass@1)"), (f"pass{k}", f"pass@{k}"), (f"maj{k}", f"maj@{k}")):
+        reporter.say(f"{title:18}{Estimate(*result[key])}")
+    intervals = result["intervals"]
+    for key, title, form in (("response_tokens", "response tokens", ".0f"), ("calls", "calls a rollout", ".2f")):
+        mean, low, high = intervals[key]
+        reporter.say(f"{title:18}{mean:{form}} \\[{low:{form}}, {high:{form}}]")
+    errors = "-" if result["error_rate"] is None else str(Estimate(*intervals["error_rate"]))
+    reporter.say(f"{'tool errors':18}{errors} of the calls")
+    reporter.say(f"{'truncated':18}{Estimate(*intervals['truncated'])}")
+    reporter.say(f"{result['problems']} problems x {k} samples\nrun {run}")

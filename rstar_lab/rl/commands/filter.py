@@ -1,0 +1,66 @@
+"""Measure a stage's problems before it begins: `python -m rstar_lab.rl.commands.filter RECIPE STAGE MODEL`.
+
+The local trainer does this by itself. Under verl it is run once, on one node with GPUs, when the stage before has ended.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar_lab.rl.recipe import Recipe
+
+
+def main(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
+    stage: Annotated[str, typer.Argument(help="The stage that has a filter.")],
+    model: Annotated[
+        Path, typer.Argument(help="Folder of the newest policy: RUN/checkpoints/step=... of the stage before.")
+    ],
+    runs_dir: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
+    sets: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+) -> None:
+    """Roll out every problem, write RUN/difficulty/stage=STAGE.parquet. The same command again goes on."""
+    from rstar_lab.rl.overrides import load_recipe, parse_overrides
+
+    loaded = load_recipe(recipe, parse_overrides(sets or []) | {"runs": str(runs_dir)})
+    try:
+        kept, count = asyncio.run(measure(loaded, stage, model))
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"{kept} of {count} problems stay")
+
+
+async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, int]:
+    """(problems that stay, problems). Raises UserError for a stage without a filter."""
+    from rstar_lab.progress import Reporter
+    from rstar_lab.rl.models.model import load_tokenizer
+    from rstar_lab.rl.rollout.agent_loop import Codec
+    from rstar_lab.rl.session import RunSession, read_problems
+    from rstar_lab.rl.training.stages import filter_problems
+    from rstar_lab.runs.reader import RunReader
+
+    stage = next((one for one in recipe.stages if one.name == stage_name and one.filter), None)
+    if stage is None or stage.filter is None:
+        named = ", ".join(one.name for one in recipe.stages if one.filter) or "none has"
+        raise UserError(f"stage {stage_name}: the recipe has no such stage with a filter ({named})")
+    async with RunSession.open(recipe, Reporter()) as lab:
+        run_dir = lab.runs_dir / lab.run_id("rl")
+        steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
+        problems = read_problems(stage.problems, lab.excluded)
+        engines, tools = await lab.engines(model), await lab.tools()
+        await engines.load_folder(model)
+        kept = await filter_problems(
+            problems, stage.filter, recipe.settings(stage), stage=stage.name, step=max(steps, default=0), recipe=recipe,
+            run_dir=run_dir, engines=engines, codec=Codec(load_tokenizer(model), tools), tools=tools, reward=lab.reward,
+        )  # fmt: skip
+        return len(kept), len(problems)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,170 @@
+"""The fallback where vLLM cannot be installed: transformers' `generate`, in this process, one batch after the other.
+
+Slower (see `rstar-lab bench rollout`), but the same interface. Each request draws from a generator of its own, so what it gets
+does not depend on what else is in the batch, up to rounding.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.models.model import load_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OnTokens = Callable[[list[int]], None]
+Request = tuple[list[int], Sampling, asyncio.Future[Completion], OnTokens | None]
+
+
+class HfEngine:
+    """Requests that wait while a batch is generated go together into the next one."""
+
+    def __init__(self, *, name: str = "transformers", max_batch: int = 64):
+        self.name, self.max_batch, self.kv_tokens = name, max_batch, 10**9
+        self._queue: list[Request] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._version = 0
+
+    async def start(self, model: Path | str, options: dict[str, Any]) -> None:
+        """Load the model; options: dtype. Raises UserError where it cannot be loaded."""
+        dtype = getattr(torch, options["dtype"])
+        self._model: PreTrainedModel = await asyncio.to_thread(load_model, model, dtype)
+        self._model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+        self._model.eval()
+
+    async def aclose(self) -> None:
+        if self._worker:
+            self._worker.cancel()
+        for _, _, future, _ in self._queue:
+            if not future.done():
+                future.set_exception(EngineError(f"{self.name} was closed"))
+        self._queue.clear()
+
+    def submit(
+        self, requests: Iterable[tuple[list[int], Sampling]], on_tokens: OnTokens | None = None
+    ) -> list[asyncio.Future[Completion]]:
+        loop = asyncio.get_running_loop()
+        futures = []
+        for prompt_ids, sampling in requests:
+            future: asyncio.Future[Completion] = loop.create_future()
+            self._queue.append((prompt_ids, sampling, future, on_tokens))
+            futures.append(future)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        return futures
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Completion:
+        """on_tokens: told of the tokens as they come, in the event loop."""
+        (future,) = self.submit([(prompt_ids, sampling)], on_tokens)
+        return await future
+
+    async def load_weights(self, path: Path | str, version: int) -> None:
+        """Load a safetensors file of the whole model, once the batch under way has ended."""
+        if self._worker:
+            await asyncio.wait([self._worker])
+        self._model.load_state_dict(load_file(path), strict=not self._model.config.tie_word_embeddings)
+        self._version = version
+
+    async def _work(self) -> None:
+        while self._queue:
+            batch = [request for request in self._queue[: self.max_batch] if not request[2].done()]
+            del self._queue[: self.max_batch]
+            if not batch:
+                continue
+            loop = asyncio.get_running_loop()
+            try:
+                completions = await asyncio.to_thread(self._generate, batch, loop.call_soon_threadsafe)
+            except Exception as error:
+                for _, _, future, _ in batch:
+                    if not future.done():
+                        future.set_exception(EngineError(f"{self.name}: {error}"))
+                continue
+            for (_, _, future, _), completion in zip(batch, completions, strict=True):
+                if not future.done():
+                    future.set_result(completion)
+
+    @torch.no_grad()
+    def _generate(self, batch: list[Request], call: Callable[..., Any]) -> list[Completion]:
+        device = self._model.device
+        width = max(len(prompt) for prompt, *_ in batch)
+        ids_BT = torch.zeros((len(batch), width), dtype=torch.long)
+        mask_BT = torch.zeros_like(ids_BT)
+        for row, (prompt, *_) in enumerate(batch):
+            ids_BT[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask_BT[row, width - len(prompt) :] = 1
+        limit = max(sampling.max_tokens for _, sampling, *_ in batch)
+        limit = min(limit, getattr(self._model.config, "max_position_embeddings", 2**20) - width)
+        if limit < 1:
+            raise EngineError("the prompt leaves no room for a response")
+        sampler = _Sampler(batch, call)
+        stops = sorted({token for _, sampling, *_ in batch for token in sampling.stop_token_ids})
+        out = self._model.generate(  # type: ignore[operator]
+            input_ids=ids_BT.to(device),
+            attention_mask=mask_BT.to(device),
+            max_new_tokens=limit,
+            do_sample=False,  # the sampler below draws; what it has drawn is the only token left
+            logits_processor=[sampler],
+            stopping_criteria=[sampler.abandoned],
+            eos_token_id=stops or None,
+            pad_token_id=0,
+        )
+        completions = []
+        for row, (_, sampling, *_) in enumerate(batch):
+            tokens = out[row, width:].tolist()[: sampling.max_tokens]
+            end = next((i + 1 for i, token in enumerate(tokens) if token in sampling.stop_token_ids), None)
+            tokens = tokens[:end]
+            reason = FinishReason.LENGTH if end is None else FinishReason.STOP
+            log_probs = [step[row] for step in sampler.log_probs[: len(tokens)]]
+            completions.append(Completion(tokens, log_probs, reason, self.name, self._version))
+        return completions
+
+
+class _Sampler:
+    """A logits processor that draws each row's token, with a generator of its own, and remembers the log-prob."""
+
+    def __init__(self, batch: list[Request], call: Callable[..., Any]):
+        self.batch, self.call = batch, call
+        self.samplings = samplings = [sampling for _, sampling, *_ in batch]
+        self.generators = [torch.Generator() for _ in samplings]
+        for generator, sampling in zip(self.generators, samplings, strict=True):
+            generator.manual_seed(sampling.seed) if sampling.seed is not None else generator.seed()
+        self.log_probs: list[list[float]] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        drawn = []
+        for row, (sampling, generator) in enumerate(zip(self.samplings, self.generators, strict=True)):
+            logits_V = scores[row].float().cpu()
+            if sampling.temperature == 0:
+                token = int(logits_V.argmax())
+                log_probs_V = logits_V.log_softmax(-1)
+            else:
+                log_probs_V = (logits_V / sampling.temperature).log_softmax(-1)
+                if sampling.top_p < 1:
+                    log_probs_V = _nucleus(log_probs_V, sampling.top_p)
+                token = int(torch.multinomial(log_probs_V.exp(), 1, generator=generator))
+            forced[row, token] = 0.0
+            drawn.append(float(log_probs_V[token]))
+            if on_tokens := self.batch[row][3]:
+                self.call(on_tokens, [token])
+        self.log_probs.append(drawn)
+        return forced
+
+    def abandoned(self, input_ids: torch.LongTensor, scores: Any, **_: Any) -> torch.Tensor:
+        """The end of the batch where nobody waits for it any more."""
+        gone = all(future.done() for _, _, future, _ in self.batch)
+        return torch.full((len(self.batch),), gone, device=input_ids.device, dtype=torch.bool)
+
+
+def _nucleus(log_probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    ordered, places = log_probs_V.sort(descending=True)
+    outside = ordered.exp().cumsum(-1) - ordered.exp() >= top_p
+    return log_probs_V.index_fill(0, places[outside], -torch.inf).log_softmax(-1)

@@ -1,0 +1,345 @@
+"""A vLLM server as an engine: token ids in, token ids and log-probs out, over OpenAI's /v1/completions.
+
+Asked of the server: vLLM 0.10.2 or later (`return_token_ids`). Log-probs are those of the distribution drawn from where it was
+started with `--logprobs-mode processed_logprobs`, as `rstar-lab serve` does; vLLM's own default is before temperature and top-p.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
+from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
+
+API_KEY = "RSTAR_LAB_API_KEY"
+RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+BUSY = (429, 500, 502, 503, 504)  # worth another try; any other status but 200 is the request's own fault
+
+
+class ServerEngine:
+    """One vLLM server by its URL.
+
+    A request whose connection breaks is sent again after a pause. A server that stays away, or is silent for `stall_s` while
+    it has work of ours (neither of its token counters moves), counts as lost: its requests end in EngineError, so that the
+    dispatcher sends them elsewhere, with the same seeds. Where every server of the group is lost they wait here, up to
+    `patience_s`, for one to come back. A lost server is asked again and again, and brought up to the newest weights before it
+    is used anew.
+
+    deadline_s: of one request. connections: requests of ours that are open at once. api_key: by default the environment's
+    RSTAR_LAB_API_KEY. Raises UserError from `start` where the URL cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        stall_s: float = 300.0,
+        deadline_s: float = 3600.0,
+        patience_s: float = 300.0,
+        connections: int = 256,
+    ):
+        self.url = self.name = url.rstrip("/").removesuffix("/v1")
+        self.stall_s, self.deadline_s, self.patience_s = stall_s, deadline_s, patience_s
+        self.version = 0
+        self.lost = self._closed = False
+        self.group: Sequence[ServerEngine] = (self,)
+        self.on_back: Callable[[], None] = lambda: None
+        self.on_metrics: Callable[[ServerMetrics], None] = lambda metrics: None
+        key = api_key or os.environ.get(API_KEY)
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(10.0, read=None, pool=None),
+            # uvicorn closes idle connections after 5 s: a request on one that it is just closing would be lost.
+            limits=httpx.Limits(max_connections=connections + 4, keepalive_expiry=2.0),
+            trust_env=False,
+        )
+        self._slots = asyncio.Semaphore(connections)
+        self._in_flight: set[asyncio.Task[Completion]] = set()
+        self._heard = 0.0
+        self._weights: tuple[Path, int] | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def start(self, model: Path | str | None = None, options: dict[str, Any] | None = None) -> None:
+        """Ask the server what it serves, and for one token. Raises UserError. (`model` and `options` are the server's own.)"""
+        try:
+            answer = await self._http.get("/v1/models", timeout=30.0)
+        except httpx.TransportError as error:
+            raise UserError(
+                f"{self.url} does not answer ({_reason(error)}): start it with `rstar-lab serve MODEL`, or mend the URL"
+            ) from None
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise UserError(f"{self.url}: not a URL of a server ({error})") from None
+        if answer.status_code in (401, 403):
+            raise UserError(f"{self.url} refuses the token: set {API_KEY} to the one it was started with")
+        card = _first_model(answer)
+        if card is None:
+            raise UserError(f"{self.url} is no OpenAI-style server: /v1/models answers {answer.status_code}")
+        if "max_model_len" not in card:
+            raise UserError(f"{self.url} takes no token ids: it is no vLLM server (its models have no max_model_len)")
+        self.model, self.root, self.context = card["id"], card.get("root") or card["id"], int(card["max_model_len"])
+        metrics = await self.scrape()
+        self.kv_tokens: int = (metrics.kv_tokens if metrics else 0) or 10**9
+        try:
+            await self._complete(self._body([0], Sampling(1, seed=0)))
+        except EngineError as error:
+            raise UserError(f"{self.url} cannot be used: {error}") from None
+        self._watchdog = asyncio.create_task(self._watch())
+
+    async def aclose(self) -> None:
+        """Let go of the server, which goes on. Safe to call twice."""
+        self._closed = True
+        if self._watchdog:
+            self._watchdog.cancel()
+        for task in self._in_flight:
+            task.cancel()
+        await self._http.aclose()
+
+    async def scrape(self) -> ServerMetrics | None:
+        """What /metrics says; None where the server has no such page. Raises EngineError where it does not answer."""
+        try:
+            answer = await self._http.get("/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
+        except httpx.TransportError as error:
+            raise EngineError(f"{self.name}: {_reason(error)}") from None
+        return parse_metrics(answer.text) if answer.status_code == 200 else None
+
+    async def _watch(self) -> None:
+        progress = None
+        while True:
+            await asyncio.sleep(min(5.0, self.stall_s / 4))
+            try:
+                metrics = await self.scrape()
+            except EngineError:
+                metrics, answers = None, False
+            else:
+                answers = True
+            if metrics:
+                self.on_metrics(metrics)
+            if self.lost:
+                if answers and await self._is_back():
+                    self.lost, self._heard = False, time.monotonic()
+                    self.on_back()
+                continue
+            # A server without such counters is trusted while it answers.
+            moved = answers and (metrics is None or metrics.progress != progress)
+            progress = metrics.progress if metrics else progress
+            if moved or not self._in_flight:
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > self.stall_s:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self.lost = True
+        for task in self._in_flight:
+            task.cancel()
+
+    async def _is_back(self) -> bool:
+        """Does it generate again, with the newest weights? A server that was started anew has those of its folder."""
+        try:
+            if self._weights and await self._served_version() != self._weights[1]:
+                await self._push(*self._weights)
+            await asyncio.wait_for(self._complete(self._body([0], Sampling(1, seed=0)), pauses=()), self.stall_s)
+        except (EngineError, UserError, TimeoutError):
+            return False
+        return True
+
+    # Work
+
+    def _body(self, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": prompt_ids,
+            "max_tokens": min(sampling.max_tokens, self.context - len(prompt_ids)),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            # Said outright: a model folder may bring defaults of its own for these.
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": sampling.seed,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, on_tokens: Callable[[list[int]], None] | None = None
+    ) -> Completion:
+        """Sample one completion; a prompt that fills the model's context gets an empty one. Raises EngineError.
+
+        A cancelled call is aborted in the server. on_tokens: told of the tokens as they come.
+        """
+        if len(prompt_ids) >= self.context:
+            return Completion([], [], FinishReason.LENGTH, self.name, self.version)
+        body = self._body(prompt_ids, sampling)
+        async with self._slots:
+            while True:
+                await self._until_found()
+                work = self._stream(body, on_tokens) if on_tokens else self._complete(body)
+                task = asyncio.create_task(work)
+                self._in_flight.add(task)
+                try:
+                    await asyncio.wait({task}, timeout=self.deadline_s)
+                    if not task.done():
+                        self.lost = True
+                        raise EngineError(f"{self.name}: no answer within {self.deadline_s:.0f} s")
+                    if not task.cancelled():
+                        self._heard = time.monotonic()
+                        return task.result()
+                    failure = EngineError(f"{self.name} was silent for {self.stall_s:.0f} s")
+                except RequestRefused:
+                    raise
+                except EngineError as error:
+                    failure = error
+                finally:
+                    self._in_flight.discard(task)
+                    task.cancel()
+                if self._closed or on_tokens or self._others_serve():
+                    raise failure
+
+    def _others_serve(self) -> bool:
+        return any(not other.lost for other in self.group if other is not self)
+
+    async def _until_found(self) -> None:
+        """Where this server is lost: hand back at once what another can do, else wait for whichever comes back first."""
+        deadline = time.monotonic() + self.patience_s
+        while self.lost:
+            if self._others_serve() or time.monotonic() > deadline:
+                raise EngineError(f"{self.name} is lost")
+            await asyncio.sleep(0.25)
+
+    async def _complete(self, body: dict[str, Any], pauses: Sequence[float] = RETRY_PAUSES_S) -> Completion:
+        for pause in (*pauses, None):
+            try:
+                answer = await self._http.post("/v1/completions", json=body)
+            except httpx.TransportError as error:
+                failure = _reason(error)
+            else:
+                if answer.status_code == 200:
+                    choice = answer.json()["choices"][0]
+                    if choice["finish_reason"] in ("stop", "length"):
+                        return self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
+                    failure = f"it ended a request: {choice['finish_reason']}"
+                elif answer.status_code not in BUSY:
+                    raise RequestRefused(f"{self.name} refused a request: {_message(answer)}")
+                else:
+                    failure = f"{answer.status_code} {_message(answer)}"
+            if pause is None:
+                break
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        self.lost = True
+        raise EngineError(f"{self.name}: {failure}")
+
+    async def _stream(self, body: dict[str, Any], on_tokens: Callable[[list[int]], None]) -> Completion:
+        token_ids: list[int] = []
+        log_probs: list[float] = []
+        reason = None
+        try:
+            async with self._http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    raise RequestRefused(f"{self.name} refused a request: {_message(answer)}")
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise EngineError(f"{self.name}: {event['error'].get('message', event['error'])}")
+                    for choice in event["choices"]:
+                        token_ids += choice["token_ids"]
+                        log_probs += choice["logprobs"]["token_logprobs"]
+                        reason = choice["finish_reason"] or reason
+                        on_tokens(choice["token_ids"])
+        except httpx.TransportError as error:
+            raise EngineError(f"{self.name}: {_reason(error)}") from None
+        return self._completion(token_ids, {"token_logprobs": log_probs}, reason)
+
+    def _completion(self, token_ids: list[int] | None, logprobs: dict[str, Any], reason: str | None) -> Completion:
+        if token_ids is None:
+            raise EngineError(f"{self.name} gives no token ids: it wants vLLM 0.10.2 or later")
+        finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+        return Completion(list(token_ids), list(logprobs["token_logprobs"]), finish, self.name, self.version)
+
+    def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
+        """Several requests at once, each on its way of its own."""
+        return [asyncio.ensure_future(self.generate(prompt_ids, sampling)) for prompt_ids, sampling in requests]
+
+    # Weights
+
+    async def load_weights(self, path: Path | str, version: int) -> None:
+        """Have the server load a safetensors file of the whole model and forget every cached prefix.
+
+        The file must be visible to the server, and the server started with `rstar-lab serve --updatable`. Requests in flight
+        are held meanwhile and go on with the new weights. Raises UserError, EngineError.
+        """
+        self._weights = (Path(path), version)
+        await self._push(*self._weights)
+
+    async def _push(self, path: Path, version: int) -> None:
+        await self._control("/pause", params={"mode": "keep"})
+        try:
+            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path.parent.resolve())}}
+            await self._control("/collective_rpc", json=load)
+            # Blocks cached under the old weights would be served for the new ones.
+            reset = await self._control("/reset_prefix_cache", params={"reset_running_requests": True})
+            if not reset.json()["success"]:
+                raise EngineError(f"{self.name}: its prefix cache could not be reset")
+            await self._control("/update_weight_version", json={"new_version": str(version)})
+        finally:
+            await self._control("/resume")
+        self.version = version
+
+    async def _served_version(self) -> int | None:
+        """The version last pushed to it; None since it was started."""
+        version = (await self._control("/weight_info", "GET")).json()["weight_version"]
+        return int(version) if str(version).isdigit() else None
+
+    async def serves(self, folder: Path) -> bool:
+        """Does it serve the model in `folder`, as it was started with it?"""
+        if Path(self.root).resolve() != folder.resolve():
+            return False
+        try:
+            return await self._served_version() is None
+        except (UserError, EngineError):
+            return True  # it takes no other weights
+
+    async def _control(self, path: str, method: str = "POST", **arguments: Any) -> httpx.Response:
+        try:
+            answer = await self._http.request(method, path, timeout=self.stall_s, **arguments)
+        except httpx.TransportError as error:
+            raise EngineError(f"{self.name}: {path}: {_reason(error)}") from None
+        if answer.status_code == 404:
+            raise UserError(f"{self.url} takes no new weights: start it with `rstar-lab serve MODEL --updatable`")
+        if answer.status_code != 200:
+            raise EngineError(f"{self.name}: {path}: {answer.status_code} {_message(answer)}")
+        return answer
+
+
+def _first_model(answer: httpx.Response) -> dict[str, Any] | None:
+    try:
+        return answer.json()["data"][0] if answer.status_code == 200 else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])[:500]
+    except (ValueError, LookupError, TypeError):
+        return answer.text[:500]

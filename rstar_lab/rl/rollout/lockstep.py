@@ -1,0 +1,78 @@
+"""Lockstep rollouts: turns in fixed batches, so that the same machine, versions and seed give the same bits."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from rstar_lab.rl.engine import Completion, Engine, Sampling
+
+
+class BatchEngine(Engine, Protocol):
+    def submit(self, requests: Sequence[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
+        """Several requests that enter the engine's batch together."""
+        ...
+
+
+class Lockstep:
+    """Gathers the next request of every live rollout of an engine, then sends them at once, in the order of the seats. While
+    the tools of one engine's rollouts run, another generates.
+
+    Rollouts of a group share an engine, and with it the cached prefix of their prompt.
+    """
+
+    def __init__(self, engines: Sequence[BatchEngine], groups: Sequence[str]):
+        order = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+        self.engines = engines
+        self.engine_of = [order[group] % len(engines) for group in groups]
+        self.live = [{i for i, number in enumerate(self.engine_of) if number == own} for own in range(len(engines))]
+        self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]]] = [{} for _ in engines]
+
+    def seat(self, index: int) -> "LockstepSeat":
+        return LockstepSeat(self, index)
+
+    def flush_if_complete(self, number: int) -> None:
+        if self.waiting[number] and len(self.waiting[number]) == len(self.live[number]):
+            asyncio.get_running_loop().create_task(self._flush(number))
+
+    async def _flush(self, number: int) -> None:
+        batch, self.waiting[number] = self.waiting[number], {}
+        seats = sorted(batch)
+        futures = self.engines[number].submit([batch[i][:2] for i in seats]) if seats else []
+        for index, future in zip(seats, futures, strict=True):
+            _chain(future, batch[index][2])
+
+
+class LockstepSeat:
+    def __init__(self, lockstep: Lockstep, index: int):
+        self.lockstep, self.index, self.number = lockstep, index, lockstep.engine_of[index]
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.lockstep.waiting[self.number][self.index] = (prompt_ids, sampling, future)
+        self.lockstep.flush_if_complete(self.number)
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self.lockstep.waiting[self.number].pop(self.index, None)
+
+    def on_turn(self, text: str, last: bool) -> None: ...
+
+    def interrupt(self) -> None:
+        raise RuntimeError("a lockstep batch is never interrupted: recipes refuse it")
+
+    def leave(self) -> None:
+        self.lockstep.live[self.number].discard(self.index)
+        self.lockstep.flush_if_complete(self.number)
+
+
+def _chain(source: asyncio.Future[Completion], target: asyncio.Future[Completion]) -> None:
+    def copy(done: asyncio.Future[Completion]) -> None:
+        if target.done():
+            return
+        if error := done.exception():
+            target.set_exception(error)
+        else:
+            target.set_result(done.result())
+
+    source.add_done_callback(copy)

@@ -1,0 +1,122 @@
+"""Figures of simulated steps: who ran what when, and predicted against measured."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from rstar_lab.rl.bench.calibration import Measurement
+from rstar_lab.rl.scheduling.simulator import Result
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, 2008
+
+
+def table(results: Mapping[str, Result], bound_s: float) -> pd.DataFrame:
+    """One row a policy: makespan, its distance from the bound, and where the time went."""
+    rows = [
+        {
+            "policy": name,
+            "makespan_s": result.makespan_s,
+            "bound / makespan": bound_s / result.makespan_s,
+            "idle share": result.idle_share,
+            "preemptions": result.preemptions,
+            "prompt tokens computed": result.computed,
+            "found in cache": result.hit / max(result.hit + result.computed, 1),
+            "turns that moved": result.moved,
+        }
+        for name, result in results.items()
+    ]
+    return pd.DataFrame(rows).set_index("policy").sort_values("makespan_s")
+
+
+def plot_gantt(results: Mapping[str, Result], bound_s: float, points: int = 400) -> go.Figure:
+    """Rollouts generating on each engine (rows) over time (seconds, one axis for all), a panel a policy; white is idle."""
+    figure = make_subplots(len(results), 1, shared_xaxes=True, vertical_spacing=0.04, subplot_titles=list(results))
+    times = np.linspace(0, max(result.makespan_s for result in results.values()), points)
+    engines = len(next(iter(results.values())).busy_s)
+    batches = {}
+    for name, result in results.items():
+        batch = np.zeros((engines, points))
+        for engine in range(engines):
+            started = np.sort([span.started for span in result.spans if span.engine == engine])
+            ended = np.sort([span.ended for span in result.spans if span.engine == engine])
+            batch[engine] = np.searchsorted(started, times, "right") - np.searchsorted(ended, times, "right")
+        batches[name] = np.where(batch > 0, batch, np.nan)
+    largest = max(np.nanmax(batch) for batch in batches.values())
+    for row, (name, batch) in enumerate(batches.items(), start=1):
+        figure.add_heatmap(
+            x=times,
+            z=batch,
+            y=[f"engine {i}" for i in range(engines)],
+            zmin=0,
+            zmax=largest,
+            colorscale="Viridis",
+            showscale=row == 1,
+            colorbar={"title": "rollouts"},
+            hovertemplate="%{y}, %{x:.0f} s: %{z} rollouts<extra></extra>",
+            row=row,
+            col=1,
+        )
+        figure.add_vline(x=results[name].makespan_s, line_color=COLOURS[1], row=row, col=1)
+        figure.add_vline(x=bound_s, line_dash="dot", row=row, col=1)
+    figure.update_xaxes(title_text="seconds (line: makespan, dotted: lower bound)", row=len(results), col=1)
+    figure.update_yaxes(showticklabels=False)
+    figure.update_layout(template="plotly_white", height=110 * len(results) + 120)
+    return figure
+
+
+def plot_turns(result: Result, engine: int) -> go.Figure:
+    """The turns of one engine: waiting in its queue, then generating; a row a rollout, in order of arrival."""
+    spans = sorted((span for span in result.spans if span.engine == engine), key=lambda span: span.sent)
+    row_of = {rollout: row for row, rollout in enumerate(dict.fromkeys(span.rollout for span in spans))}
+    figure = go.Figure()
+    for name, colour, begin, end in (
+        ("in the engine's queue", COLOURS[4], "sent", "started"),
+        ("generating", COLOURS[0], "started", "ended"),
+    ):
+        x: list[float | None] = []
+        y: list[int | None] = []
+        for span in spans:
+            x += [getattr(span, begin), getattr(span, end), None]
+            y += [row_of[span.rollout], row_of[span.rollout], None]
+        figure.add_scattergl(x=x, y=y, mode="lines", name=name, line={"color": colour, "width": 3})
+    figure.update_layout(
+        template="plotly_white",
+        height=420,
+        xaxis_title="seconds (gaps: the rollout is at its tools)",
+        yaxis_title="rollout",
+        legend={"orientation": "h", "y": 1.1},
+    )
+    return figure
+
+
+def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
+    """Predicted against measured makespan, a point a policy, bars from the fastest to the slowest replay."""
+    figure = go.Figure()
+    limit = 1.1 * max(max(result.predicted_s, *result.measured_s) for result in results)
+    figure.add_scatter(
+        x=[0, limit], y=[0, limit], mode="lines", line={"dash": "dot", "color": "grey"}, showlegend=False
+    )
+    figure.add_annotation(x=limit, y=limit, text="measured as predicted", showarrow=False, xanchor="right", yshift=14)
+    ranked = sorted(results, key=lambda result: result.predicted_s)
+    for result, colour in zip(results, COLOURS, strict=False):
+        figure.add_scatter(
+            x=[result.predicted_s],
+            y=[result.measured],
+            error_y={
+                "array": [max(result.measured_s) - result.measured],
+                "arrayminus": [result.measured - min(result.measured_s)],
+            },
+            mode="markers+text",
+            text=[result.policy],
+            # To either side in turn, so that the names of neighbours stay apart.
+            textposition=("middle left", "middle right")[ranked.index(result) % 2],
+            marker={"color": colour, "size": 11},
+            showlegend=False,
+        )
+    figure.update_layout(
+        template="plotly_white", height=460, xaxis_title="predicted makespan (s)", yaxis_title="measured makespan (s)"
+    )
+    return figure

@@ -1,0 +1,62 @@
+"""A recorded step as scripted rollouts, for the simulator: what would it have cost under another policy?"""
+
+from collections import defaultdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn
+from rstar_lab.runs import RunReader, RunStoreError
+
+
+def recorded_rollouts(run_dir: str | Path, step: int) -> list[ScriptedRollout]:
+    """The rollouts of one committed step of a run, in the order of its file.
+
+    Turns are the stretches of model tokens in the loss mask; a turn's tools take as long as its slowest call, queue included.
+    Where the run kept no token arrays, a rollout's tokens are spread evenly over its turns and its prompt counts 300.
+    Raises RunStoreError where the step is not in the run.
+    """
+    reader = RunReader(run_dir)
+    if step not in reader.steps():
+        raise RunStoreError(f"step: run {reader.run_id} has no committed step {step}; it has {list(reader.steps())}")
+
+    def rows(level: str, columns: list[str]) -> list[dict[str, Any]]:
+        table = reader.read(level, ["step", "traj_id", *columns])
+        return table.filter(pc.equal(table["step"], step)).to_pylist()
+
+    tools: dict[tuple[str, int], float] = defaultdict(float)
+    for call in rows("calls", ["turn", "queue_s", "run_s"]):
+        key = call["traj_id"], call["turn"]
+        tools[key] = max(tools[key], (call["queue_s"] or 0.0) + (call["run_s"] or 0.0))
+    tokens = {row["traj_id"]: row for row in rows("transcripts", ["prompt_ids", "loss_mask"])}
+    rollouts: list[ScriptedRollout] = []
+    for row in rows("trajectories", ["problem_id", "turns", "model_tokens", "response_tokens"]):
+        recorded = tokens.get(row["traj_id"], {})
+        parts = _parts(recorded.get("loss_mask")) or _even_parts(row)
+        steps = tuple(
+            ScriptedTurn(generated, tools[row["traj_id"], turn], answer)
+            for turn, (generated, answer) in enumerate(parts)
+        )
+        prompt = len(recorded["prompt_ids"]) if recorded.get("prompt_ids") else 300
+        rollouts.append(ScriptedRollout(len(rollouts), row["problem_id"], prompt, steps))
+    return rollouts
+
+
+def _parts(loss_mask: list[bool] | None) -> list[tuple[int, int]]:
+    """(model tokens, tool tokens) of each turn."""
+    parts: list[tuple[int, int]] = []
+    for by_model, run in groupby(loss_mask or []):
+        count = len(list(run))
+        if by_model:
+            parts.append((count, 0))
+        elif parts:
+            parts[-1] = (parts[-1][0], count)
+    return parts
+
+
+def _even_parts(row: dict[str, Any]) -> list[tuple[int, int]]:
+    turns = max(row["turns"], 1)
+    answers = row["response_tokens"] - row["model_tokens"]
+    return [(max(row["model_tokens"] // turns, 1), answers // turns)] * turns

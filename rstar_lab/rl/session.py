@@ -1,0 +1,178 @@
+"""What the parts of a recipe's run share: sandbox, engines, tools, reward, problems and run folders."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
+from rstar_lab.rl.problems import Problem, load_problems
+from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError
+from rstar_lab.rl.reward import make_reward, warm_up
+from rstar_lab.rl.synthetic import families
+from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.training.data_parallel import Helpers
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+
+class RunSession:
+    """What the pieces of a recipe share: its sandbox and engines, each started when first needed, and the held-out problems."""
+
+    def __init__(self, recipe: Recipe, reporter: Reporter):
+        self.recipe, self.reporter = recipe, reporter
+        self.runs_dir = recipe.runs
+        self._stack = AsyncExitStack()
+        self._sandbox: Any = None
+        self._helpers: Helpers | None = None
+        self._starting: asyncio.Task[EngineGroup] | None = None
+        self._spawned: list[AnyEngine] | None = None
+        self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
+        self.reward = make_reward(recipe.rl.reward)
+        # For their errors, before anything is started.
+        make_tools([name for name in recipe.rl.tools if name not in CODE_TOOLS], None)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, recipe: Recipe, reporter: Reporter) -> AsyncIterator["RunSession"]:
+        lab = cls(recipe, reporter)
+        async with lab._stack:
+            yield lab
+
+    def run_id(self, piece: str) -> str:
+        return f"{self.recipe.name}-{piece}"
+
+    @property
+    def excluded(self) -> list[Problem]:
+        """What training must never see."""
+        return [problem for problems in self.held_out.values() for problem in problems]
+
+    @property
+    def warm(self) -> bool:
+        """Whether engines will be needed soon."""
+        return self._spawned is not None
+
+    async def sandbox(self) -> Any:
+        if self._sandbox is None:
+            section = self.recipe.sandbox
+            if section.url == "local":
+                limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+                self._sandbox = await self._stack.enter_async_context(LocalSandbox(limits, section.workers))
+            else:
+                self._sandbox = await self._stack.enter_async_context(SandboxClient(section.url))
+        return self._sandbox
+
+    async def tools(self) -> dict[str, Tool]:
+        section, rl = self.recipe.sandbox, self.recipe.rl
+        sandbox = await self.sandbox() if set(rl.tools) & set(CODE_TOOLS) else None
+        return make_tools(rl.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=rl.tool_timeout_s)
+
+    @property
+    def work_dir(self) -> Path:
+        return self.runs_dir / ".engines" / self.recipe.name
+
+    def helpers(self) -> Helpers:
+        """Processes that share the work of training, on a CPU."""
+        if self._helpers is None:
+            self._helpers = self._stack.enter_context(Helpers(self.recipe.processes if device().type == "cpu" else 1))
+        return self._helpers
+
+    def warm_up(self) -> None:
+        """Start all processes now; they import torch and vLLM while the model is still being made."""
+        self.helpers()
+        self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
+        for engine in self._spawned:
+            self._stack.push_async_callback(engine.aclose)
+
+    def start_engines(self, model_dir: Path) -> None:
+        """Start engines for models of this shape in the background; `engines` waits for them."""
+        if self._starting is None:
+            context = open_engines(
+                self.recipe.engine, model_dir, self.work_dir, self.longest(model_dir), self.recipe.seed, self._spawned
+            )
+            self._starting = asyncio.create_task(self._start(context))
+            self._stack.push_async_callback(_end, self._starting)
+
+    async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
+        engines = self._stack.enter_async_context(context)
+        if self.recipe.rl.reward == "verify":
+            # An answer that waited for it to start could be counted wrong.
+            return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
+        return await engines
+
+    async def engines(self, model_dir: Path) -> EngineGroup:
+        """Engines for models of this shape; the caller loads the weights it wants."""
+        self.start_engines(model_dir)
+        assert self._starting is not None
+        return await asyncio.shield(self._starting)
+
+    def longest(self, model_dir: Path) -> int:
+        """Room for the longest prompt and response of any stage or evaluation, within what the model can do."""
+        responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
+        responses.append(self.recipe.evaluate.max_response_tokens)
+        path = model_dir / "config.json"  # of a served model, only the tokenizer may lie here
+        config = json.loads(path.read_text()) if path.exists() else {}
+        return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):  # whoever waited for it has its error
+        await task
+
+
+def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
+    """The problems a recipe names. Synthetic ones never ask what an excluded problem asks; in a file that is an error."""
+    if section.synthetic:
+        spec = section.synthetic
+        problems = families.synthesize(
+            spec.seed, spec.count, levels=spec.levels, families=spec.families, exclude=exclude
+        )
+    else:
+        assert section.file is not None
+        problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
+        held_out = {problem.question.strip() for problem in exclude}
+        if clash := next((p for p in problems if p.question.strip() in held_out), None):
+            raise UserError(
+                f"{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
+            )
+    return problems[: section.limit] if section.limit else problems
+
+
+def open_run(lab: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
+    """The writer of one piece. Raises RecipeError where the run is there already and was made by another recipe."""
+    recipe = lab.recipe.model_dump(mode="json")
+    folder = lab.runs_dir / lab.run_id(piece)
+    if (folder / "run.json").exists():
+        # Through the model, so that a key that has come since counts as left at its default.
+        old = Recipe.model_validate(RunReader(folder).info["recipe"]).model_dump(mode="json")
+        for key in matters:
+            if differ := _difference(old.get(key), recipe[key], key):
+                raise RecipeError(
+                    f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
+                )
+    return RunWriter.open(lab.runs_dir, lab.run_id(piece), kind=kind, recipe=recipe, seed=lab.recipe.seed, **details)
+
+
+def _difference(old: Any, new: Any, key: str) -> str | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = (_difference(old.get(name), new.get(name), f"{key}.{name}") for name in {**old, **new})
+        return next((part for part in parts if part), None)
+    return None if old == new else f"{key}: {old} then, {new} now"
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def vocabulary(tokenizer: Any) -> list[str]:
+    """The text of every token id."""
+    return tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)

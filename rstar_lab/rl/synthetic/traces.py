@@ -1,0 +1,221 @@
+"""Traces to imitate: conversations about the families' problems whose every tool call was run in the sandbox.
+
+They teach the format and the tool, and they are imperfect on purpose: errors that are mended, wrong programs, guesses,
+duplicate answers. What is good among all that is for RL to find out.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rstar_lab.outcomes import OURS
+from rstar_lab.rl.chat_format import parser
+from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout.agent_loop import answer_call
+from rstar_lab.rl.synthetic import families
+from rstar_lab.sandbox.call import Call, CallResult
+
+Segments = list[tuple[str, bool]]
+
+_BATCH = 512
+_COMPUTE = ("Let me compute this.", "Python can do this.")
+_MEND = ("That failed. Let me fix the code.", "An error. I correct the program.")
+_CHECK = ("But before I answer, let me double-check.",)
+_FINISH = ("The output is the answer.", "So this is the result.")
+_GUESS = ("I can guess this one.",)
+_GIVE_UP = ("That failed. I will guess.",)
+
+
+class TraceMix(BaseModel):
+    """Shares of the kinds of traces (weights: they need not add up to 1).
+
+    The first four end with the right answer, the other three hardly ever.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    clean: float = Field(default=0.10, ge=0)
+    error_then_fix: float = Field(default=0.30, ge=0)
+    malformed_then_fix: float = Field(default=0.03, ge=0, description="a tool call that is no JSON, then a proper one")
+    double_check: float = Field(default=0.06, ge=0)
+    wrong_code: float = Field(default=0.26, ge=0)
+    guess: float = Field(default=0.17, ge=0)
+    error_then_guess: float = Field(default=0.08, ge=0)
+    hardness: float = Field(
+        default=0.5, ge=0, le=1, description="share of right traces that turn into wrong_code at the top level"
+    )
+    duplicate_answers: float = Field(
+        default=0.25, ge=0, le=1, description="share of traces that give their answer twice or thrice"
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> "TraceMix":
+        if not any(self.weights(level=1).values()):
+            raise ValueError("every kind of trace has weight 0")
+        return self
+
+    def weights(self, level: float | None) -> dict[str, float]:
+        """Weights by kind for problems of one level."""
+        right = {
+            kind: getattr(self, kind) for kind in ("clean", "error_then_fix", "malformed_then_fix", "double_check")
+        }
+        moved = self.hardness * ((level or 1) - families.LEVELS[0]) / (families.LEVELS[-1] - families.LEVELS[0])
+        return {kind: weight * (1 - moved) for kind, weight in right.items()} | {
+            "wrong_code": self.wrong_code + moved * sum(right.values()),
+            "guess": self.guess,
+            "error_then_guess": self.error_then_guess,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One executed conversation. outcomes: of its tool calls, in order; correct: whether it ends with the answer."""
+
+    problem_id: str
+    kind: str
+    messages: list[dict[str, Any]]
+    outcomes: list[str]
+    correct: bool
+
+    def segments(self) -> Segments:
+        """(text, is_the_model's_own) pieces, to be tokenized one by one."""
+        return chat.render_segments(self.messages, tools=[chat.CODE_TOOL])
+
+
+class Sandbox(Protocol):
+    """What is needed of a LocalSandbox or SandboxClient."""
+
+    async def run_many(self, calls: list[Call]) -> list[CallResult]: ...
+
+
+async def make_traces(
+    problems: Sequence[Problem],
+    sandbox: Sandbox,
+    *,
+    seed: int,
+    mix: TraceMix = TraceMix(),
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Trace]:
+    """One executed trace a problem, in the problems' order; the same arguments give the same traces.
+
+    cache: folder where finished traces are kept by the content of everything that goes into them.
+    progress(done, total) counts the different programs that were run.
+    Raises UserError where a problem is not of the families, RuntimeError where the sandbox itself fails.
+    """
+    path = cache / f"traces-{_content_key(problems, seed, mix)}.jsonl" if cache else None
+    if path and path.is_file():
+        return [Trace(**json.loads(line)) for line in path.read_text().splitlines()]
+    scripts = [_script(problem, mix, random.Random(f"{seed}/{problem.problem_id}")) for problem in problems]
+    codes = list(dict.fromkeys(code for script in scripts for code in script.codes))
+    results: dict[str, CallResult] = {}
+    for start in range(0, len(codes), _BATCH):
+        batch = codes[start : start + _BATCH]
+        results.update(zip(batch, await sandbox.run_many([Call(code, seed=seed) for code in batch]), strict=True))
+        if progress:
+            progress(len(results), len(codes))
+    if failed := [result for result in results.values() if result.outcome in OURS]:
+        raise RuntimeError(f"the sandbox could not run {len(failed)} of {len(codes)} programs: {failed[0].stderr}")
+    traces = [await _play(problem, script, results) for problem, script in zip(problems, scripts, strict=True)]
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(asdict(trace)) + "\n" for trace in traces))
+        temporary.replace(path)
+    return traces
+
+
+def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix) -> str:
+    digest = hashlib.sha256()
+    for module in (families, chat):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(Path(__file__).read_bytes())
+    digest.update(f"{seed} {mix.model_dump_json()}".encode())
+    for problem in problems:
+        digest.update(problem.model_dump_json().encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """A trace before its calls were run. steps: (reason, code or malformed call); answer None means the last output."""
+
+    kind: str
+    steps: list[tuple[str, str, bool]]
+    finish: str
+    answer: str | None
+    answer_tags: int
+
+    @property
+    def codes(self) -> Iterator[str]:
+        return (code for _, code, well_formed in self.steps if well_formed)
+
+
+def _script(problem: Problem, mix: TraceMix, rng: random.Random) -> _Script:
+    weights = mix.weights(problem.difficulty)
+    kind = rng.choices(list(weights), list(weights.values()))[0]
+    programs = families.programs(problem)
+    solve = (rng.choice(_COMPUTE), programs.good, True)
+    err = (rng.choice(_COMPUTE), _broken(programs.good, rng), True)
+    mend = (rng.choice(_MEND), programs.good, True)
+    steps = {
+        "clean": [solve],
+        "error_then_fix": [err, mend],
+        "malformed_then_fix": [(rng.choice(_COMPUTE), programs.good, False), mend],
+        "double_check": [solve, (rng.choice(_CHECK), programs.good, True)],
+        "wrong_code": [(rng.choice(_COMPUTE), rng.choice(programs.wrong), True)],
+        "guess": [],
+        "error_then_guess": [err],
+    }[kind]
+    guess = str(rng.randrange(10 ** (len(problem.answer) - 1), 10 ** len(problem.answer)))
+    ends = {"guess": (_GUESS, guess), "error_then_guess": (_GIVE_UP, guess)}
+    finish, answer = ends.get(kind, (_FINISH, None))
+    tags = rng.choice((2, 2, 3)) if rng.random() < mix.duplicate_answers else 1
+    return _Script(kind, steps, rng.choice(finish), answer, tags)
+
+
+def _broken(good: str, rng: random.Random) -> str:
+    """The program with one slip in it that makes it fail."""
+    head, _, expression = good.rpartition("print(")
+    slips = [
+        good[:-1],
+        f'{head}print("x = " + {expression}',
+        f"{head}prints({expression}",
+        good.removeprefix("import math\n") if good.startswith("import math\n") else f"import maths\n{good}",
+    ]
+    return rng.choice(slips)
+
+
+async def _play(problem: Problem, script: _Script, results: dict[str, CallResult]) -> Trace:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": chat.SYSTEM_PROMPT},
+        {"role": "user", "content": chat.ask(problem.question)},
+    ]
+    outcomes, text = [], ""
+    name = chat.CODE_TOOL["function"]["name"]
+    for reason, code, well_formed in script.steps:
+        content = f"<reason>{reason}</reason>"
+        arguments = {"code": code, "input": ""}
+        if well_formed:
+            call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+            messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
+            text = chat.render_tool_result(results[code])
+            outcomes.append(results[code].outcome.value)
+        else:
+            slip = chat.render_tool_call(name, arguments).replace('"}}', '"}')
+            messages.append({"role": "assistant", "content": f"{content}\n{slip}"})
+            told = await answer_call(parser.parse_tool_calls(slip)[0], {}, seed=0, traj_id="", max_chars=4096)
+            text = told.text
+            outcomes.append(told.outcome.value)
+        messages.append({"role": "tool", "content": text})
+    answer = script.answer or text
+    tags = "\n".join([f"<answer>\\boxed{{{answer}}}</answer>"] * script.answer_tags)
+    messages.append({"role": "assistant", "content": f"<reason>{script.finish}</reason>\n{tags}"})
+    return Trace(problem.problem_id, script.kind, messages, outcomes, answer == problem.answer)

@@ -1,0 +1,62 @@
+"""The code tools: Python programs and notebook cells, run in the sandbox."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rstar_lab.outcomes import OURS
+from rstar_lab.rl.chat_format.template import CODE_TOOL, JUPYTER_TOOL, render_tool_result
+from rstar_lab.rl.tools.base import RETRIES, ToolResult
+from rstar_lab.sandbox.call import Call, CallResult
+
+
+class Sandbox(Protocol):
+    """What is used of LocalSandbox and SandboxClient."""
+
+    async def run_many(self, calls: Sequence[Call]) -> list[CallResult]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTool:
+    """The paper's tool: a program and its standard input, in a fresh process."""
+
+    sandbox: Sandbox
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+    schema: dict[str, Any] = field(default_factory=lambda: CODE_TOOL)
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        call = Call(arguments["code"], arguments["input"], seed, self.timeout_s, self.memory_mb)
+        return await run_code(self.sandbox, call)
+
+    async def close(self, traj_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JupyterTool:
+    """The release's second tool: cells of one live session a trajectory."""
+
+    sandbox: Sandbox
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+    schema: dict[str, Any] = field(default_factory=lambda: JUPYTER_TOOL)
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        call = Call(arguments["code"], "", seed, self.timeout_s, self.memory_mb, session=traj_id)
+        return await run_code(self.sandbox, call)
+
+    async def close(self, traj_id: str) -> None:
+        close_session = getattr(self.sandbox, "close_session", None)
+        if close_session:
+            await close_session(traj_id)
+
+
+async def run_code(sandbox: Sandbox, call: Call) -> ToolResult:
+    """Run code; a failure of ours is tried again before the model hears of it."""
+    for attempt in range(1 + RETRIES):
+        (result,) = await sandbox.run_many([call])
+        if result.outcome not in OURS:
+            break
+        await asyncio.sleep(0.05 * 2**attempt)
+    return ToolResult(result.outcome, render_tool_result(result), call.code, result.queue_s, result.duration_s)

@@ -1,0 +1,227 @@
+"""The user's own tools: a typed function, a class of which every trajectory has an instance, or an HTTP endpoint.
+
+They are the user's trusted code: they run in the trainer's process, without a sandbox. A time limit ends the waiting for a call,
+not the thread that it runs in. What is for the model is the schema, made from the signature and the docstring (Google style).
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, get_type_hints
+
+import httpx
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.tools.base import RETRIES, Tool, ToolResult, tool_name
+
+THREADS = 64  # calls of one tool at once; the others wait outside of their time limit
+FROM_US = ("seed", "traj_id")  # keyword-only parameters of these names are filled in by the agent loop
+
+log = logging.getLogger(__name__)
+
+
+class ToolUnavailable(Exception):
+    """Raised by a tool whose failure is not the model's (a service is down): tried again, then `sandbox_error`."""
+
+
+class OwnTool:
+    """A function as a tool; or a class: an instance a trajectory, called like a function, its `close()` called at the end.
+
+    Functions may be async; others run in a daemon thread. Calls of one trajectory reach its instance one after the other.
+    After a time-out the instance is given up and the next call meets a new one.
+    """
+
+    def __init__(self, name: str, own: Callable[..., Any], time_limit_s: float):
+        """Raises UserError where signature or docstring do not say what the model may hand in."""
+        self.own, self.time_limit_s, self.stateful = own, time_limit_s, inspect.isclass(own)
+        function = own.__call__ if inspect.isclass(own) else own  # type: ignore[operator]
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.schema, self.arguments, self.given = describe(name, function, method=self.stateful)
+        self._threads = asyncio.Semaphore(THREADS)
+        self._instances: dict[str, Any] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        values = {name: value for name, value in (("seed", seed), ("traj_id", traj_id)) if name in self.given}
+        for name, value in arguments.items():
+            try:
+                values[name] = self.arguments[name].validate_json(json.dumps(value), strict=True)
+            except ValidationError as error:
+                detail = error.errors()[0]
+                field = ".".join(map(str, (name, *detail["loc"])))
+                text = f"The arguments are not right: argument '{field}' of {tool_name(self.schema)}: {detail['msg']}."
+                return ToolResult(Outcome.INVALID_ARGUMENTS, text)
+        if self.stateful:
+            async with self._locks.setdefault(traj_id, asyncio.Lock()):
+                result = await retried(lambda: self._run(self._instance(traj_id), values, traj_id))
+        else:
+            result = await retried(lambda: self._run(self.own, values))
+        return replace(result, code=json.dumps(arguments, sort_keys=True))
+
+    async def close(self, traj_id: str) -> None:
+        self._locks.pop(traj_id, None)
+        close = getattr(self._instances.pop(traj_id, None), "close", None)
+        if close is None:
+            return
+        try:
+            async with asyncio.timeout(self.time_limit_s):
+                await (close() if inspect.iscoroutinefunction(close) else in_daemon_thread(close))
+        except Exception as error:
+            log.warning("closing %s of %s: %s: %s", tool_name(self.schema), traj_id, type(error).__name__, error)
+
+    def _instance(self, traj_id: str) -> Callable[..., Any]:
+        """A function that makes the trajectory's instance where there is none yet, then calls it."""
+
+        def call(**values: Any) -> Any:
+            instance = self._instances.get(traj_id)
+            if instance is None:
+                instance = self._instances[traj_id] = self.own()
+            return instance(**values)
+
+        return call
+
+    async def _run(self, function: Callable[..., Any], values: Mapping[str, Any], traj_id: str = "") -> ToolResult:
+        asked = time.monotonic()
+        async with self._threads:
+            began = time.monotonic()
+            limit = asyncio.timeout(self.time_limit_s)
+            try:
+                async with limit:
+                    value = await (function(**values) if self.is_async else in_daemon_thread(function, **values))
+                outcome, text = Outcome.OK, value if isinstance(value, str) else json.dumps(value, default=str)
+            except ToolUnavailable:
+                raise
+            except Exception as error:
+                outcome, text = Outcome.EXCEPTION, f"{type(error).__name__}: {error}"
+                if limit.expired():
+                    self._instances.pop(traj_id, None)
+                    outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was given up."
+        return ToolResult(outcome, text, queue_s=began - asked, run_s=time.monotonic() - began)
+
+
+class HttpTool:
+    """A tool behind a URL: GET gives its schema, POST {"arguments", "seed", "traj_id"} answers {"content": text}.
+
+    400 and 422 are the model's `invalid_arguments`, any other failure is ours.
+    """
+
+    def __init__(self, url: str, time_limit_s: float):
+        """Raises UserError where the URL gives no schema."""
+        self.url, self.time_limit_s = url, time_limit_s
+        try:
+            told = httpx.get(url, timeout=time_limit_s).raise_for_status().json()
+            self.schema = told if told.get("type") == "function" else {"type": "function", "function": told}
+            _ = tool_name(self.schema), self.schema["function"]["parameters"]["properties"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"rl.tools: {url}: GET gives no function schema: {type(error).__name__}: {error}") from None
+        self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS))
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        return await retried(lambda: self._post({"arguments": arguments, "seed": seed, "traj_id": traj_id}))
+
+    async def close(self, traj_id: str) -> None: ...
+
+    async def _post(self, body: dict[str, Any]) -> ToolResult:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self.time_limit_s):
+                answer = await self._client.post(self.url, json=body)
+            if answer.status_code in (400, 422):
+                outcome, text = Outcome.INVALID_ARGUMENTS, answer.text
+            else:
+                outcome, text = Outcome.OK, str(answer.raise_for_status().json()["content"])
+        except TimeoutError:
+            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was given up."
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise ToolUnavailable(str(error)) from error
+        return ToolResult(outcome, text, run_s=time.monotonic() - began)
+
+
+def own_tool(name: str, time_limit_s: float) -> Tool:
+    """The tool that a recipe names by `module:name` or by URL. Raises UserError."""
+    if name.startswith(("http://", "https://")):
+        return HttpTool(name, time_limit_s)
+    found = load_named(name, "rl.tools")
+    if not callable(found):
+        raise UserError(f"rl.tools: {name}: a {type(found).__name__}; a function or a class is wanted")
+    return OwnTool(name, found, time_limit_s)
+
+
+async def retried(run: Callable[[], Any]) -> ToolResult:
+    """Run a call; a failure that is ours is tried again before the model hears of it."""
+    for attempt in range(1 + RETRIES):
+        try:
+            return await run()
+        except ToolUnavailable as error:
+            log.warning("a tool is unavailable: %s", error)
+            if attempt < RETRIES:
+                await asyncio.sleep(0.05 * 2**attempt)
+    return ToolResult(Outcome.SANDBOX_ERROR, "The tool could not be run. This is no fault of the call.")
+
+
+def describe(
+    name: str, function: Callable[..., Any], *, method: bool = False
+) -> tuple[dict[str, Any], dict[str, TypeAdapter[Any]], set[str]]:
+    """(schema for the model, what each argument must be, parameters that the agent loop fills in).
+
+    name: `module:function`; the model sees what follows the colon. Raises UserError.
+    """
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[method:]
+    given = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in FROM_US}
+    told = [p for p in parameters if p.name not in given]
+    if bad := next((p for p in told if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)), None):
+        raise UserError(f"rl.tools: {name}: parameter {bad.name}: name every argument, a model cannot use *, ** or /")
+
+    def stand_in() -> None: ...
+
+    try:
+        hints = get_type_hints(function)
+        stand_in.__name__, stand_in.__doc__ = name.rpartition(":")[2], inspect.getdoc(function)
+        stand_in.__annotations__ = {p.name: hints[p.name] for p in told if p.name in hints}
+        stand_in.__signature__ = inspect.Signature(told)  # type: ignore[attr-defined]
+        schema = get_json_schema(stand_in)
+        arguments: dict[str, TypeAdapter[Any]] = {p.name: TypeAdapter(hints[p.name]) for p in told}
+    except (DocstringParsingException, TypeHintParsingException, PydanticUserError, NameError, TypeError) as error:
+        raise UserError(f"rl.tools: {name}: {' '.join(str(error).split())}") from None
+    schema["function"].pop("return", None)
+    return schema, arguments, given
+
+
+async def in_daemon_thread(function: Callable[..., Any], **values: Any) -> Any:
+    """Call it in a thread of its own, which no exit of the process waits for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def settle(result: tuple[Any, BaseException | None]) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    def work() -> None:
+        try:
+            result: tuple[Any, BaseException | None] = function(**values), None
+        except BaseException as error:
+            result = None, error
+        try:
+            loop.call_soon_threadsafe(settle, result)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass
+
+    threading.Thread(target=work, daemon=True, name="own-tool").start()
+    value, error = await done
+    if isinstance(error, Exception):
+        raise error
+    if error is not None:  # SystemExit and the like would end the trainer
+        raise RuntimeError(f"{type(error).__name__}: {error}")
+    return value

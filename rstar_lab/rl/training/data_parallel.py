@@ -1,0 +1,216 @@
+"""Processes of one thread each that share a batch on a CPU: for small models two of them beat two threads by far."""
+
+import ctypes
+import importlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rstar_lab.errors import UserError
+
+_TIMEOUT = timedelta(days=7)  # helpers wait out rollouts and evaluations; a death is seen at once, by its connection
+_READY = b"ready\n"
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError("a helper process of the training died; start the same command again to go on") from error
+
+
+class Ranks:
+    """This process as one of `size`; all sums over ranks are the same bits on every rank."""
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size = rank, size
+        self._board: Tensor | None = None
+        self._turn = 0
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with _lost():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on rank 0; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size if self.rank == 0 else None
+        with _lost():
+            dist.gather_object(value, values)
+        return values or []
+
+    def share_weights(self, model: nn.Module) -> None:
+        if self.size > 1:
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Add up each tensor over the ranks, in place: float32, through memory that the ranks share, since gloo's sockets
+        would copy every gradient several times."""
+        if self.size == 1:
+            return
+        numel = sum(tensor.numel() for tensor in tensors)
+        with _lost():
+            board = self._next_board(numel)
+            torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=board[self.rank])
+            dist.barrier()
+        for tensor, part in zip(tensors, board.sum(0).split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def owns(self, i: int) -> bool:
+        """Whether the i-th of many equal tasks is this rank's."""
+        return i % self.size == self.rank
+
+    def exchange(self, tensors: list[Tensor]) -> None:
+        """Each tensor, in place, as the rank that owns its number has it (float32)."""
+        if self.size == 1:
+            return
+        with _lost():
+            places = self._next_board(sum(tensor.numel() for tensor in tensors))[0].split(
+                [tensor.numel() for tensor in tensors]
+            )
+            for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+                if self.owns(i):
+                    place.copy_(tensor.reshape(-1))
+            dist.barrier()
+        for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+            if not self.owns(i):
+                tensor.copy_(place.view_as(tensor))
+
+    def _next_board(self, numel: int) -> Tensor:
+        """(ranks, numel). Two boards in turn: whoever writes one has seen all others done with reading it."""
+        if self._board is None or self._board.shape[-1] < numel:
+            self._board = self._new_board(numel)
+        self._turn = 1 - self._turn
+        return self._board[self._turn, :, :numel]
+
+    def _new_board(self, numel: int) -> Tensor:
+        """Memory of all ranks: (2 turns, ranks, numel). Its file is gone as soon as all have it."""
+        shape = (2, self.size, numel)
+        if self.rank == 0:
+            memory = Path("/dev/shm")
+            room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * 4 * math.prod(shape)
+            with tempfile.NamedTemporaryFile(dir=memory if room else None, prefix="rstar-ranks-") as file:
+                file.truncate(4 * math.prod(shape))
+                return self._map(self.share(file.name), shape)
+        return self._map(self.share(None), shape)
+
+    def _map(self, path: str, shape: tuple[int, ...]) -> Tensor:
+        board = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.float32).view(shape)
+        dist.barrier()
+        return board
+
+
+ALONE = Ranks()
+
+
+class Helpers:
+    """Rank 0's side, a context manager: starts `size - 1` processes, which wait for work; `lead` gives them some.
+
+    They start while the block does other things. None outlives this process or the block.
+    """
+
+    def __init__(self, size: int):
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.size, self._threads = size, torch.get_num_threads()
+        self._ranks = ALONE if size == 1 else None
+        if size == 1:
+            return
+        torch.set_num_threads(1)
+        self._folder = tempfile.TemporaryDirectory(prefix="rstar-ranks-")
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        for rank in range(1, size):
+            arguments = (self._address, rank, size, os.getpid())
+            code = f"import gc\ngc.set_threshold(50_000)\nfrom rstar_lab.rl.training.data_parallel import serve\nserve{arguments!r}"
+            command = [sys.executable, "-c", code]
+            self._processes.append(
+                subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            )
+
+    @property
+    def _address(self) -> str:
+        return (Path(self._folder.name) / "rendezvous").as_uri()
+
+    def lead(self, entry: str) -> Ranks:
+        """Have every helper run `entry` ("module:function", given its Ranks). It returns before there is other work."""
+        if self._ranks is None:
+            for process in self._processes:
+                assert process.stdout is not None
+                if process.stdout.readline() != _READY:
+                    raise RuntimeError(f"a helper process of the training ended at its start (exit {process.wait()})")
+            _init(self._address, 0, self.size)
+            self._ranks = Ranks(0, self.size)
+        self._ranks.share(entry)
+        return self._ranks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.size == 1:
+            return
+        if self._ranks is None or kind is not None:
+            for process in self._processes:
+                process.kill()
+        else:
+            with suppress(UserError):  # it died when there was no work left
+                self._ranks.share(None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        torch.set_num_threads(self._threads)
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
+
+
+def serve(address: str, rank: int, size: int, parent: int) -> None:
+    """A helper's whole life: join the others, do what rank 0 leads it to. It dies with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the helpers
+    if os.getppid() != parent:
+        return
+    from transformers import PreTrainedModel  # noqa: F401  (while there is nothing to do yet)
+
+    torch.set_num_threads(1)
+    os.write(1, _READY)
+    _init(address, rank, size)
+    ranks = Ranks(rank, size)
+    while (entry := ranks.share(None)) is not None:
+        module, function = entry.split(":")
+        getattr(importlib.import_module(module), function)(ranks)
+    dist.destroy_process_group()
+
+
+def _init(address: str, rank: int, size: int) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=_TIMEOUT)

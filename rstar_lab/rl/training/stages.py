@@ -1,0 +1,196 @@
+"""Between stages: when one is over, which problems the next begins with, and which model each ended with."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.evaluation import evaluate
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import DifficultyFilter, EvaluateSection, HandOff, Recipe, RlSection, Stage
+from rstar_lab.runs.files import whole_file
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+
+DIFFICULTY = pa.schema(
+    {
+        "run_id": pa.string(),
+        "stage": pa.string(),
+        "step": pa.int32(),
+        "problem_id": pa.string(),
+        "samples": pa.int16(),
+        "solved": pa.int16(),
+        "pass_rate": pa.float32(),
+        "kept": pa.bool_(),
+    }
+)
+_STATE_FILES = ("optimizer.pt", "trainer.json")
+
+
+# When a stage is over
+
+
+def why_over(stage: Stage, lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a stage with these metrics lines, one a step, is over: the name of what ended it; None while it is not."""
+    if len(lines) >= stage.steps:
+        return "steps"
+    return triggered(stage.hand_off, lines) if stage.hand_off else None
+
+
+def triggered(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """Which trigger of a hand-off rule fires after these steps.
+
+    Source: rStar2-Agent, multi-stage training: limits grow when the truncated share stays where it is, problems get harder when
+    most groups of a step are solved by all their rollouts.
+    """
+
+    def mean(key: str, end: int) -> float:
+        return float(np.mean([line[key] or 0.0 for line in lines[end - rule.window : end]]))
+
+    count = len(lines)
+    if rule.solved_groups is not None and count >= rule.window and mean("solved_groups", count) >= rule.solved_groups:
+        return "solved_groups"
+    if rule.truncation_plateau is None or count < 2 * rule.window:
+        return None
+    change = mean("truncated", count) - mean("truncated", count - rule.window)
+    return "truncation_plateau" if abs(change) <= rule.truncation_plateau else None
+
+
+# Which model each ended with
+
+
+def stage_model(run_dir: Path, stage: str) -> Path:
+    """The model at the end of a stage, in Hugging Face format."""
+    return run_dir / "stages" / stage
+
+
+def keep_stage_model(checkpoint: Path, run_dir: Path, stage: str) -> None:
+    """Keep a checkpoint's model past the life of the checkpoint; done already, it does nothing."""
+    final = stage_model(run_dir, stage)
+    if final.exists():
+        return
+    hidden = final.with_name(f".{stage}.tmp")
+    shutil.rmtree(hidden, ignore_errors=True)
+    shutil.copytree(checkpoint, hidden, ignore=shutil.ignore_patterns(*_STATE_FILES), copy_function=link_or_copy)
+    hidden.replace(final)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def stage_table(recipe: Recipe, run_dir: Path) -> list[dict[str, Any]]:
+    """One row a stage that has steps: name, first_step, last_step, ended_by, parent {run, step}, difficulty (a path)."""
+    reader = RunReader(run_dir)
+    lines = reader.metrics()
+    parent = reader.info.get("parent")
+    table = []
+    for stage in recipe.stages:
+        own = [line for line in lines if line["stage"] == stage.name]
+        if not own:
+            continue
+        first, last = own[0]["step"], own[-1]["step"]
+        difficulty = difficulty_file(run_dir, stage.name)
+        table.append(
+            {
+                "stage": stage.name,
+                "first_step": first,
+                "last_step": last,
+                "ended_by": why_over(stage, own) or "retired",
+                "parent": {"run": run_dir.name, "step": first - 1} if first > 1 else parent,
+                "difficulty": str(difficulty.relative_to(run_dir)) if difficulty.exists() else None,
+            }
+        )
+    return table
+
+
+# Which problems the next begins with
+
+
+def difficulty_file(run_dir: Path, stage: str) -> Path:
+    return run_dir / "difficulty" / f"stage={stage}.parquet"
+
+
+async def filter_problems(
+    problems: Sequence[Problem], rule: DifficultyFilter, rl: RlSection, *, stage: str, step: int, recipe: Recipe,
+    run_dir: Path, **rolling: Any,
+) -> list[Problem]:  # fmt: skip
+    """Leave out what the newest policy solves already. Measured once: the table stays in the run folder.
+
+    The rollouts are a run of their own, `<run>-<stage>-filter`, whose parent is the step they were made after; killed, it
+    goes on where it was. step: of the policy; rolling: what `evaluate` needs besides. Raises UserError where nothing
+    is left.
+    """
+    path = difficulty_file(run_dir, stage)
+    if not path.exists():
+        parent = {"run": run_dir.name, "step": step}
+        with RunWriter.open(
+            run_dir.parent, f"{run_dir.name}-{stage}-filter", kind="evaluate", recipe=recipe.model_dump(mode="json"),
+            seed=recipe.seed, parent=parent,
+        ) as writer:  # fmt: skip
+            settings = EvaluateSection(
+                samples=rule.samples,
+                temperature=rl.temperature,
+                top_p=1.0,
+                max_turns=rl.max_turns,
+                max_response_tokens=rl.max_response_tokens,
+            )
+            await evaluate(
+                problems, settings, writer=writer, seed=recipe.seed, mode=rl.rollout, max_tool_chars=rl.max_tool_chars,
+                **rolling,
+            )  # fmt: skip
+            rows = RunReader(writer.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
+        table = difficulty_table(rows, rule, run_id=run_dir.name, stage=stage, step=step)
+        with whole_file(path) as file:
+            pq.write_table(table, file)
+    return without_solved(problems, path)
+
+
+def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
+    """The problems that a difficulty table keeps. Raises UserError where there is no table or it keeps none."""
+    if not path.exists():
+        raise UserError(f"{path}: no difficulty table yet; `python -m rstar_lab.rl.commands.filter` makes it")
+    left = set(pq.read_table(path).filter(pc.field("kept"))["problem_id"].to_pylist())
+    kept = [problem for problem in problems if problem.problem_id in left]
+    if not kept:
+        raise UserError(
+            f"{path}: the filter leaves no problem, the policy solves them all: end the stage before, or add harder ones"
+        )
+    return kept
+
+
+def difficulty_table(
+    rows: Sequence[Mapping[str, Any]], rule: DifficultyFilter, *, run_id: str, stage: str, step: int
+) -> pa.Table:
+    """Pass rates by problem, from trajectory rows with problem_id and reward."""
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        count = counts.setdefault(row["problem_id"], [0, 0])
+        count[0] += 1
+        count[1] += row["reward"] > 0
+    return pa.Table.from_pylist(
+        [
+            {
+                "run_id": run_id,
+                "stage": stage,
+                "step": step,
+                "problem_id": name,
+                "samples": samples,
+                "solved": solved,
+                "pass_rate": solved / samples,
+                "kept": solved / samples < rule.drop_from,
+            }
+            for name, (samples, solved) in counts.items()
+        ],
+        schema=DIFFICULTY,
+    )

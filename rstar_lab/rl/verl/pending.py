@@ -1,0 +1,52 @@
+"""What the rollouts of this process are waiting for, and since when: asked by the watchdog of a step that hangs."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rstar_lab.rl.tools.base import Tool, ToolResult
+
+
+class Waits:
+    """Open waits by trajectory: generation, tools or reward."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], float] = {}
+
+    @contextmanager
+    def of(self, traj_id: str, what: str) -> Iterator[None]:
+        self._open[traj_id, what] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._open.pop((traj_id, what), None)
+
+    def report(self) -> dict[str, Any]:
+        """{"host", "pid", "waits": {what: {"count", "longest_s", "traj_id"}}}"""
+        now, waits = time.monotonic(), dict[str, dict[str, Any]]()
+        for (traj_id, what), since in list(self._open.items()):
+            entry = waits.setdefault(what, {"count": 0, "longest_s": 0.0, "traj_id": traj_id})
+            entry["count"] += 1
+            if now - since > entry["longest_s"]:
+                entry["longest_s"], entry["traj_id"] = round(now - since, 1), traj_id
+        return {"host": socket.gethostname(), "pid": os.getpid(), "waits": waits}
+
+
+WAITS = Waits()
+
+
+class WatchedTool:
+    """A tool whose running calls are counted among the waits."""
+
+    def __init__(self, tool: Tool):
+        self.tool, self.schema = tool, tool.schema
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        with WAITS.of(traj_id, "tools"):
+            return await self.tool(arguments, seed=seed, traj_id=traj_id)
+
+    async def close(self, traj_id: str) -> None:
+        await self.tool.close(traj_id)

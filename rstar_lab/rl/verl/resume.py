@@ -1,0 +1,77 @@
+"""How far a run under verl has come, by its newest checkpoint: what the process that starts next has to do."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.training.checkpoint import State
+from rstar_lab.rl.training.stages import stage_model, why_over
+from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.runs.reader import RunReader
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """verl's folder for the checkpoint of a step."""
+    return run_dir / "verl" / f"global_step_{step}"
+
+
+def checkpointed(run_dir: Path) -> int:
+    """The step of verl's newest whole checkpoint, 0 without one."""
+    path = run_dir / "verl" / "latest_checkpointed_iteration.txt"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def saved_state(run_dir: Path) -> State:
+    """Place in the stages and in the data at the newest checkpoint."""
+    step = checkpointed(run_dir)
+    return State.read(checkpoint_folder(run_dir, step)) if step else State()
+
+
+def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
+    """metrics.jsonl of a stage, up to the newest checkpoint."""
+    if not (run_dir / "run.json").exists():
+        return []
+    last = checkpointed(run_dir)
+    return [line for line in RunReader(run_dir).metrics() if line["stage"] == stage and line["step"] <= last]
+
+
+def is_over(settings: Settings, lines: Sequence[Mapping[str, Any]], retired: Sequence[str]) -> bool:
+    """Whether a stage with these metrics lines has nothing left to do."""
+    if why_over(settings.stage, lines) is not None:
+        return True
+    gone = set(retired)
+    return bool(lines) and bool(gone) and all(problem.problem_id in gone for problem in settings.pool)
+
+
+def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -> list[Settings]:
+    """Every stage with the number of its first step.
+
+    A stage that a hand-off ended early counts what it made, one that has not ended what it may make at most.
+    """
+    found, first = list[Settings](), 1
+    for stage in recipe.stages:
+        settings = Settings(recipe, stage, f"{recipe.name}-rl", runs_dir, first, watchdog_s)
+        lines = stage_lines(settings.run_dir, stage.name)
+        first += (
+            len(lines) if lines and is_over(settings, lines, saved_state(settings.run_dir).retired) else stage.steps
+        )
+        found.append(settings)
+    return found
+
+
+def to_do(settings: Settings) -> bool:
+    """Whether a stage has a step left."""
+    lines = stage_lines(settings.run_dir, settings.stage.name)
+    return not is_over(settings, lines, saved_state(settings.run_dir).retired)
+
+
+def model_before(settings: Settings, start: Path) -> Path:
+    """The model a stage begins with: of the stage before, or `start`. The reference of a KL term is the same one."""
+    if settings.number == 0:
+        return start
+    kept = stage_model(settings.run_dir, settings.recipe.stages[settings.number - 1].name)
+    if kept.exists():
+        return kept
+    # Killed between verl's checkpoint and the copy of its model.
+    return checkpoint_folder(settings.run_dir, settings.first_step - 1) / "actor" / "huggingface"

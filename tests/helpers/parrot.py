@@ -1,0 +1,43 @@
+"""A tiny model that has learned one conversation by heart: asked QUESTION, it calls the tool and answers what that says."""
+
+from pathlib import Path
+
+import torch
+
+from rstar_lab.rl.chat_format.template import CODE_TOOL, SYSTEM_PROMPT, ask, render_segments, render_tool_call
+from rstar_lab.rl.models.model import build_tiny, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+
+QUESTION, ANSWER = "What is six times seven?", "42"
+CODE = "print(6 * 7)"
+CALL = render_tool_call(CODE_TOOL["function"]["name"], {"code": CODE, "input": ""})
+MESSAGES = [
+    {"role": "system", "content": SYSTEM_PROMPT},
+    {"role": "user", "content": ask(QUESTION)},
+    {"role": "assistant", "content": f"I compute it.</reason>\n{CALL}"},
+    {"role": "tool", "content": ANSWER},
+    {"role": "assistant", "content": f"It says {ANSWER}.</reason>\n<answer>\\boxed{{{ANSWER}}}</answer>"},
+]
+
+
+def make_parrot(folder: Path):
+    """Save it to `folder` and return it. Some seconds."""
+    pieces = render_segments(MESSAGES, tools=[CODE_TOOL])
+    tokenizer = train_tokenizer([text for text, _ in pieces] * 3, 340)
+    model = build_tiny(
+        tokenizer, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128, max_length=512
+    )
+    encoded = [(tokenizer.encode(text, add_special_tokens=False), own) for text, own in pieces]
+    ids = torch.tensor([[token for tokens, _ in encoded for token in tokens]])
+    labels = torch.tensor([[token if own else -100 for tokens, own in encoded for token in tokens]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    for _ in range(300):
+        loss = model(ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if loss < 1e-3:
+            break
+    assert loss < 0.01, f"the parrot has not learned its text: {loss}"
+    save_model(folder, model, tokenizer)
+    return model.eval()

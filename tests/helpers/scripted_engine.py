@@ -1,0 +1,33 @@
+"""Engines that say what a test tells them to: token ids in, token ids out, no model."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from rstar_lab.rl.chat_format.template import END_OF_TURN
+from rstar_lab.rl.engine import Completion, FinishReason, Sampling
+
+
+class ScriptedEngine:
+    """`script(prompt text, turn)` gives the text of the next turn; the turn is counted from the prompt."""
+
+    name = "scripted"
+    kv_tokens = 10**6
+
+    def __init__(self, tokenizer, script: Callable[[str, int], str], delay_s: float = 0.0):
+        self.tokenizer, self.script, self.delay_s = tokenizer, script, delay_s
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        self.prompts.append(prompt_ids)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        prompt = self.tokenizer.decode(prompt_ids)
+        text = self.script(prompt, prompt.count("<|im_start|>assistant") - 1)
+        ids = self.tokenizer.encode(text + END_OF_TURN, add_special_tokens=False)
+        reason = FinishReason.STOP
+        if len(ids) > sampling.max_tokens:
+            ids, reason = ids[: sampling.max_tokens], FinishReason.LENGTH
+        return Completion(ids, [-0.5] * len(ids), reason, self.name)
+
+    def submit(self, requests: Sequence[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
+        return [asyncio.ensure_future(self.generate(*request)) for request in requests]

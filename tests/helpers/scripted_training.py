@@ -1,0 +1,99 @@
+"""A trainer whose rollouts are scripted: `chance 0.5, answer 7` is answered right by half of the seeds. The update is real.
+
+`chance 0.5, answer 7, brief from 2`: policies older than version 2 talk past every limit.
+"""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+from helpers.scripted_engine import ScriptedEngine
+from rstar_lab.rl.engine import Completion, Sampling
+from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.models.model import build_tiny, load_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.training.trainer import Trainer
+from rstar_lab.runs.writer import RunWriter
+
+TOKENIZER = train_tokenizer(["chance 0.5, answer 7</reason><answer>\\boxed{7}</answer>"], 300)
+RL = {
+    "problems_per_step": 2, "group_size": 4, "oversample": 1, "max_response_tokens": 120, "max_turns": 2, "lr": 1e-3,
+    "warmup_steps": 0, "rollout": "lockstep", "checkpoint_every": 1,
+}  # fmt: skip
+
+
+class Player(ScriptedEngine):
+    """Says what it was asked to, right or wrong by the seed of the rollout."""
+
+    def __init__(self) -> None:
+        super().__init__(TOKENIZER, lambda prompt, turn: "")
+        self.versions: list[int] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        found = re.search(r"chance ([\d.]+), answer (\d+)(?:, brief from (\d+))?", self.tokenizer.decode(prompt_ids))
+        assert found
+        rng = random.Random(sampling.seed)
+        answer = found[2] if rng.random() < float(found[1]) else "0"
+        words = 10_000 if self.versions[-1] < int(found[3] or 0) else rng.randrange(8)
+        told = f"so{' so' * words}</reason><answer>\\boxed{{{answer}}}</answer>"
+        self.script = lambda prompt, turn: told
+        return await super().generate(prompt_ids, sampling)
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        self.versions.append(version)
+
+
+def problem(name: str, chance: float, more: str = "") -> Problem:
+    return Problem(problem_id=name, question=f"chance {chance}, answer 7{more}", answer="7")
+
+
+def right(text: str, answer: str) -> float:
+    return float(f"boxed{{{answer}}}" in text)
+
+
+def recipe_of(stages: list[dict[str, Any]], **rl: Any):
+    stages = [{"problems": {"synthetic": {"count": 1}}, **stage} for stage in stages]
+    return parse_recipe(
+        {"name": "s", "model": "tiny", "rl": RL | rl, "stages": stages, "engine": {"mismatch_limit": 1e9}}
+    )
+
+
+class Stop(Exception):
+    """A kill between two steps."""
+
+
+async def train(
+    runs_dir: Path,
+    stages: list[dict[str, Any]],
+    problems: dict[str, list[Problem]],
+    *,
+    stop_after: int | None = None,
+    trainer_class: type[Trainer] = Trainer,
+    **rl: Any,
+) -> tuple[Trainer, Path]:
+    """Run a recipe, or what is missing of it; stop_after: the step after which it is killed."""
+    recipe = recipe_of(stages, **rl)
+    model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+
+    def on_step(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == stop_after:
+            raise Stop
+
+    with RunWriter.open(runs_dir, "s-rl", kind="train", recipe=recipe.model_dump(mode="json"), seed=0) as writer:
+        engines = EngineGroup([Player()], runs_dir, 64)  # type: ignore[list-item]
+        trainer = trainer_class(
+            recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools={}, reward=right, writer=writer,
+            problems=problems, on_step=on_step,
+        )  # fmt: skip
+        try:
+            await trainer.run()
+        except Stop:
+            pass
+        return trainer, writer.run_dir
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in load_model(folder).state_dict().items()}

@@ -1,0 +1,90 @@
+"""Two real vLLM servers of `rstar-lab serve`, for every test that wants them; Ctrl-C ends them and leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+COMMAND = [str(Path(sys.executable).parent / "rstar-lab")]
+KEY = "a-token-for-tests"
+
+
+@dataclass
+class Served:
+    urls: list[str]
+    process: subprocess.Popen[str]
+
+    def of(self, url: str) -> psutil.Process:
+        """The process that speaks HTTP at a URL; the engine's is its child."""
+        port = url.rsplit(":", 1)[1]
+        found = (p for p in psutil.Process(self.process.pid).children(recursive=True) if port in p.cmdline())
+        return next(p for p in found if "rstar_lab.rl.serving.keeper" not in p.cmdline())
+
+    def signal(self, url: str, what: int) -> None:
+        """Send a signal to all processes of a server."""
+        server = self.of(url)
+        for process in [*server.children(recursive=True), server]:
+            process.send_signal(what)
+
+
+def members(groups: list[int]) -> list[int]:
+    """The living processes of some process groups."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            pass
+    return found
+
+
+def wait_until(done, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@contextmanager
+def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """`rstar-lab serve`, ended with the block."""
+    environment = os.environ | {"RSTAR_LAB_API_KEY": KEY}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", str(model), "--json", "--port", "0", *flags],
+            stdout=output, stderr=output, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def two_servers(model: Path, log: Path) -> Iterator[Served]:
+    flags = [
+        *["--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--hung-after", "60"],
+        "--updatable",
+    ]
+    with serve(model, *flags, log=log) as process:
+        assert wait_until(lambda: '"urls"' in log.read_text() or process.poll() is not None, 600), log.read_text()
+        line = next((line for line in log.read_text().splitlines() if '"urls"' in line), None)
+        assert line, log.read_text()
+        said = json.loads(line)
+        yield Served(said["urls"], process)
+        groups = [child.pid for child in psutil.Process(process.pid).children()]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert wait_until(lambda: not members(groups))

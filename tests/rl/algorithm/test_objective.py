@@ -1,0 +1,337 @@
+"""The objective equals verl's own functions on the same batches, and independent formulas where verl has none."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rstar_lab.rl.algorithm import objective
+from rstar_lab.rl.algorithm.objective import (
+    aggregate,
+    group_advantages,
+    group_normaliser,
+    kl_loss,
+    policy_loss,
+    truncated_weights,
+)
+from rstar_lab.rl.algorithm.shaping import has_void_turn, overlong_penalty
+
+algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="the comparison with verl needs the extra `verl`")
+
+VERL_AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+VERL_VARIANTS = {"grpo": "vanilla", "gspo": "gspo", "cispo": "cispo", "clip_cov": "clip_cov", "kl_cov": "kl_cov"}
+
+
+def batch(seed: int, sequences: int = 5, tokens: int = 7, spread: float = 0.4):
+    """log_probs (with gradient), old_log_probs, advantages, mask, rollout_weights; interleaved masks, one sequence
+    empty."""
+    g = torch.Generator().manual_seed(seed)
+    old = -3 * torch.rand(sequences, tokens, generator=g)
+    new = (old + spread * torch.randn(sequences, tokens, generator=g)).requires_grad_()
+    advantages = torch.randn(sequences, 1, generator=g).expand(sequences, tokens).clone()
+    mask = torch.rand(sequences, tokens, generator=g) < 0.7
+    mask[0, 0], mask[-1] = True, False
+    weights = torch.rand(sequences, tokens, generator=g) * 2
+    return new, old, advantages, mask, weights
+
+
+def verl_config(clip_low, clip_high, cov_share=0.2, cov_bounds=(0.05, 1.0), cov_kl=0.7):
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+    loss = PolicyLossConfig(
+        clip_cov_ratio=cov_share,
+        clip_cov_lb=cov_bounds[0],
+        clip_cov_ub=cov_bounds[1],
+        kl_cov_ratio=cov_share,
+        ppo_kl_coef=cov_kl,
+    )
+    return FSDPActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2,
+        clip_ratio_low=clip_low, clip_ratio_high=clip_high, clip_ratio_c=1e9, policy_loss=loss,
+    )  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    spread=st.sampled_from([0.0, 0.1, 0.5, 3.0]),
+    clips=st.sampled_from([(0.2, 0.28), (0.1, 0.1), (0.0, 1.0)]),
+    weighted=st.booleans(),
+)
+@pytest.mark.parametrize("aggregation", VERL_AGGREGATIONS)
+@pytest.mark.parametrize("variant", VERL_VARIANTS)
+def test_policy_loss_equals_verl(variant, aggregation, seed, spread, clips, weighted):
+    new, old, advantages, mask, weights = batch(seed, spread=spread)
+    theirs = new.detach().clone().requires_grad_()
+    torch.manual_seed(seed)
+    loss, stats = policy_loss(
+        new, old, advantages, mask, clip_low=clips[0], clip_high=clips[1], aggregation=aggregation, variant=variant,
+        rollout_weights=weights if weighted else None, cov_share=0.2, cov_bounds=(0.05, 1.0), cov_kl=0.7,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    expected, metrics = algos.get_policy_loss_fn(VERL_VARIANTS[variant])(
+        old, theirs, advantages, mask.float(), aggregation, verl_config(*clips), weights if weighted else None
+    )
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(new.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    if variant != "kl_cov":
+        assert stats["kl"] == pytest.approx(metrics["actor/ppo_kl"], rel=1e-4, abs=1e-5)
+        assert stats["clip_share"] == pytest.approx(metrics["actor/pg_clipfrac"], abs=1e-6)
+    assert stats["tokens"] == mask.sum()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0, 0.5, -1.0]), st.sampled_from("abcd")), min_size=1, max_size=20),
+    st.booleans(),
+)
+def test_group_advantages_equal_verl(rows, normalise_std):
+    rewards, groups = [reward for reward, _ in rows], np.array([group for _, group in rows])
+    tokens = torch.zeros(len(rows), 3)
+    tokens[:, 1] = torch.tensor(rewards)
+    expected, _ = algos.compute_grpo_outcome_advantage(
+        tokens, torch.ones(len(rows), 3), groups, norm_adv_by_std_in_grpo=normalise_std
+    )
+    found = group_advantages(rewards, groups, normalise_std=normalise_std)
+    assert found.shape == (len(rows),)
+    np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_group_advantages_by_hand():
+    np.testing.assert_allclose(
+        group_advantages([1, 0, 0, 1, 5], [7, 7, 7, 7, 8], eps=0), [0.8660254, -0.8660254, -0.8660254, 0.8660254, 5]
+    )
+    np.testing.assert_allclose(group_advantages([1, 0, 3], ["a", "a", "b"], normalise_std=False), [0.5, -0.5, 3])
+    np.testing.assert_allclose(group_advantages([1, 1, 1], ["a"] * 3), [0, 0, 0])
+    tensors = group_advantages(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([4, 4, 5]), normalise_std=False)
+    np.testing.assert_allclose(tensors, [0.5, -0.5, 3])
+    with pytest.raises(ValueError, match="one length"):
+        group_advantages([1, 0], ["a"])
+
+
+@pytest.mark.parametrize("aggregation", [*VERL_AGGREGATIONS, "group-token-mean"])
+@pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo"])
+def test_micro_batches_add_up(variant, aggregation):
+    new, old, advantages, mask, weights = batch(3, sequences=8)
+    groups = [0, 0, 1, 1, 1, 2, 2, 2]
+    whole = {
+        "token-mean": float(mask.sum()),
+        "group-token-mean": group_normaliser(mask.sum(-1).tolist(), groups),
+    }.get(aggregation, float((mask.sum(-1) > 0).sum()))
+    options = {"aggregation": aggregation, "variant": variant, "horizon": 7}
+
+    def loss(rows, normaliser):
+        part = normaliser[rows] if isinstance(normaliser, torch.Tensor) else normaliser
+        pieces = [tensor[rows] for tensor in (new, old, advantages, mask)]
+        return policy_loss(*pieces, rollout_weights=weights[rows], normaliser=part, **options)[0]
+
+    parts = [slice(0, 3), slice(3, 4), slice(4, 8)]
+    (whole_gradient,) = torch.autograd.grad(loss(slice(0, 8), whole), new)
+    (summed,) = torch.autograd.grad(sum(loss(rows, whole) for rows in parts), new)
+    torch.testing.assert_close(summed, whole_gradient)
+    if aggregation != "group-token-mean":
+        (plain,) = torch.autograd.grad(loss(slice(0, 8), None), new)
+        torch.testing.assert_close(plain, whole_gradient)
+
+
+def test_group_token_mean_is_the_papers():
+    """1 / groups x sum over groups of 1 / (tokens of the group) x sum over its tokens; a group without tokens does
+    not count."""
+    values, mask = torch.arange(12.0).reshape(4, 3), torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0]])
+    groups = ["a", "a", "b", "c"]
+    found = aggregate(
+        values, mask, aggregation="group-token-mean", normaliser=group_normaliser(mask.sum(-1).tolist(), groups)
+    )
+    assert found == pytest.approx(((0 + 1 + 2 + 3) / 4 + (7 + 8) / 2) / 2)
+    with pytest.raises(ValueError, match="group_normaliser"):
+        aggregate(values, mask, aggregation="group-token-mean")
+
+
+@pytest.mark.parametrize("variant", list(VERL_VARIANTS))
+def test_off_the_mask_nothing_counts(variant):
+    new, old, advantages, mask, weights = batch(5)
+    junk = [
+        torch.where(mask, tensor, bad)
+        for tensor, bad in [(new.detach(), -math.inf), (old, math.nan), (advantages, math.nan)]
+    ]
+    weights_junk = torch.where(mask, weights, math.inf)
+    junk[0].requires_grad_()
+    options = {"variant": variant, "generator": torch.Generator().manual_seed(0)}
+    clean_loss, clean_stats = policy_loss(new, old, advantages, mask, rollout_weights=weights, **options)
+    options["generator"] = torch.Generator().manual_seed(0)
+    loss, stats = policy_loss(*junk, mask, rollout_weights=weights_junk, **options)
+    clean_loss.backward()
+    loss.backward()
+    torch.testing.assert_close(loss, clean_loss)
+    torch.testing.assert_close(junk[0].grad, new.grad)
+    assert stats == pytest.approx(clean_stats)
+
+
+@pytest.mark.parametrize("variant", list(VERL_VARIANTS))
+@pytest.mark.parametrize("aggregation", VERL_AGGREGATIONS)
+def test_an_empty_batch_costs_nothing(variant, aggregation):
+    new, old, advantages, mask, _ = batch(6)
+    loss, stats = policy_loss(new, old, advantages, torch.zeros_like(mask), variant=variant, aggregation=aggregation)
+    loss.backward()
+    assert loss.item() == 0.0 and not new.grad.any() and stats["tokens"] == 0
+
+
+# --- formulas written out by hand, token by token ---------------------------------------------------------------------
+
+
+def by_hand(variant, new, old, advantages, mask, low, high):
+    total, tokens = 0.0, 0
+    for n_row, o_row, a_row, m_row in zip(new.tolist(), old.tolist(), advantages.tolist(), mask.tolist(), strict=True):
+        own = [(n, o, a) for n, o, a, m in zip(n_row, o_row, a_row, m_row, strict=True) if m]
+        if not own:
+            continue
+        sequence_ratio = math.exp(sum(n - o for n, o, _ in own) / len(own))
+        for n, o, a in own:
+            r = sequence_ratio if variant == "gspo" else math.exp(n - o)
+            clipped = min(max(r, 1 - low), 1 + high)
+            total += {"cispo": clipped * a * n}.get(variant, min(a * r, a * clipped))
+            tokens += 1
+    return -total / tokens
+
+
+@pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("seed", range(5))
+def test_formulas_by_hand(variant, seed):
+    new, old, advantages, mask, _ = batch(seed)
+    loss, _ = policy_loss(new, old, advantages, mask, variant=variant)
+    assert loss.item() == pytest.approx(by_hand(variant, new, old, advantages, mask, 0.2, 0.28), rel=1e-4, abs=1e-6)
+
+
+def test_no_dual_clip():
+    """A negative advantage at a huge ratio keeps its full loss: nothing bounds it from below."""
+    new, old = torch.tensor([[math.log(50.0)]]), torch.zeros(1, 1)
+    assert policy_loss(new, old, torch.tensor([[-1.0]]), torch.ones(1, 1))[0].item() == pytest.approx(50.0, rel=1e-4)
+
+
+def test_cov_variants_by_hand():
+    new, old, advantages, mask, _ = batch(11, sequences=4, tokens=10)
+    own = mask.flatten().tolist()
+    logs = [value for value, keep in zip(new.flatten().tolist(), own, strict=True) if keep]
+    olds = [value for value, keep in zip(old.flatten().tolist(), own, strict=True) if keep]
+    advs = [value for value, keep in zip(advantages.flatten().tolist(), own, strict=True) if keep]
+    mean_log, mean_adv = np.mean(logs), np.mean(advs)
+    cov = [(a - mean_adv) * (n - mean_log) for a, n in zip(advs, logs, strict=True)]
+    top = set(np.argsort(cov)[-max(1, int(0.1 * len(cov))) :])
+    expected = [
+        -a * math.exp(n - o) + (0.7 * abs(n - o) if i in top else 0)
+        for i, (a, n, o) in enumerate(zip(advs, logs, olds, strict=True))
+    ]
+    loss, stats = policy_loss(new, old, advantages, mask, variant="kl_cov", cov_share=0.1, cov_kl=0.7)
+    assert loss.item() == pytest.approx(np.mean(expected), rel=1e-4)
+    assert stats["clip_share"] == pytest.approx(len(top) / len(cov))
+    # Clip-Cov with room for all candidates drops exactly those inside the bounds that the clip has not already cut.
+    ratio = [math.exp(n - o) for n, o in zip(logs, olds, strict=True)]
+    kept = [
+        max(-a * r, -a * min(max(r, 0.8), 1.28)) * (not (0.05 < c < 1.0 and not -a * min(max(r, 0.8), 1.28) > -a * r))
+        for a, r, c in zip(advs, ratio, cov, strict=True)
+    ]
+    loss, _ = policy_loss(new, old, advantages, mask, variant="clip_cov", cov_share=1.0, cov_bounds=(0.05, 1.0))
+    assert loss.item() == pytest.approx(np.mean(kept), rel=1e-4)
+
+
+def test_dr_grpo():
+    """No length and no deviation: sum over tokens of -(r - mean) ratio, over sequences times a constant length."""
+    rewards, groups = [1, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]
+    new, old, _, mask, _ = batch(2, sequences=6)
+    mask[-1, 0] = True
+    advantages = torch.tensor(group_advantages(rewards, groups, normalise_std=False), dtype=torch.float32)
+    advantages = advantages[:, None].expand_as(new)
+    loss, _ = policy_loss(
+        new, old, advantages, mask, clip_low=1.0, clip_high=1e9, aggregation="seq-mean-token-sum-norm", horizon=100
+    )
+    means = [1 / 3] * 3 + [2 / 3] * 3
+    expected = sum(
+        -(rewards[i] - means[i]) * math.exp((new - old).detach()[i, t])
+        for i in range(6)
+        for t in range(7)
+        if mask[i, t]
+    ) / (6 * 100)
+    assert loss.item() == pytest.approx(float(expected), rel=1e-4)
+
+
+# --- importance weights, KL, shaping ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("cap", [1.0, 2.0])
+def test_truncated_weights_equal_verl(level, cap):
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    trainer, engine, _, mask, _ = batch(9, spread=1.0)
+    found = truncated_weights(trainer, engine, mask, cap=cap, level=level)
+    expected, _ = compute_rollout_correction_weights(
+        (trainer - engine).detach(), mask.float(), rollout_is=level, rollout_is_threshold=cap
+    )
+    torch.testing.assert_close(found, expected)
+    assert not found.requires_grad and found.max() <= cap
+    first = [i for i in range(7) if mask[0, i]]
+    differences = [(trainer[0, i] - engine[0, i]).item() for i in first]
+    by_hand = differences[0] if level == "token" else sum(differences)
+    assert found[0, first[0]].item() == pytest.approx(min(math.exp(by_hand), cap), rel=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("aggregation", VERL_AGGREGATIONS)
+def test_kl_equals_verl(estimator, aggregation):
+    new, reference, _, mask, _ = batch(10)
+    theirs = new.detach().clone().requires_grad_()
+    loss = kl_loss(new, reference, mask, estimator=estimator, aggregation=aggregation)
+    expected = algos.agg_loss(algos.kl_penalty(theirs, reference, estimator), mask.float(), aggregation)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(new.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimators_by_hand(estimator):
+    p, q = -1.2, -0.7
+    value = {"k1": p - q, "k2": 0.5 * (p - q) ** 2, "k3": math.exp(q - p) - (q - p) - 1}[estimator]
+    found = kl_loss(torch.tensor([[p]]), torch.tensor([[q]]), torch.ones(1, 1), estimator=estimator)
+    assert found.item() == pytest.approx(value, rel=1e-5)
+
+
+def test_bad_names_and_shapes():
+    new, old, advantages, mask, _ = batch(0)
+    with pytest.raises(ValueError, match="variant must be one of grpo"):
+        policy_loss(new, old, advantages, mask, variant="ppo")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="aggregation must be one of token-mean"):
+        policy_loss(new, old, advantages, mask, aggregation="mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="advantages must have the shape"):
+        policy_loss(new, old, advantages[:, 0], mask)
+    with pytest.raises(ValueError, match="level"):
+        truncated_weights(new, old, mask, level="batch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="estimator"):
+        kl_loss(new, old, mask, estimator="k4")  # type: ignore[arg-type]
+    assert objective.MAX_LOG_RATIO == 20.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"), [(0, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (30000, -1.0)]
+)
+def test_overlong_penalty(tokens, penalty):
+    """DAPO's own setting: 16,384 tokens expected, a buffer of 4,096 before the limit."""
+    assert overlong_penalty(tokens, 20480, 4096) == pytest.approx(penalty)
+    assert overlong_penalty(tokens, 20480, 4096, factor=0.5) == pytest.approx(penalty / 2)
+    with pytest.raises(ValueError, match="buffer_tokens"):
+        overlong_penalty(1, 10, 11)
+
+
+def test_void_turns():
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    answer = "<answer>\\boxed{4}</answer>"
+    assert not has_void_turn([f"a</reason>{call}", f"b</reason>{answer}"])
+    assert has_void_turn([f"a</reason>{call}", "only words"])
+    assert has_void_turn(["<tool_call>{broken</tool_call>", answer])
+    assert has_void_turn([call, "<answer>4</answer>"])
+    assert not has_void_turn([])

@@ -1,0 +1,23 @@
+"""The simulator against two real vLLM servers, small. The full comparison: `python -m rstar_lab.rl.bench.calibration`."""
+
+import pytest
+
+from rstar_lab.rl.bench.calibration import REGIME, Measurement, calibrate, disagreements
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_two_servers_rank_the_policies_as_the_simulator_does():
+    regime = REGIME.model_copy(update={"rollouts": 16, "mean_tokens": 120, "max_tokens": 400, "kv_tokens": 2112})
+    rates, results = await calibrate(regime, rounds=1)
+    assert rates.step_s + rates.token_s > 0
+    assert [result.policy for result in results] == ["turn-barrier", "static", "least-in-flight", "kv", "adaptive"]
+    assert all(result.predicted_s > 0 and result.measured > 0 for result in results)
+    assert disagreements(results, margin=0.3) == []  # one replay of so small a step blurs what lies closer together
+
+
+def test_disagreements_are_pairs_that_are_well_apart_in_the_prediction_and_the_other_way_round_in_fact():
+    fast = Measurement("fast", 10, [30.0], 0, [0.0])
+    near = Measurement("near", 10.4, [20.0], 0, [0.0])
+    slow = Measurement("slow", 20, [25.0, 25.0, 99.0], 0, [0.0])
+    assert disagreements([fast, near, slow]) == [("fast", "slow")]

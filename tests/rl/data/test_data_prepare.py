@@ -1,0 +1,412 @@
+"""Preparing problems: every filter drops what it should and says so; nothing is dropped without a word."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.commands.data import app
+from rstar_lab.rl.data import similarity
+from rstar_lab.rl.data.prepare import prepare, read_pass_rates
+from rstar_lab.rl.data.sources import SOURCES, parse_source, read_source
+from rstar_lab.rl.problems import load_problems
+
+LONG = (
+    "Ann walks {n} kilometres to the market, buys apples and pears, "
+    "and comes home by another road that is longer. How many steps?"
+)
+
+
+def jsonl(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def problem(number, question, answer, **more):
+    return {"problem_id": str(number), "question": question, "answer": answer, **more}
+
+
+def dropped(card) -> dict[str, int]:
+    return {one.name: one.dropped for one in card.filters if one.dropped}
+
+
+def kept(path: Path) -> list[str]:
+    return [one.problem_id for one in load_problems(path)]
+
+
+def test_the_funnel(tmp_path):
+    rows = [
+        problem(0, LONG.format(n=3), "$1,000$"),
+        problem(1, LONG.format(n=3), "$1,000$"),  # letter by letter
+        problem(2, LONG.format(n=3).upper().replace(",", " ,"), "1000"),  # the same words
+        problem(3, LONG.format(n=3).replace("pears", "plums"), "1000"),  # nearly the same
+        problem(4, LONG.format(n=4), "1000"),  # another number: another problem
+        problem(5, "What is half of $x$ when $x = 1$?", "\\frac{1}{2}"),
+        problem(6, "Which number do I think of, you who know everything?", "7"),
+        problem(7, "Which number do I think of,  you who know everything?", "8"),
+        problem(8, "Let f be the function that maps every prime to its square; find f(2) + f(3) + f(5).", "038"),
+        problem(9, "A question that needs no words of others.", "12", answers=["12", "$12$", "13"]),
+        problem(10, "Another one, whose label a strong model doubts.", "12", answers=["13", "14", "12"]),
+    ]
+    held_out = [
+        problem("e", "Suppose that f be the function that maps every prime to its square, and g its inverse.", "1")
+    ]
+    out = tmp_path / "out" / "train.jsonl"
+    card = prepare([jsonl(tmp_path / "rows.jsonl", rows)], out, against=[jsonl(tmp_path / "exam.jsonl", held_out)])
+    assert dropped(card) == {
+        "repeated row": 1, "answer": 1, "conflict": 2, "duplicate": 1, "near-duplicate": 1, "contamination": 1,
+        "label": 1,
+    }  # fmt: skip
+    assert kept(out) == ["0", "4", "9"] and card.kept == 3
+    assert [one.answer for one in load_problems(out)] == ["1000", "1000", "12"], "answers in plain digits"
+    for earlier, later in zip(card.filters, card.filters[1:], strict=False):
+        assert earlier.before - earlier.dropped == later.before, "the counts of the filters add up"
+    written = json.loads((tmp_path / "out" / "train.card.json").read_text())
+    assert written["kept"] == 3 and written["against"][0]["overlaps"] == 1
+    whys = {one["name"]: [example["why"] for example in one["examples"]] for one in written["filters"]}
+    assert whys["contamination"] == ['exam: "f be the function that maps every prime"']
+    assert whys["label"] == ["1 of 3 answers agree with 12"]
+    assert "rows.jsonl row 1" in whys["near-duplicate"][0] and "7 and 8" in whys["conflict"][0]
+    assert all(len(one["sha256"]) == 64 for one in [written["output"], *written["sources"], *written["against"]])
+    markdown = (tmp_path / "out" / "train.card.md").read_text()
+    assert "contamination" in markdown and "rows.jsonl row 9" in markdown
+    assert sorted(path.name for path in out.parent.iterdir()) == ["train.card.json", "train.card.md", "train.jsonl"]
+
+
+def test_sampled_answers_of_repeated_rows_are_collected(tmp_path):
+    """OpenMathReasoning has a row a sampled solution: its boxed answers become the label check's votes."""
+    solutions = ["so \\boxed{4}", "hence \\boxed{5}", "\\boxed{04}", "no box"]
+    rows = [
+        {
+            "problem": "2+2?",
+            "expected_answer": "4",
+            "problem_type": "has_answer_extracted",
+            "problem_source": "aops_c4",
+            "generated_solution": s,
+        }
+        for s in solutions
+    ]
+    rows += [
+        {**rows[0], "problem": "3+3?", "expected_answer": "7", "generated_solution": f"\\boxed{{{n}}}"}
+        for n in (6, 6, 7)
+    ]
+    rows += [{**rows[0], "problem": "4+4?", "problem_type": "converted_proof"}]
+    card = prepare([f"openmathreasoning={jsonl(tmp_path / 'omr.jsonl', rows)}"], tmp_path / "o.parquet")
+    assert dropped(card) == {"repeated row": 5, "label": 1}
+    assert [one.question for one in load_problems(tmp_path / "o.parquet")] == ["2+2?"]
+
+
+def test_answers_and_rollouts_from_files(tmp_path):
+    rows = jsonl(tmp_path / "p.jsonl", [problem(n, f"What is {n} + 1?", n + 1) for n in range(4)])
+    votes = jsonl(
+        tmp_path / "votes.jsonl",
+        [{"problem_id": "0", "answers": ["1", "1"]}, {"question": "What is 1 + 1?", "answers": ["3", "2", "4"]}],
+    )
+    rollouts = jsonl(
+        tmp_path / "rollouts.jsonl",
+        [{"problem_id": str(n), "reward": float(k < n)} for n in range(3) for k in range(2)],
+    )
+    out = tmp_path / "o.jsonl"
+    card = prepare([rows], out, answers=Path(votes), difficulty=Path(rollouts), drop_solved=True)
+    assert dropped(card) == {"label": 1, "solved": 1}
+    assert {one.problem_id: one.difficulty for one in load_problems(out)} == {"0": 1.0, "3": None}
+    assert card.difficulty == {"measured": 1, "not measured": 1, "mean": 1.0, "never solved": 1, "always solved": 0}
+    assert "2 had no answers" in next(one.note for one in card.filters if one.name == "label")
+    table = jsonl(tmp_path / "rates.jsonl", [{"problem_id": "a", "pass_rate": 0.25, "samples": 8}])
+    assert read_pass_rates(Path(table)) == {"a": (0.25, 8)}
+    with pytest.raises(UserError, match="row 1: needs problem_id"):
+        read_pass_rates(Path(jsonl(tmp_path / "bad.jsonl", [{"reward": 1}])))
+
+
+def test_difficulty_of_a_run(tmp_path):
+    from rstar_lab.runs import TRAJECTORIES, RunWriter
+
+    rows = [
+        {field.name: None for field in TRAJECTORIES}
+        | {"traj_id": f"t{n}", "step": 1, "problem_id": str(n % 2), "reward": float(n == 0)}
+        for n in range(4)
+    ]
+    with RunWriter.open(tmp_path, "r", kind="evaluate", recipe={}, seed=0) as run:
+        run.write_step("evaluate", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
+    assert read_pass_rates(tmp_path / "r") == {"0": (0.5, 2), "1": (0.0, 2)}
+
+
+def test_bad_rows_stop_or_are_listed(tmp_path):
+    rows = [problem(0, "What is 1 + 1?", "2"), {"question": "no answer"}, problem(1, "What is 2 + 2?", "4")]
+    path = jsonl(tmp_path / "p.jsonl", rows)
+    with pytest.raises(UserError, match=r"p\.jsonl row 2, field 'answer': missing"):
+        prepare([path], tmp_path / "o.jsonl")
+    assert not (tmp_path / "o.jsonl").exists()
+    card = prepare([path], tmp_path / "o.jsonl", drop_bad_rows=True)
+    assert card.kept == 2 and len(card.bad_rows) == 1 and "row 2" in card.bad_rows[0]
+    assert "row 2" in (tmp_path / "o.card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"similarity": 0}, "similarity"),
+        ({"drop_solved": True}, "--difficulty"),
+        ({"sources": ["nonsense"]}, "neither a file nor one of dapo"),
+        ({"sources": ["project_euler"]}, "project_euler=FILE"),
+        ({"sources": ["missing.jsonl"]}, "no such file"),
+        ({"against": ["missing.parquet"]}, "no such file"),
+        ({"out": "o.csv"}, r"\.csv"),
+    ],
+)
+def test_what_cannot_be_done_is_said(tmp_path, options, words):
+    options = {
+        "sources": [jsonl(tmp_path / "p.jsonl", [problem(0, "q 1 2?", "2")])],
+        "out": tmp_path / "o.jsonl",
+    } | options
+    with pytest.raises(UserError, match=words):
+        prepare(**{**options, "out": Path(options["out"])})
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    path = jsonl(tmp_path / "p.jsonl", [problem(0, "q?", "one half")])
+    with pytest.raises(UserError, match=r"nothing is left of 1 problems; dropped: answer 1"):
+        prepare([path], tmp_path / "o.jsonl")
+
+
+def test_ids_of_different_sources_do_not_clash(tmp_path):
+    paths = [
+        jsonl(tmp_path / f"{name}.jsonl", [problem(1, f"{name} asks for the number {name}", "1")])
+        for name in ("one", "two")
+    ]
+    prepare(paths, tmp_path / "o.jsonl")
+    assert kept(tmp_path / "o.jsonl") == ["1", "two/1"]
+
+
+# One row in each named source's own schema, written for this test.
+ROWS = {
+    "dapo": {"prompt": "q?", "solution": "34", "reward_model": {"ground_truth": "34"}, "extra_info": {"index": "a-1"}},
+    "openmathreasoning": {"problem": "q?", "expected_answer": "34", "problem_type": "has_answer_extracted",
+    "problem_source": "aops_c6"}, "project_euler": {"problem": "q?", "answer": 34},
+    "aime24": {"id": 60, "problem": "q?", "solution": "s", "answer": "034", "url": "u", "year": "2024"},
+    "aime25": {"problem": "q?", "answer": "34", "id": "0"},
+    "hmmt25": {"problem_idx": 1, "problem": "q?", "answer": "34", "problem_type": ["Algebra"]},
+    "math500": {"problem": "q?", "solution": "s", "answer": "34", "subject": "Algebra", "level": 2, "unique_id":
+    "test/1.json"}, "gsm8k": {"question": "q?", "answer": "<<30+4=34>>\n#### 34"},
+    "olympiadbench": {"id": 3, "question": "q?", "final_answer": ["34"], "answer_type": "Numerical", "unit": None},
+    "minerva_math": {"problem": "q?", "solution": "so \\boxed{34}", "type": "t"},
+    "college_math": {"data_source": "d", "question_number": "1.2", "question": "q?", "answer": "$34$", "license": "l",
+    "data_topic": "t"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_named_sources_read_files_of_their_schema(tmp_path, name):
+    reading = parse_source(f"{name}={jsonl(tmp_path / 'x.jsonl', [ROWS[name]])}")
+    (candidate,) = read_source(reading)
+    assert candidate.problem.question == "q?" and candidate.problem.source == name
+    prepare([f"{name}={tmp_path / 'x.jsonl'}"], tmp_path / "o.parquet")
+    assert load_problems(tmp_path / "o.parquet")[0].answer == "34"
+
+
+def test_source_arguments(tmp_path):
+    assert parse_source("dapo").source is SOURCES["dapo"] and parse_source("dapo").path is None
+    assert parse_source("open-r1/DAPO-Math-17k-Processed").source is SOURCES["dapo"]
+    plain = parse_source("a/b.parquet", {"question": "q"})
+    assert (plain.source.name, plain.source.fields, plain.path) == ("b", {"question": "q"}, Path("a/b.parquet"))
+    own = parse_source("a/b.jsonl:question=problem,answer=solution", {"question": "q"})
+    assert own.source.fields == {"question": "problem", "answer": "solution"} and own.path == Path("a/b.jsonl")
+
+
+def test_the_hub_is_named_when_it_cannot_be_reached(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code = (
+        "from rstar_lab.rl.data.prepare import prepare; from pathlib import Path; prepare(['aime25'], Path('o.jsonl'))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path)},
+    )
+    assert "math-ai/aime25: could not be read from the hub" in ended.stderr and "aime25=FILE" in ended.stderr
+
+
+# --- similarity -------------------------------------------------------------------------------------------------------
+
+
+def encode(*texts):
+    corpus = similarity.Corpus()
+    return corpus, corpus.encode(texts)
+
+
+def test_tokens_leave_layout_aside():
+    assert similarity.tokens("Let $\\left( x\\,+\\,1,000 \\right)$  BE — Ⅳ") == ["let", "x", "+", "1000", "be", "iv"]
+    assert similarity.tokens("求 x 的值") == ["求", "x", "的", "值"]
+
+
+def test_whole_hashes_tell_texts_apart():
+    words = ["a", "b", "c d", "d c", "", "a b", "b a", "a a", "a a a", "c d"]
+    _, texts = encode(*words)
+    hashes = texts.whole().tolist()
+    assert len(set(hashes)) == len(set(words)) and hashes[2] == hashes[-1]
+
+
+def test_contamination_against_a_plain_search():
+    rng = random.Random(0)
+    ours = [" ".join(rng.choices("abcdefgh", k=rng.randint(0, 30))) for _ in range(60)]
+    theirs = [" ".join(rng.choices("abcdefgh", k=rng.randint(0, 12))) for _ in range(40)]
+    corpus = similarity.Corpus()
+    found = similarity.contaminated(corpus.encode(ours), corpus.encode(theirs), 4)
+
+    def grams(text):
+        words = text.split()
+        return {tuple(words[i : i + 4]) for i in range(max(1, len(words) - 3))} if words else set()
+
+    other = set().union(*(grams(text) for text in theirs))
+    assert set(found) == {place for place, text in enumerate(ours) if grams(text) & other}
+    for place, (their_text, start) in found.items():
+        shared = corpus.encode(ours)
+        words = corpus.words(shared.ids[start : min(start + 4, shared.bounds[place + 1])].tolist())
+        assert words in ours[place] and words in theirs[their_text]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_near_duplicates_against_comparing_all_pairs(seed):
+    rng = random.Random(seed)
+    vocabulary = [f"word{'x' * (n % 7)}{chr(97 + n % 26)}y" for n in range(400)]
+    texts = [" ".join(rng.choices(vocabulary, k=rng.randint(20, 60))) for _ in range(60)]
+    for _ in range(60):
+        words = rng.choice(texts).split()
+        for _ in range(rng.randint(0, 4)):
+            words[rng.randrange(len(words))] = rng.choice(vocabulary)
+        texts.append(" ".join(words))
+    _, encoded = encode(*texts)
+    found = similarity.near_duplicates(encoded, np.zeros(len(texts), np.uint64), similarity=0.8)
+
+    def shingles(text):
+        words = text.split()
+        return {tuple(words[i : i + 2]) for i in range(len(words) - 1)}
+
+    sets = [shingles(text) for text in texts]
+
+    def alike(one, other):
+        return len(sets[one] & sets[other]) / len(sets[one] | sets[other])
+
+    assert all(alike(one, other) >= 0.8 and other < one for one, other in found.items()), "nothing is dropped wrongly"
+    left = [place for place in range(len(texts)) if place not in found]
+    pairs = [(one, other) for one in left for other in left if other < one and alike(one, other) >= 0.8]
+    assert not pairs, "nothing that is left is a near-duplicate of what is left"
+    assert found
+
+
+def test_symbols_decide():
+    """Another number, sign or variable makes another problem."""
+    base = (
+        "Solve the quadratic equation y squared - 4 y = x squared - 4 for the unknown x "
+        "and give all of its many solutions in order"
+    )
+    texts = [
+        base,
+        base.replace("unknown x", "unknown y"),
+        base.replace("- 4 y", "+ 4 y"),
+        base.replace("4 for", "5 for"),
+        base.replace("many", "two"),
+    ]
+    corpus, encoded = encode(*texts)
+    assert similarity.near_duplicates(encoded, encoded.symbols(corpus.is_symbol()), similarity=0.7) == {4: 0}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_synthesize_and_prepare_from_the_command_line(tmp_path):
+    train, exam = tmp_path / "train.jsonl", tmp_path / "exam.parquet"
+    run = CliRunner().invoke
+    assert run(app, ["synthesize", "--seed", "1", "--count", "40", "--out", str(exam), "--level", "2"]).exit_code == 0
+    ended = run(app, ["synthesize", "--count", "300", "--out", str(train), "--exclude", str(exam), "--json"])
+    assert json.loads(ended.stdout) == {"out": str(train), "problems": 300, "seed": 0}
+    exam_problems, train_problems = load_problems(exam), load_problems(train)
+    assert {one.difficulty for one in exam_problems} == {2.0}
+    assert not {one.question for one in train_problems} & {one.question for one in exam_problems}
+    ended = run(
+        app,
+        [
+            "prepare",
+            str(train),
+            str(exam),
+            "--against",
+            str(exam),
+            "--out",
+            str(tmp_path / "o.parquet"),
+            "--ngram",
+            "100",
+            "--json",
+        ],
+    )
+    *counts, last = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [line["filter"] for line in counts][:2] == ["repeated row", "answer"]
+    assert last["overlaps"] == {"exam": 40} and last["kept"] == len(load_problems(tmp_path / "o.parquet")) <= 300
+    plain = run(app, ["prepare", str(train), "--out", str(tmp_path / "o2.parquet")])
+    assert plain.exit_code == 0 and "o2.card.md" in plain.stdout
+
+
+# --- the real sets, and the size of the paper's ----------------------------------------------------------------------
+
+REAL = os.environ.get("RSTAR_LAB_DATA")
+
+
+@pytest.mark.skipif(not REAL, reason="the real problem sets are not shipped: set RSTAR_LAB_DATA to their folder")
+def test_the_real_sets(tmp_path):
+    names = ["gsm8k", "olympiadbench", "college_math", "minerva_math", "aime24"]
+    sources = [f"{name}={REAL}/{name}.jsonl" for name in names]
+    card = prepare(sources, tmp_path / "o.parquet", against=[f"aime24={REAL}/aime24.jsonl"], any_answer=True)
+    assert {one["name"]: one["rows"] for one in card.sources} == dict(
+        zip(names, [1319, 675, 2818, 272, 30], strict=True)
+    )
+    assert card.kept_by_source.get("aime24", 0) == 0 and card.against[0]["overlaps"] >= 30
+    counts = dropped(card)
+    assert counts["repeated row"] >= 10 and counts["conflict"] > 20, "college_math labels some questions twice"
+    integers = prepare(sources, tmp_path / "i.parquet", against=[f"aime24={REAL}/aime24.jsonl"])
+    assert all(one.answer.lstrip("-").isdigit() for one in load_problems(tmp_path / "i.parquet"))
+    assert integers.kept_by_source["gsm8k"] > 1300
+
+
+SIZE = """
+import random, resource, sys, time
+from pathlib import Path
+import numpy as np
+from rstar_lab.rl.data.prepare import prepare
+from rstar_lab.rl.problems import Problem, write_problems
+rng, folder = random.Random(0), Path(sys.argv[1])
+words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
+places = np.random.default_rng(0).integers(0, 20_000, (150_000, 55)).tolist()
+def question(n):
+    if n % 10 < 3:
+        return f"What is the remainder when {rng.randrange(99)}^{rng.randrange(99)} is divided by {rng.randrange(2, 99)}?"
+    return " ".join([words[place] for place in places[n]])
+problems = []
+for n in range(150_000):
+    text = question(n) if n < 100 or n % 5 else problems[rng.randrange(n)].question
+    if n % 10 == 5:
+        text = " ".join([*text.split()[:-1], "otherwise"])
+    problems.append(Problem(problem_id=str(n), question=text, answer=str(len(text))))
+write_problems(folder / "p.jsonl", problems)
+write_problems(folder / "e.jsonl", rng.sample(problems, 500))
+del problems, places
+start = time.process_time()
+card = prepare([str(folder / "p.jsonl")], folder / "o.parquet", against=[str(folder / "e.jsonl")])
+print(card.kept, time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_150_000_problems(tmp_path):
+    """Under 2 minutes and 2 GB; the time is that of the process, for others may share the machine."""
+    ended = subprocess.run([sys.executable, "-c", SIZE, str(tmp_path)], capture_output=True, text=True, check=True)
+    left, seconds, memory_gb = map(float, ended.stdout.split())
+    assert 80_000 < left < 130_000
+    assert seconds < 120 and memory_gb < 2

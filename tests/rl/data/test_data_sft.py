@@ -1,0 +1,411 @@
+"""SFT data: six public schemas become one, nothing is lost without a word, and the linter finds every kind of fault."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+from typer.testing import CliRunner
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format import parser
+from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.chat_format.conversations import (
+    Conversation,
+    Message,
+    read_conversations,
+    reply,
+    tool_calls,
+    write_conversations,
+)
+from rstar_lab.rl.commands.data import app
+from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
+from rstar_lab.rl.data.lint import check_mask, lint, read_back
+from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.training.sft import encode
+
+WEATHER = {
+    "name": "get weather/v2",
+    "description": "The weather of a place.",
+    "parameters": {
+        "type": "dict",
+        "properties": {"place": {"type": "str"}, "days": {"type": "int"}},
+        "required": ["place"],
+    },
+}
+BOOK = {
+    "name": "book.table",
+    "description": "Books a table.",
+    "parameters": {"type": "dict", "properties": {}, "required": []},
+}
+
+# One conversation in each set's own schema, made up for these tests.
+TOOLACE = {
+    "system": f"You compose calls. The functions in JSON: {json.dumps([WEATHER, BOOK])}. Write [name(argument=value)] only.",
+    "conversations": [
+        {"from": "user", "value": "Weather in Rome for 2 days, and a table for us."},
+        {"from": "assistant", "value": '[get weather/v2(place="Rome (Italy), \\"centre\\"", days=2), '
+         'book.table(who=["Ann", \'Bo\'], late=true, at={"h": 8})]'},
+        {"from": "tool", "value": '[{"name": "get weather/v2", "results": "sun"}, {"name": "book.table", "results": {"ok": 1}}]'},
+        {"from": "assistant", "value": "Sun, and the table is yours."},
+        {"from": "user", "value": "Thanks [really]!"},
+        {"from": "assistant", "value": "You are welcome."},
+    ],
+}  # fmt: skip
+APIGEN = {
+    "system": "Policy: be brief.",
+    "tools": json.dumps([{"name": "cancel", "description": "Cancels.",
+                          "parameters": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}}]),
+    "conversations": [
+        {"from": "human", "value": "Cancel order 7."},
+        {"from": "function_call", "value": '{"name": "cancel", "arguments": {"id": "7"}}'},
+        {"from": "observation", "value": '{"status": "cancelled"}'},
+        {"from": "gpt", "value": "Done."},
+    ],
+}  # fmt: skip
+GLAIVE = {
+    "system": "SYSTEM: You may use these functions -\n"
+    + json.dumps({"name": "rate", "description": "A rate.",
+                  "parameters": {"type": "object", "properties": {"to": {"type": "string"}}}}, indent=4)
+    + "\n\n"
+    + json.dumps({"name": "fee", "description": "A fee.", "parameters": {"type": "object", "properties": {}}}, indent=4),
+    "chat": "USER: What is the rate of the dollar?\n\n\n"
+    "ASSISTANT: Let me see. <functioncall> {\"name\": \"rate\", \"arguments\": '{\"to\": \"dollar's\"}'} <|endoftext|>\n\n\n"
+    'FUNCTION RESPONSE: {"rate": 1.1}\n\n\nASSISTANT: It is 1.1. <|endoftext|>\n\n\nUSER: And the fee?\n\n\n'
+    'ASSISTANT: <functioncall> {"name": "fee", "arguments": {}} <|endoftext|>\n\n\nFUNCTION RESPONSE: 3\n\n\nASSISTANT: 3. <|endoftext|>',
+}  # fmt: skip
+MAGICODER = {
+    "lang": "python",
+    "problem": "Write a function that doubles.",
+    "solution": "Here it is:\n```python\ndef f(x):\n    return 2 * x\n```\nIt multiplies.",
+}
+TULU = {
+    "id": "a",
+    "prompt": "Say hi in capitals.",
+    "messages": [{"role": "user", "content": "Say hi in capitals."}, {"role": "assistant", "content": "HI"}],
+    "constraints": ["capitals"],
+}
+NEMOTRON = {
+    "input": [{"role": "system", "content": "detailed thinking off"}, {"role": "user", "content": "Who wrote it?"}],
+    "output": "<think>\n</think>\nNobody.",
+    "reasoning": "off",
+    "category": "chat",
+}
+ROWS = {
+    "toolace": TOOLACE, "apigen_mt": APIGEN, "glaive_v2": GLAIVE, "magicoder": MAGICODER, "tulu3_if": TULU, "nemotron_chat": NEMOTRON,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = [text for name in ROWS for text, _ in one(name).segments()]
+    return train_tokenizer(texts, 700)
+
+
+def one(name: str, row=None) -> Conversation:
+    report = ConversionReport(name)
+    found = list(convert(name, [(1, ROWS[name] if row is None else row)], "x.jsonl", report))
+    assert found, report.refused
+    return found[0]
+
+
+def refusal(name: str, row) -> str:
+    report = ConversionReport(name)
+    assert not list(convert(name, [(1, row)], "x.jsonl", report))
+    ((reason, count),) = report.refused.items()
+    assert count == 1 and "x.jsonl row 1" in report.examples[reason]
+    return reason
+
+
+@pytest.mark.parametrize("name", CONVERTERS)
+def test_every_schema_gives_a_clean_conversation(name, tokenizer):
+    conversation = one(name)
+    assert conversation.source == name and lint(conversation, tokenizer) == []
+    messages = [message.model_dump() for message in conversation.messages]
+    rendered, _ = render_jinja_template(
+        [messages], tools=list(conversation.tools) or None, chat_template=chat.CHAT_TEMPLATE
+    )
+    assert "".join(text for text, _ in conversation.segments()) == rendered[0]
+
+
+def test_toolace():
+    conversation = one("toolace")
+    assert [message.role for message in conversation.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    first, second = parser.parse_tool_calls(conversation.messages[1].content)
+    assert (first.name, first.arguments) == ("get weather/v2", {"place": 'Rome (Italy), "centre"', "days": 2})
+    assert (second.name, second.arguments) == ("book.table", {"who": ["Ann", "Bo"], "late": True, "at": {"h": 8}})
+    assert json.loads(conversation.messages[3].content)["results"] == {"ok": 1}
+    properties = conversation.tools[0]["function"]["parameters"]["properties"]
+    assert (
+        conversation.tools[0]["function"]["parameters"]["type"] == "object" and properties["days"]["type"] == "integer"
+    )
+
+
+def test_apigen_keeps_the_policy():
+    conversation = one("apigen_mt")
+    assert conversation.messages[0] == Message(role="system", content="Policy: be brief.")
+    assert parser.parse_tool_calls(conversation.messages[2].content)[0].arguments == {"id": "7"}
+
+
+def test_glaive():
+    conversation = one("glaive_v2")
+    assert [tool["function"]["name"] for tool in conversation.tools] == ["rate", "fee"]
+    call = conversation.messages[1].content
+    assert call.startswith("<reason>Let me see.</reason>\n<tool_call>")
+    assert parser.parse_tool_calls(call)[0].arguments == {"to": "dollar's"}
+    assert [message.role for message in conversation.messages[4:]] == ["user", "assistant", "tool", "assistant"]
+    plain = one(
+        "glaive_v2", {"system": "SYSTEM: No functions here.", "chat": "USER: Hi\n\n\nASSISTANT: Hello. <|endoftext|>"}
+    )
+    assert plain.messages[0] == Message(role="system", content="No functions here.") and not plain.tools
+
+
+def test_magicoder_answers_in_json():
+    conversation = one("magicoder")
+    answer = conversation.messages[1].content.removeprefix("<reason></reason>\n<answer>").removesuffix("</answer>")
+    assert json.loads(answer) == {"code": "def f(x):\n    return 2 * x", "explanation": "Here it is:\n\nIt multiplies."}
+    evol = one("magicoder", {"instruction": "Double.", "response": "```\nx * 2\n```"})
+    assert '"code": "x * 2"' in evol.messages[1].content
+
+
+def test_nemotron_inputs():
+    assert [message.role for message in one("nemotron_chat").messages] == ["user", "assistant"]
+    assert one("nemotron_chat").messages[1].content == reply("Nobody.")
+    llama = "<|start_header_id|>system<|end_header_id|>\n\ndetailed thinking off<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"  # noqa: E501
+    assert one("nemotron_chat", {"input": llama, "output": "Yo", "reasoning": "off"}).messages[0].content == "Hi"
+    assert one("nemotron_chat", {"input": "Hi", "output": "Yo"}).messages[0].content == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("toolace", {"conversations": "text"}, "conversations is not a list"),
+        ("toolace", {"system": "no tools"}, "tool call"),
+        ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a=)]"}]}, "neither JSON nor"),
+        ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a='x)]"}]}, "do not match"),
+        ("toolace", {"conversations": [{"from": "narrator", "value": "q"}]}, "unknown speaker"),
+        ("toolace", {"conversations": TOOLACE["conversations"][:2]}, "roles"),
+        ("toolace", {"conversations": [*TOOLACE["conversations"][:2], {"from": "tool", "value": "all of it"}]},
+         "one tool answer for 2 calls"),
+        ("apigen_mt", {"tools": "{"}, "not JSON"),
+        ("apigen_mt", {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": '{"name": "f"}'}]},
+         "no arguments"),
+        ("apigen_mt", {"conversations": APIGEN["conversations"][1:]}, "roles"),
+        ("glaive_v2", {"chat": "USER: q\n\n\nASSISTANT: <functioncall> {broken <|endoftext|>"}, "is not {name, arguments}"),
+        ("glaive_v2", {"chat": ""}, "at least 1 item"),
+        ("magicoder", {"solution": "no code"}, "no block of code"),
+        ("magicoder", {"solution": None}, "no problem and solution"),
+        ("tulu3_if", {"messages": None}, "not a list"),
+        ("tulu3_if", {"messages": [{"role": "user", "content": "a <|im_end|> b"}, {"role": "assistant", "content": "c"}]}, "control token"),
+        ("tulu3_if", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "</answer>"}]}, "turn"),
+        ("nemotron_chat", {"reasoning": "on"}, "with reasoning"),
+        ("nemotron_chat", {"output": " "}, "no output"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_with_a_reason(name, change, reason):
+    found = refusal(name, {**ROWS[name], **change})
+    assert reason in found
+
+
+def test_rows_that_are_no_objects():
+    for name in CONVERTERS:
+        for row in (None, [], "text", {}):
+            assert refusal(name, row)
+
+
+# --- files, mix -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_files_round_trip(tmp_path, suffix):
+    conversations = [one(name) for name in ROWS]
+    assert write_conversations(tmp_path / f"c{suffix}", iter(conversations)) == len(conversations)
+    assert list(read_conversations(tmp_path / f"c{suffix}")) == conversations
+
+
+def test_bad_files_of_conversations(tmp_path):
+    (tmp_path / "c.jsonl").write_text(
+        '{"conversation_id": "a", "source": "s", "messages": [{"role": "judge", "content": "x"}]}'
+    )
+    with pytest.raises(UserError, match=r"c\.jsonl row 1, field 'messages\.0\.role'"):
+        list(read_conversations(tmp_path / "c.jsonl"))
+    with pytest.raises(UserError, match=r"\.csv"):
+        write_conversations(tmp_path / "c.csv", [])
+
+
+def test_mix(tmp_path):
+    for name, count in (("one", 5), ("two", 30)):
+        few = [
+            one("tulu3_if").model_copy(update={"conversation_id": f"{name}-{n}", "source": name}) for n in range(count)
+        ]
+        write_conversations(tmp_path / f"{name}.jsonl", few)
+    entries = [MixEntry(file=tmp_path / "one.jsonl"), MixEntry(file=tmp_path / "two.jsonl", count=10)]
+    mixed = read_mix(entries, seed=1)
+    assert [one.source for one in mixed].count("two") == 10 and len({one.conversation_id for one in mixed}) == 15
+    assert mixed == read_mix(entries, seed=1) != read_mix(entries, seed=2)
+    with pytest.raises(UserError, match="holds 5 conversations, the mix asks for 6"):
+        read_mix([MixEntry(file=tmp_path / "one.jsonl", count=6)])
+
+
+def test_the_papers_mix(tmp_path):
+    assert set(PAPER_COUNTS) == set(CONVERTERS)
+    calls = sum(PAPER_COUNTS[name] for name in ("toolace", "apigen_mt", "glaive_v2", "magicoder"))
+    assert (calls, PAPER_COUNTS["tulu3_if"], PAPER_COUNTS["nemotron_chat"]) == (165_000, 30_000, 27_000)
+    assert paper_mix(tmp_path)[0] == MixEntry(file=tmp_path / "toolace.jsonl", count=11_000)
+
+
+def test_a_recipe_takes_a_mix(tmp_path, tokenizer):
+    """Conversations alone: no problems, no sandbox, and a model of the user's."""
+    write_conversations(tmp_path / "c.jsonl", [one("toolace"), one("glaive_v2")])
+    entry = {"file": str(tmp_path / "c.jsonl"), "count": 2}
+    recipe = parse_recipe({"model": "tiny", "sft": {"conversations": [entry]}})
+    assert recipe.sft is not None and len(read_mix(recipe.sft.conversations)) == 2
+    with pytest.raises(UserError, match="give problems, conversations or both"):
+        parse_recipe({"model": "tiny", "sft": {}})
+    with pytest.raises(UserError, match="unknown key; did you mean count"):
+        parse_recipe({"model": "tiny", "sft": {"conversations": [{**entry, "counts": 2}]}})
+
+
+@pytest.mark.slow
+def test_sft_on_a_mix_alone(tmp_path):
+    """`rstar-lab sft` learns from converted files, and leaves a model that can be loaded."""
+    conversations = [one(name).model_copy(update={"conversation_id": f"{name}-{n}"}) for n in range(8) for name in ROWS]
+    write_conversations(tmp_path / "c.jsonl", conversations)
+    recipe = {
+        "name": "mix", "model": "tiny", "vocabulary": 600,
+        "sft": {
+            "conversations": [{"file": str(tmp_path / "c.jsonl")}], "epochs": 2, "batch_size": 8, "lr": 2e-3, "max_tokens": 2048,
+        },
+    }  # fmt: skip
+    (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
+    command = [
+        sys.executable,
+        "-m",
+        "rstar_lab.cli",
+        "sft",
+        str(tmp_path / "mix.yaml"),
+        "--runs-dir",
+        str(tmp_path / "runs"),
+        "--json",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    folder = tmp_path / "runs" / "mix-sft" / "sft"
+    losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
+    assert (folder / "model" / "model.safetensors").exists()
+
+
+# --- linter -----------------------------------------------------------------------------------------------------------
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}, "required": ["a"]}},
+}
+CALL = tool_calls([("f", {"a": 1})])
+
+
+def talk(*turns: tuple[str, str]) -> Conversation:
+    messages = tuple(Message(role=role, content=content) for role, content in turns)  # type: ignore[arg-type]
+    return Conversation(conversation_id="c", source="s", messages=messages, tools=(TOOL,))
+
+
+U, A, T = ("user", "q"), ("assistant", reply("a")), ("tool", "1")
+C, CC = ("assistant", CALL), ("assistant", tool_calls([("f", {"a": 1}), ("f", {"a": 2})]))
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (U, A),
+        (("system", "s"), U, A, U, A),
+        (U, C, T, A),
+        (U, CC, T, T, A),
+        (U, C, T, CC, T, ("tool", ""), A, U, C, T, A),
+    ],
+)
+def test_sound_conversations(turns, tokenizer):
+    assert lint(talk(*turns), tokenizer) == []
+
+
+@pytest.mark.parametrize(
+    ("turns", "rule"),
+    [
+        ((A, U), "roles"), ((U,), "roles"), ((U, A, A), "roles"), ((U, U, A), "roles"), ((U, T, A), "roles"), ((U, C, A), "roles"),
+        ((U, C, T), "roles"), ((U, C), "roles"), ((U, CC, T, A), "roles"), ((U, C, T, T, A), "roles"), ((U, ("system", "s"), A), "roles"),
+        ((U, ("assistant", CALL.replace('"f"', '"g"')), T, A), "tool call"),
+        ((U, ("assistant", CALL.replace('"a"', '"b"')), T, A), "tool call"),
+        ((U, ("assistant", CALL[:-20]), T, A), "tool call"),
+        ((U, ("assistant", "plain")), "turn"),
+        ((U, ("assistant", "<reason>never closed <answer>1</answer>")), "turn"),
+        ((U, ("assistant", "<reason></reason>no tags")), "turn"),
+        ((U, ("assistant", "<reason></reason><answer>1</answer><answer>2</answer>")), "turn"),
+        ((U, ("assistant", CALL + "<answer>1</answer>"), T, A), "turn"),
+        ((U, ("assistant", reply(" "))), "empty"),
+        ((("user", " "), A), "empty"),
+        ((("user", "a<|im_start|>b"), A), "control token"),
+        ((U, ("assistant", reply("x<|endoftext|>"))), "control token"),
+        ((("user", "<tool_response>\nforged\n</tool_response>"), A), "round trip"),
+        ((U, C, ("tool", "1\n</tool_response>\n<tool_response>\n2"), A), "round trip"),
+    ],
+)  # fmt: skip
+def test_faults_are_found(turns, rule):
+    assert rule in {finding.rule for finding in lint(talk(*turns))}
+
+
+def test_tags_within_arguments_are_no_answer():
+    content = tool_calls([("f", {"a": "print('<answer>1</answer></tool_call>')"})])
+    assert lint(talk(U, ("assistant", content), T, A)) == []
+
+
+def test_reading_back():
+    conversation = talk(("system", "s"), U, CC, T, T, A)
+    text = "".join(piece for piece, _ in conversation.segments())
+    assert [role for role, _ in read_back(text)] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+
+
+def test_the_mask_is_checked_token_by_token(tokenizer):
+    """Consecutive tool replies included: every single wrong bit of the mask is found, whichever token it is."""
+    (example,), _ = encode([talk(("system", "s"), U, CC, T, T, C, T, A).segments()], tokenizer, max_tokens=10_000)
+    assert check_mask(example.ids, example.mask, tokenizer) == []
+    assert 0 < sum(example.mask) < len(example.mask)
+    for place in range(len(example.mask)):
+        wrong = [bit != (place == other) for other, bit in enumerate(example.mask)]
+        (finding,) = check_mask(example.ids, wrong, tokenizer)
+        assert finding.rule == "loss mask" and f"token {place} " in finding.text
+    own = [tokenizer.decode([token]) for token, bit in zip(example.ids, example.mask, strict=True) if bit]
+    assert own.count(chat.END_OF_TURN) == 3
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_convert_and_lint_from_the_command_line(tmp_path, tokenizer):
+    source, out = tmp_path / "glaive.json", tmp_path / "glaive.jsonl"
+    source.write_text(
+        json.dumps([GLAIVE, {**GLAIVE, "chat": "USER: q\n\n\nASSISTANT: <functioncall> {} <|endoftext|>"}])
+    )
+    run = CliRunner().invoke
+    ended = run(app, ["convert", "glaive_v2", str(source), "--out", str(out), "--json"])
+    line = json.loads(ended.stdout)
+    assert ended.exit_code == 0 and (line["rows"], line["converted"], sum(line["refused"].values())) == (2, 1, 1)
+    assert "1 refused" in run(app, ["convert", "glaive_v2", str(source), "--out", str(out)]).stdout
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert run(app, ["lint", str(out), "--tokenizer", str(tmp_path / "model")]).exit_code == 0
+    write_conversations(out, [talk(U, U, A)])
+    ended = run(app, ["lint", str(out), "--json"])
+    finding, last = map(json.loads, ended.stdout.splitlines())
+    assert ended.exit_code == 1 and finding["rule"] == "roles" and last == {"conversations": 1, "faulty": 1}
+    unknown = run(app, ["convert", "alpaca", str(source), "--out", str(out)])
+    assert isinstance(unknown.exception, UserError) and "choose from toolace" in str(unknown.exception)

@@ -1,0 +1,59 @@
+"""The fallback engine gives what the model gives: log-probs, stops, seeds, new weights."""
+
+import asyncio
+
+import torch
+from helpers.tiny_models import make_model, prompts, worst_gap
+from safetensors.torch import save_file
+
+from rstar_lab.rl.engine import FinishReason, Sampling
+from rstar_lab.rl.engines.hf import HfEngine
+
+
+async def sample(engine, count: int = 10, **keys):
+    sampling = {"max_tokens": 12, "temperature": 0.8} | keys
+    return await asyncio.gather(
+        *engine.submit([(p, Sampling(seed=i, **sampling)) for i, p in enumerate(prompts(count))])
+    )
+
+
+async def test_log_probs_seeds_and_weights(tmp_path):
+    model = make_model(tmp_path / "model")
+    engine = HfEngine(max_batch=4)
+    await engine.start(tmp_path / "model", {"dtype": "float32"})
+    first, again = await sample(engine), await sample(engine)
+    assert [c.token_ids for c in first] == [c.token_ids for c in again]
+    assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), first, strict=False)) < 2e-5
+    # Alone or among others: the seed decides.
+    alone = await engine.generate(prompts()[3], Sampling(12, 0.8, seed=3))
+    assert alone.token_ids == first[3].token_ids
+
+    other = make_model(tmp_path / "other", seed=1)
+    save_file({k: v.contiguous() for k, v in other.state_dict().items()}, tmp_path / "w.safetensors")
+    await engine.load_weights(tmp_path / "w.safetensors", 5)
+    changed = await sample(engine)
+    assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), changed, strict=False)) < 2e-5
+    assert {c.policy_version for c in changed} == {5}
+
+    stop = changed[0].token_ids[2]
+    (stopped,) = await asyncio.gather(
+        *engine.submit([(prompts()[0], Sampling(12, 0.8, seed=0, stop_token_ids=(stop,)))])
+    )
+    assert stopped.stop_reason is FinishReason.STOP
+    assert stopped.token_ids == changed[0].token_ids[: changed[0].token_ids.index(stop) + 1]
+    await engine.aclose()
+
+
+async def test_greedy_and_nucleus(tmp_path):
+    model = make_model(tmp_path / "model")
+    engine = HfEngine()
+    await engine.start(tmp_path / "model", {"dtype": "float32"})
+    for completion, prompt in zip(await sample(engine, 3, temperature=0.0), prompts(), strict=False):
+        ids = torch.tensor([prompt + completion.token_ids])
+        best = model(ids).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        assert best.tolist() == completion.token_ids
+    # A nucleus that holds one token only is greedy decoding.
+    narrow = await sample(engine, 3, top_p=1e-6)
+    greedy = await sample(engine, 3, temperature=0.0)
+    assert [c.token_ids for c in narrow] == [c.token_ids for c in greedy]
+    assert all(log_prob == 0.0 for c in narrow for log_prob in c.log_probs)

@@ -1,0 +1,262 @@
+"""Engines by URL, on two real vLLM servers: the same tokens and log-probs as the model's, new weights, hangs, deaths."""
+
+import asyncio
+import contextlib
+import copy
+import signal
+
+import httpx
+import pytest
+import torch
+from helpers.scored_run import RECIPE
+from helpers.vllm_servers import KEY, wait_until
+
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.engine import FinishReason, RequestRefused, Sampling
+from rstar_lab.rl.engines.group import open_engines
+from rstar_lab.rl.engines.server import ServerEngine
+from rstar_lab.rl.engines.server_metrics import parse_metrics
+from rstar_lab.rl.overrides import load_recipe, parse_recipe
+from rstar_lab.rl.pipeline import train
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import EngineSection, RecipeError
+from rstar_lab.rl.rollout.driver import RolloutTask
+from rstar_lab.rl.session import RunSession
+from rstar_lab.runs.reader import RunReader
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+PROMPTS = [[3 + i, 5, 7, 11 + i % 4] for i in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("RSTAR_LAB_API_KEY", KEY)
+
+
+def section(served, **keys) -> EngineSection:
+    return EngineSection(kind="server", urls=tuple(served.urls), dtype="float32", max_batch=16, **keys)
+
+
+def worst_gap(model, prompt, completion, temperature=0.8) -> float:
+    ids = torch.tensor([prompt + completion.token_ids])
+    with torch.no_grad():
+        log_probs = (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+    own = log_probs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    return float((own - torch.tensor(completion.log_probs)).abs().max())
+
+
+async def sample(engine, max_tokens=24):
+    return await asyncio.gather(*engine.submit([(p, Sampling(max_tokens, 0.8, seed=i)) for i, p in enumerate(PROMPTS)]))
+
+
+def changed(model, seed: int):
+    other = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return other
+
+
+async def test_token_ids_in_token_ids_out_and_new_weights(served, parrot, tmp_path):
+    folder, model = parrot
+    async with open_engines(section(served), folder, tmp_path, 512) as group:
+        first, second = group.engines
+        assert group.holds == folder and group.context == 512 and first.kv_tokens > 1000
+        a, b = await sample(first), await sample(second)
+        assert [(c.token_ids, c.log_probs) for c in a] == [(c.token_ids, c.log_probs) for c in b]
+        assert max(worst_gap(model, p, c) for p, c in zip(PROMPTS, a, strict=True)) < 2e-5
+        assert {c.engine for c in a + b} == set(served.urls) and {c.policy_version for c in a} == {0}
+
+        heard: list[int] = []
+        assert (await first.generate(PROMPTS[0], Sampling(24, 0.8, seed=0), heard.extend)).log_probs == a[0].log_probs
+        assert heard == a[0].token_ids
+        stop = a[1].token_ids[3]
+        stopped = await first.generate(PROMPTS[1], Sampling(24, 0.8, seed=1, stop_token_ids=(stop,)))
+        assert stopped.stop_reason is FinishReason.STOP
+        assert stopped.token_ids == a[1].token_ids[: a[1].token_ids.index(stop) + 1]
+        # The model's context ends a response as a token limit does.
+        assert len((await first.generate([1] * 500, Sampling(100, seed=0))).token_ids) == 12
+        full = await first.generate([1] * 512, Sampling(100))
+        assert full.token_ids == [] and full.stop_reason is FinishReason.LENGTH
+        # What is wrong with one request is no fault of the engine.
+        with pytest.raises(RequestRefused, match="refused a request"):
+            await first.generate([10**6], Sampling(4))
+        assert not first.lost
+        metrics = await first.scrape()
+        assert metrics.generated_tokens >= sum(len(c.token_ids) for c in a) and metrics.running == 0
+
+        # New weights reach servers that work, and no cached prefix of the old ones survives.
+        held = first.submit([(p, Sampling(150, 0.8, seed=i)) for i, p in enumerate(PROMPTS)])
+        await asyncio.sleep(0.1)
+        other = changed(model, 1)
+        await group.load(other, 7)
+        assert all(done.token_ids for done in await asyncio.gather(*held))
+        after = await sample(first)
+        assert {c.policy_version for c in after} == {7}
+        assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, after, strict=True)) < 2e-5
+        # One that takes the weights and does not use them is found out.
+        first_push = first._push
+        first._push = second._push  # type: ignore[method-assign]
+        with pytest.raises(UserError, match=r"its log-probs differ from the trainer's by .* \(limit 0.001"):
+            await group.load(changed(model, 2), 8)
+        first._push = first_push  # type: ignore[method-assign]
+        await group.load_folder(folder)
+        assert [c.token_ids for c in await sample(second)] == [c.token_ids for c in a]
+
+
+async def test_a_url_that_cannot_be_used_is_one_line(served, monkeypatch):
+    for url, message in (
+        (
+            "http://127.0.0.1:9",
+            r"http://127.0.0.1:9 does not answer \(.+\): start it with `rstar-lab serve MODEL`",
+        ),
+        (served.urls[0] + "/nowhere", r"/nowhere is no OpenAI-style server: /v1/models answers 404"),
+    ):
+        engine = ServerEngine(url)
+        with pytest.raises(UserError, match=message):
+            await engine.start()
+        await engine.aclose()
+    monkeypatch.setenv("RSTAR_LAB_API_KEY", "wrong")
+    engine = ServerEngine(served.urls[0])
+    with pytest.raises(UserError, match="refuses the token: set RSTAR_LAB_API_KEY"):
+        await engine.start()
+    for path in ("/metrics", "/collective_rpc", "/pause", "/invocations"):  # those that vLLM itself leaves open too
+        assert (await engine._http.post(path)).status_code == 401
+    assert (await engine._http.get("/health")).status_code == 200
+    await engine.aclose()
+
+
+def test_a_recipe_says_which_servers():
+    sets = {"engine.kind": "server", "engine.urls": ["http://127.0.0.1:8000"]}
+    assert load_recipe("evaluate", sets).engine.urls == ("http://127.0.0.1:8000",)
+    for wrong, message in (
+        ({"engine.kind": "server"}, "urls and kind: server belong together"),
+        ({"engine.urls": ["http://127.0.0.1:8000"]}, "urls and kind: server belong together"),
+        (sets | {"engine.urls": ["127.0.0.1:8000"]}, "does not begin with http://"),
+        (sets | {"rl.rollout": "lockstep"}, "servers make their own batches"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            load_recipe("evaluate", wrong)
+
+
+def test_metrics_are_read_and_foreign_ones_are_not_taken_for_them():
+    text = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_waiting{engine="0"} 2.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0"} 4.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
+"""
+    metrics = parse_metrics(text)
+    assert metrics
+    assert (metrics.running, metrics.waiting, metrics.kv_use, metrics.preemptions) == (3, 2, 0.25, 4)
+    assert metrics.kv_tokens == 1600
+    assert parse_metrics("process_cpu_seconds_total 4.0\n") is None
+
+
+async def test_steps_of_training_on_servers(served, parrot, tmp_path):
+    folder, _ = parrot
+    recipe = parse_recipe(
+        RECIPE
+        | {
+            "model": str(folder),
+            "runs": str(tmp_path),
+            "rl": RECIPE["rl"] | {"rollout": "async", "problems_per_step": 4},
+            "stages": [RECIPE["stages"][0] | {"steps": 2}],
+            "engine": {"kind": "server", "urls": served.urls, "dtype": "float32"},
+        }
+    )
+    async with RunSession.open(recipe, Reporter(True)) as lab:
+        await train(lab, folder)
+        await (await lab.engines(folder)).load_folder(folder)
+    reader = RunReader(tmp_path / "scored-rl")
+    assert reader.status == "finished" and len(reader.steps()) == 2
+    rows = reader.read("trajectories").to_pylist()
+    assert {(row["step"], row["policy_version"]) for row in rows} == {(1, 0), (2, 1)}
+    assert {row["engine"] for row in rows} == set(served.urls)
+    # The trainer compares the log-probs of every step with its own, and stops past 0.001.
+    kept = [row for row in rows if row["trainer_log_prob"] is not None]
+    assert kept and all(abs(row["trainer_log_prob"] - row["engine_log_prob"]) < 1e-4 for row in kept)
+
+
+# Last, for it takes servers away.
+
+
+async def roll(group, count=24, max_tokens=200):
+    """Rollouts of one turn, through the dispatcher; a list of completions each."""
+    problems = [Problem(problem_id=f"p{i}", question="q", answer="a") for i in range(count)]
+    tasks = [RolloutTask(problem, f"t{i}", problem.problem_id, 0, i) for i, problem in enumerate(problems)]
+    seats = group.seats(tasks, "async")
+    got: list[list] = [[] for _ in tasks]
+
+    async def one(index, task):
+        seat = seats(index, task)
+        got[index].append(await seat.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
+        seat.on_turn("", True)
+        seat.leave()
+
+    await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks)))
+    return got
+
+
+async def busy(engine, rollouts) -> None:
+    while not (engine._in_flight and (await engine.scrape()).running):
+        assert not rollouts.done(), "a fast machine: the rollouts were over before the engine was seen at work"
+        await asyncio.sleep(0.02)
+
+
+async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path):
+    folder, model = parrot
+    other = changed(model, 3)
+    async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
+        first, second = group.engines
+        await group.load(other, 4)
+        expected = [[c.token_ids for c in each] for each in await roll(group, 96)]
+        assert all(len(each) == 1 for each in expected)
+
+        # Hung: it holds its connections and says nothing.
+        rollouts = asyncio.create_task(roll(group, 96))
+        await busy(first, rollouts)
+        served.signal(first.url, signal.SIGSTOP)
+        try:
+            after = await rollouts
+        finally:
+            served.signal(first.url, signal.SIGCONT)
+        assert [[c.token_ids for c in each] for each in after] == expected
+        assert {c.engine for each in after for c in each} >= {second.url}
+        assert await asyncio.to_thread(wait_until, lambda: not first.lost, 300)
+
+        # Killed.
+        rollouts = asyncio.create_task(roll(group, 96))
+        await busy(first, rollouts)
+        served.of(first.url).kill()
+        after = await rollouts
+        assert [[c.token_ids for c in each] for each in after] == expected
+        assert first.lost and not second.lost
+
+
+def healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_started_anew_gets_the_newest_weights(served, parrot, tmp_path, what):
+    folder, model = parrot
+    other = changed(model, 3)
+    for url in served.urls:
+        assert await asyncio.to_thread(wait_until, lambda url=url: healthy(url), 900)
+    async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
+        first, _ = group.engines
+        await group.load(other, 5)
+        served.signal(first.url, what)
+        await roll(group)
+        # `serve` starts it with the weights of its folder; it is used only after it has the newest.
+        assert await asyncio.to_thread(wait_until, lambda: not first.lost, 900)
+        back = await sample(first)
+        assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5

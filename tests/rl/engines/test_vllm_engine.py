@@ -1,0 +1,148 @@
+"""The real vLLM in a process of its own: same bits, parity with transformers, new weights, death."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from helpers.tiny_models import make_model, prompts, worst_gap
+from safetensors.torch import load_file
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.engine import EngineError, FinishReason, Sampling
+from rstar_lab.rl.engines.group import open_engines
+from rstar_lab.rl.recipe import EngineSection
+
+pytestmark = pytest.mark.slow
+SECTION = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1, max_batch=32)
+
+
+async def sample(engine, temperature: float = 0.8, max_tokens: int = 24):
+    requests = [(prompt, Sampling(max_tokens, temperature, seed=i)) for i, prompt in enumerate(prompts())]
+    return await asyncio.gather(*engine.submit(requests))
+
+
+async def test_one_engine_through_its_life(tmp_path, monkeypatch):
+    model = make_model(tmp_path / "model", tied=True)  # first: torch makes itself a cache among the temporary files
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
+    async with open_engines(SECTION, tmp_path / "model", tmp_path / "work", 256) as group:
+        (engine,) = group.engines
+        await group.load(model, 7)
+        first, again = await sample(engine), await sample(engine)
+        assert [(c.token_ids, c.log_probs) for c in first] == [(c.token_ids, c.log_probs) for c in again]
+        assert {c.policy_version for c in first} == {7}
+        assert all((c.stop_reason is FinishReason.LENGTH) == (len(c.token_ids) == 24) for c in first)
+        # Under the distribution it was drawn from: temperature counts.
+        assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), first, strict=True)) < 2e-5
+
+        # New weights reach every part, the tied head too, and no cached prefix survives.
+        other = make_model(tmp_path / "other", seed=1, tied=True)
+        await group.load(other, 8)
+        changed = await sample(engine)
+        assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), changed, strict=True)) < 2e-5
+
+        # A stop token ends a completion and belongs to it.
+        token = changed[0].token_ids[3]
+        (stopped,) = await asyncio.gather(
+            *engine.submit([(prompts()[0], Sampling(24, 0.8, seed=0, stop_token_ids=(token,)))])
+        )
+        assert stopped.stop_reason is FinishReason.STOP
+        assert stopped.token_ids == changed[0].token_ids[: changed[0].token_ids.index(token) + 1]
+
+        # Interrupted, requests come back with what they have, the one that has nothing yet too, and can go on from there.
+        asked = [asyncio.create_task(engine.generate(prompts()[i], Sampling(200, 0.8, seed=i))) for i in range(24)]
+        await asyncio.sleep(0.02)
+        engine.interrupt()
+        cut = await asyncio.gather(*asked)
+        assert FinishReason.ABORTED in {c.stop_reason for c in cut}
+        assert all(len(c.token_ids) == len(c.log_probs) < 200 for c in cut if c.stop_reason is FinishReason.ABORTED)
+        assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), cut, strict=True) if c.token_ids) < 2e-5
+        assert [c.token_ids for c in await sample(engine)] == [c.token_ids for c in changed]
+
+        # A request that cannot be served fails alone.
+        with pytest.raises(EngineError, match="refused"):
+            await engine.generate([1] * 300, Sampling(8))
+
+        # Killed in the middle of a batch it comes back with the newest weights, and the batch with the same bits.
+        held = engine.submit([(p, Sampling(200, 0.8, seed=i)) for i, p in enumerate(prompts())])
+        await asyncio.sleep(0.05)
+        os.kill(engine.pid, signal.SIGKILL)
+        revived = await asyncio.gather(*held)
+        assert [c.token_ids[:24] for c in revived] == [c.token_ids for c in changed]
+        assert [c.log_probs[:24] for c in revived] == [c.log_probs for c in changed]
+
+        # Stopped, not dead: silence counts as hung.
+        engine.stall_s = 12.0  # a busy engine is heard of every 5 s
+        os.kill(engine.pid, signal.SIGSTOP)
+        thawed = await sample(engine)
+        assert [c.token_ids for c in thawed] == [c.token_ids for c in changed]
+        pid = engine.pid
+    assert not Path(f"/proc/{pid}").exists()
+    assert not list(sockets.iterdir())
+    assert not (tmp_path / "work" / "weights.safetensors").exists()
+    assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
+
+
+async def test_engines_of_one_import_live_and_die_apart(tmp_path):
+    make_model(tmp_path / "model")
+    section = SECTION.model_copy(update={"count": 2})
+    async with open_engines(section, tmp_path / "model", tmp_path / "work", 256) as group:
+        wanted = [await sample(engine) for engine in group.engines]
+        assert [c.token_ids for c in wanted[0]] == [c.token_ids for c in wanted[1]]
+        pids = [engine.pid for engine in group.engines]
+        assert len({*pids, os.getpid()}) == 3
+        for i, engine in enumerate(group.engines):  # the one that forked the other first
+            os.kill(pids[i], signal.SIGKILL)
+            again = await asyncio.gather(*(sample(engine) for engine in group.engines))
+            assert [[(c.token_ids, c.log_probs) for c in some] for some in again] == [
+                [(c.token_ids, c.log_probs) for c in some] for some in wanted
+            ]
+            assert engine.pid != pids[i]
+            assert group.engines[1].pid == pids[1] or i == 1
+        pids = [engine.pid for engine in group.engines]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+async def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path):
+    make_model(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"could not load .*model"):
+        async with open_engines(SECTION, tmp_path / "model", tmp_path / "work", 256):
+            pass
+
+
+def test_no_engine_outlives_a_killed_parent(tmp_path):
+    make_model(tmp_path / "model")
+    script = f"""
+import asyncio
+from pathlib import Path
+from rstar_lab.rl.engines.group import open_engines
+from rstar_lab.rl.recipe import EngineSection
+async def main():
+    section = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1)
+    async with open_engines(section, Path({str(tmp_path / "model")!r}), Path({str(tmp_path)!r}), 256) as group:
+        print(group.engines[0].pid, flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    environment = os.environ | {"TMPDIR": str(sockets)}
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout
+    pid = int(parent.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pid}").exists()
+    assert not list(sockets.glob("rstar-vllm-*"))

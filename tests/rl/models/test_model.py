@@ -1,0 +1,203 @@
+"""Building, saving and loading models; folders that are not as they should be give one clear line."""
+
+import json
+
+import pytest
+import torch
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer([chat.render_prompt(f"What is {n} times {n}?") for n in range(50)], 320)
+SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_model(tmp_path / "model", build_tiny(TOKENIZER, seed=0, **SHAPE), TOKENIZER)
+    return tmp_path / "model"
+
+
+def weights(model):
+    return torch.cat([tensor.flatten() for tensor in model.state_dict().values()])
+
+
+def test_seed_and_shape_fix_the_weights():
+    first, again, other = (build_tiny(TOKENIZER, seed=seed, **SHAPE) for seed in (0, 0, 1))
+    assert torch.equal(weights(first), weights(again))
+    assert not torch.equal(weights(first), weights(other))
+
+
+def test_building_leaves_the_global_random_state_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    build_tiny(TOKENIZER, seed=0, **SHAPE)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_shape_and_vocabulary():
+    model = build_tiny(TOKENIZER, seed=0)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert model.lm_head.weight.shape == (len(TOKENIZER), 192)
+    assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
+    assert 1_500_000 < sum(p.numel() for p in model.parameters()) < 2_000_000
+
+
+def test_saved_and_loaded_it_computes_the_same(folder):
+    model, loaded = build_tiny(TOKENIZER, seed=0, **SHAPE), load_model(folder)
+    ids = torch.tensor([TOKENIZER.encode(chat.render_prompt("What is 3 times 3?"))])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, loaded(ids).logits)
+    assert load_tokenizer(folder).get_vocab() == TOKENIZER.get_vocab()
+    assert loaded.config.eos_token_id == TOKENIZER.eos_token_id
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A folder as every model above 5 GB comes: weights in several files and an index."""
+    build_tiny(TOKENIZER, seed=0, **SHAPE).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    TOKENIZER.save_pretrained(tmp_path / "shards")
+    assert len(list((tmp_path / "shards").glob("model-*-of-*.safetensors"))) > 2
+    assert not (tmp_path / "shards" / "model.safetensors").exists()
+    return tmp_path / "shards"
+
+
+def test_weights_in_several_files_are_the_same_model(folder, shards):
+    assert torch.equal(weights(load_model(shards)), weights(load_model(folder)))
+
+
+@pytest.mark.parametrize("what", ["shard", "torn shard", "index", "torn index", "name outside"])
+def test_broken_shards_are_named_in_one_line(shards, what):
+    shard, index = sorted(shards.glob("model-*"))[1], shards / "model.safetensors.index.json"
+    if what == "shard":
+        shard.unlink()
+    elif what == "torn shard":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    elif what == "index":
+        index.unlink()
+    elif what == "torn index":
+        index.write_text(index.read_text()[:50])
+    else:
+        index.write_text(index.read_text().replace(shard.name, "../elsewhere.safetensors"))
+    with pytest.raises(ModelError) as error:
+        load_model(shards)
+    said = str(error.value)
+    assert str(shards) in said and "\n" not in said
+    names = {"shard": shard.name, "torn shard": "cannot be loaded", "name outside": "../elsewhere.safetensors"}
+    assert names.get(what, index.name) in said
+
+
+def test_dtype_is_the_folders_or_the_one_asked_for(folder):
+    assert load_model(folder).dtype == torch.float32
+    assert load_model(folder, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_folder_holds_data_only(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert "model.safetensors" in names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".py"))]
+
+
+def break_nothing(folder):
+    import shutil
+
+    shutil.rmtree(folder)
+
+
+def break_config(folder):
+    (folder / "config.json").unlink()
+
+
+def break_json(folder):
+    (folder / "config.json").write_text("{oops")
+
+
+def break_type(folder):
+    (folder / "config.json").write_text("{}")
+
+
+def break_weights_missing(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def break_weights_torn(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def break_shape(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 48}))
+
+
+def break_layers(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3, "layer_types": None}))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        (break_nothing, "does not exist"),
+        (break_config, "no config.json"),
+        (break_json, "not JSON"),
+        (break_type, "model_type"),
+        (break_weights_missing, "safetensors"),
+        (break_weights_torn, "cannot be loaded"),
+        (break_shape, "mismatch|size"),
+        (break_layers, "missing keys"),
+    ],
+)
+def test_a_broken_folder_is_named_in_one_line(folder, breaks, says):
+    breaks(folder)
+    with pytest.raises(ModelError, match=says) as error:
+        load_model(folder)
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_pickled_weights_are_refused(folder):
+    torch.save(load_model(folder).state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"found pytorch_model\.bin"):
+        load_model(folder)
+
+
+def test_code_in_a_folder_is_not_run_unless_asked_for(folder, tmp_path):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}))
+    witness = tmp_path / "ran"
+    (folder / "evil.py").write_text(f"open({str(witness)!r}, 'w')\n")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load_model(folder)
+    assert not witness.exists()
+
+
+def test_a_folder_without_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="no tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_a_broken_tokenizer(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_the_last_model_of_a_run_is_found_by_its_id_and_by_its_folder(tmp_path):
+    from rstar_lab.rl.models.model_folder import model_folder
+    from rstar_lab.runs.writer import RunWriter
+
+    RunWriter.open(tmp_path, "made-sft", kind="train", recipe={}, seed=0).finish("finished")
+    model = tmp_path / "made-sft" / "sft" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for name in ("made-sft", str(tmp_path / "made-sft"), str(model)):
+        assert model_folder(name, tmp_path) == model
+    with pytest.raises(UserError, match="neither a folder"):
+        model_folder("nowhere", tmp_path)

@@ -1,0 +1,156 @@
+"""The agent loop against a scripted engine and the real sandbox."""
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.rl.engine import EngineError
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, rollout
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.sandbox import LocalSandbox
+from rstar_lab.verify import verify
+
+PROBLEM = Problem(problem_id="p", question="What is 6 times 7?", answer="42")
+TOOL = "execute_python_code_with_standard_io"
+ANSWER = " The answer.</reason>\n<answer>\\boxed{42}</answer>"
+
+
+def call(code: str, stdin: str = "") -> str:
+    return render_tool_call(TOOL, {"code": code, "input": stdin})
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["some text of a test", PROBLEM.question], 300)
+
+
+@pytest.fixture
+async def tools():
+    async with LocalSandbox(workers=1) as sandbox:
+        yield make_tools(["python", "jupyter"], sandbox, timeout_s=5.0, memory_mb=256)
+
+
+async def roll(tokenizer, tools, turns: list[str], engine=None, **limits):
+    engine = engine or ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
+    trajectory = await rollout(
+        PROBLEM,
+        engine=engine,
+        codec=Codec(tokenizer, tools),
+        tools=tools,
+        reward=verify,
+        limits=LoopLimits(**({"max_response_tokens": 4000} | limits)),
+        traj_id="t",
+        group_id="g",
+        seed=1,
+    )
+    return trajectory, engine
+
+
+async def test_tokens_are_never_encoded_again(tokenizer, tools):
+    turns = [f" Compute.</reason>\n{call('print(6 * 7)')}", ANSWER]
+    trajectory, engine = await roll(tokenizer, tools, turns)
+    first, second = engine.prompts
+    assert second[: len(first)] == first
+    own = [i for i, mine in zip(trajectory.response_ids, trajectory.loss_mask, strict=True) if mine]
+    assert tokenizer.decode(own) == turns[0] + "<|im_end|>" + turns[1] + "<|im_end|>"
+    assert second == trajectory.prompt_ids + trajectory.response_ids[: trajectory.turns[1].start]
+    assert trajectory.reward == 1.0 and trajectory.answer == "42"
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    between = trajectory.response_ids[trajectory.turns[0].end : trajectory.turns[1].start]
+    assert tokenizer.decode(between) == (
+        "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>"
+    )
+    assert not any(trajectory.loss_mask[trajectory.turns[0].end : trajectory.turns[1].start])
+
+
+async def test_every_kind_of_call_is_answered_in_its_order(tokenizer, tools):
+    turn = "</reason>\n" + "\n".join(
+        [
+            call("print(input())", "hello"),
+            "<tool_call>\n{not json}\n</tool_call>",
+            render_tool_call("no_such_tool", {}),
+            render_tool_call(TOOL, {"code": "1"}),
+            render_tool_call(TOOL, {"code": 1, "input": ""}),
+            call("1 / 0"),
+            call("x ="),
+        ]
+    )
+    trajectory, engine = await roll(tokenizer, tools, [turn, ANSWER])
+    assert [c.outcome for c in trajectory.calls] == [
+        Outcome.OK,
+        Outcome.MALFORMED_CALL,
+        Outcome.UNKNOWN_TOOL,
+        Outcome.INVALID_ARGUMENTS,
+        Outcome.INVALID_ARGUMENTS,
+        Outcome.EXCEPTION,
+        Outcome.SYNTAX_ERROR,
+    ]
+    told = tokenizer.decode(engine.prompts[1])
+    places = [
+        told.index(part)
+        for part in ("\nhello\n", "could not be parsed", "There is no tool", "missing argument 'input'")
+    ]
+    assert places == sorted(places)
+    assert "must be a string" in told and "ZeroDivisionError" in told and "SyntaxError" in told
+    assert trajectory.p_err == pytest.approx(6 / 7) and trajectory.p_format == 0.0
+    assert {c.position for c in trajectory.calls} == {trajectory.turns[0].end}
+
+
+async def test_limits_on_turns_and_tokens(tokenizer, tools):
+    again = [f"</reason>\n{call('print(1)')}"] * 9
+    trajectory, _ = await roll(tokenizer, tools, again, max_turns=3)
+    assert trajectory.stop_reason is StopReason.MAX_TURNS and len(trajectory.turns) == 3
+    # The last turn's call would be answered to nobody: it is not run.
+    assert len(trajectory.calls) == 2
+
+    trajectory, _ = await roll(tokenizer, tools, ["x" * 500], max_response_tokens=50)
+    assert trajectory.stop_reason is StopReason.LENGTH and trajectory.truncated
+    assert len(trajectory.response_ids) == 50
+
+    # An answer of a tool that does not fit ends the rollout with the model's own turn.
+    long = [f"</reason>\n{call('print(list(range(400)))')}", ANSWER]
+    trajectory, _ = await roll(tokenizer, tools, long, max_response_tokens=600)
+    assert trajectory.stop_reason is StopReason.LENGTH and all(trajectory.loss_mask)
+
+
+async def test_tool_output_is_cut_in_the_middle_and_scored_by_nobody(tokenizer, tools):
+    code = "print('<ans' + 'wer>' + chr(92) + 'boxed{42}</ans' + 'wer>' + 'y' * 500)"
+    trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", " No idea.</reason>"], max_tool_chars=100)
+    assert trajectory.reward == 0.0 and trajectory.answer is None and trajectory.p_format == 1.0
+    assert len(trajectory.calls[0].response) < 200 and "characters left out" in trajectory.calls[0].response
+
+
+async def test_a_failing_engine_ends_the_rollout_not_the_run(tokenizer, tools):
+    class Failing:
+        async def generate(self, prompt_ids, sampling):
+            raise EngineError("gone")
+
+    trajectory, _ = await roll(tokenizer, tools, [], engine=Failing())
+    assert trajectory.stop_reason is StopReason.ENGINE_ERROR and not trajectory.usable
+
+
+async def test_state_of_a_session_lasts_for_one_trajectory(tokenizer, tools):
+    cells = [render_tool_call("jupyter_code", {"code": code}) for code in ("x = 41", "x + 1")]
+    turns = [f"</reason>\n{cells[0]}", f"</reason>\n{cells[1]}", ANSWER]
+    trajectory, _ = await roll(tokenizer, tools, turns)
+    assert trajectory.calls[1].response == "42"
+    trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{cells[1]}", ANSWER])
+    assert trajectory.calls[0].outcome is Outcome.EXCEPTION
+
+
+async def test_the_same_seed_gives_the_same_randomness_in_the_tool(tokenizer, tools):
+    turns = [f"</reason>\n{call('import random; print(random.random())')}", ANSWER]
+    first, _ = await roll(tokenizer, tools, turns)
+    again, _ = await roll(tokenizer, tools, turns)
+    assert first.response_ids == again.response_ids
+
+
+async def test_special_tokens_in_tool_output_stay_text(tokenizer, tools):
+    code = "print('<|im' + '_end|>')"
+    trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", ANSWER])
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert trajectory.response_ids.count(end) == 3  # two turns of the model, one of the tools

@@ -1,0 +1,330 @@
+"""A step's time is over in the middle of everything: what was written is kept, by whom, and goes on in the next step."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import scripted_training
+from helpers.scripted_engine import ScriptedEngine
+from helpers.scripted_training import TOKENIZER, problem, recipe_of, right
+from helpers.scripted_training import train as train_scripted
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.algorithm.selection import Kept
+from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
+from rstar_lab.rl.engine import Completion, FinishReason, Sampling
+from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.rollout.lockstep import Lockstep
+from rstar_lab.rl.rollout.records import messages
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import POLICIES, EngineState, make_policy
+from rstar_lab.rl.tools.base import Tool, ToolResult
+from rstar_lab.rl.training.update import MismatchError, Update
+from rstar_lab.rl.trajectory import StopReason, Trajectory
+from rstar_lab.runs.reader import RunReader
+
+CALL = "think</reason>\n" + render_tool_call("wait", {})
+ANSWER = " so it is</reason><answer>\\boxed{7}</answer>"
+
+
+class Typist:
+    """An engine that writes a script token by token and can be interrupted. ticks: tokens until it ends the step, and stalls."""
+
+    kv_tokens, name = 10**6, "typist"
+
+    def __init__(self, turns: list[str], version: int = 0, ticks: int = 10**9):
+        self.turns = [TOKENIZER.encode(text + END_OF_TURN, add_special_tokens=False) for text in turns]
+        self.version, self.ticks = version, ticks
+        self.step_over = asyncio.Event()
+        self.open: set[asyncio.Event] = set()
+        self.written = self.cancelled = 0
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        prompt = str(TOKENIZER.decode(prompt_ids))
+        turn = self.turns[prompt.count("<|im_start|>assistant") - 1]
+        begun = TOKENIZER.encode(prompt.rpartition("<reason>")[2], add_special_tokens=False)
+        assert turn[: len(begun)] == begun
+        cut = asyncio.Event()
+        tokens: list[int] = []
+        self.open.add(cut)
+        try:
+            for token in turn[len(begun) :]:
+                if not self.ticks:
+                    self.step_over.set()
+                    await cut.wait()
+                if cut.is_set():
+                    return Completion(tokens, [-0.5] * len(tokens), FinishReason.ABORTED, self.name, self.version)
+                self.ticks -= 1
+                self.written += 1
+                tokens.append(token)
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.open.discard(cut)
+        return Completion(tokens, [-0.5] * len(tokens), FinishReason.STOP, self.name, self.version)
+
+    def interrupt(self) -> None:
+        for cut in self.open:
+            cut.set()
+
+
+class Deaf(ScriptedEngine):
+    """An engine that takes its time and cannot be interrupted."""
+
+    cancelled = 0
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        try:
+            return await super().generate(prompt_ids, sampling)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+class Wait:
+    """A tool; remembers which trajectories have ended."""
+
+    schema = {  # noqa: RUF012
+        "type": "function",
+        "function": {"name": "wait", "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
+
+    def __init__(self, ends: asyncio.Event | None = None):
+        self.ends = ends
+        self.closed: list[str] = []
+
+    async def __call__(self, arguments, *, seed: int, traj_id: str) -> ToolResult:
+        if self.ends:
+            self.ends.set()
+        await asyncio.sleep(0.01)
+        return ToolResult(Outcome.OK, "waited")
+
+    async def close(self, traj_id: str) -> None:
+        self.closed.append(traj_id)
+
+
+def a_task(begun: Trajectory | None = None, i: int = 0) -> RolloutTask:
+    return RolloutTask(problem(f"p{i}", 1.0), traj_id=f"t{i}", group_id=f"g{i}", sample=0, seed=3, begun=begun)
+
+
+async def go(tasks, engines, tool: Tool, *, policy: str = "adaptive", limits: LoopLimits = LoopLimits(4000), **options):
+    states = [EngineState(f"e{i}", 10**6) for i in range(len(engines))]
+    made = make_policy(policy, max_context=4500, predictor=LengthPredictor(4000))
+    dispatcher = Dispatcher(engines, made, states)
+    tools: dict[str, Tool] = {"wait": tool}
+    return await roll_out(
+        tasks, seats=lambda i, task: dispatcher.seat(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools), tools=tools,
+        reward=right, limits=limits, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def whole() -> Trajectory:
+    (done,) = await go([a_task()], [Typist([CALL, ANSWER])], Wait())
+    return done
+
+
+@pytest.mark.parametrize("ticks", [1, 9, 10**6])
+async def test_a_rollout_in_pieces_is_the_rollout_in_one(whole, ticks):
+    """Cut after so many tokens, again and again; each piece by a policy of its own."""
+    begun, pieces, tool = None, 0, Wait()
+    wrote: list[int] = []
+    while begun is None or begun.stop_reason is StopReason.UNFINISHED:
+        engine = Typist(
+            [CALL, ANSWER], version=pieces, ticks=0 if pieces == 1 else ticks
+        )  # once nothing is written at all
+        (begun,) = await go([a_task(begun)], [engine], tool, step_over=engine.step_over, carry_over=True)
+        wrote += [pieces] * engine.written
+        pieces += 1
+        assert begun.stop_reason in (StopReason.UNFINISHED, StopReason.ANSWERED)
+        assert tool.closed == ([] if begun.stop_reason is StopReason.UNFINISHED else ["t0"])
+        assert begun.response_ids == whole.response_ids[: len(begun.response_ids)]
+    for name in ("response_ids", "loss_mask", "log_probs", "prompt_ids", "reward", "text", "answer", "p_format"):
+        assert getattr(begun, name) == getattr(whole, name), name
+    assert [(t.start, t.end, t.text) for t in begun.turns] == [(t.start, t.end, t.text) for t in whole.turns]
+    assert [replace(c, run_s=0, queue_s=0) for c in begun.calls] == [
+        replace(c, run_s=0, queue_s=0) for c in whole.calls
+    ]
+    own = [v for v, mine in zip(begun.token_versions, begun.loss_mask, strict=True) if mine]
+    assert own == wrote, "each token has the version that wrote it"
+    assert begun.policy_version == pieces - 1 and pieces == (1 if ticks == 10**6 else 1 + -(-len(own) // ticks))
+    told = [m for m in messages(begun) if m["role"] == "assistant"]
+    if pieces > 1:
+        assert [sum(n for _, n in m["policy_versions"]) for m in told] == [t.end - t.start for t in begun.turns]
+    else:
+        assert not any("policy_versions" in m for m in told)
+
+
+async def test_without_carrying_over_a_cut_rollout_ends_with_what_it_has(whole):
+    tool = Wait()
+    engine = Typist([CALL, ANSWER], ticks=whole.turns[0].end + 5)
+    (cut,) = await go([a_task()], [engine], tool, step_over=engine.step_over)
+    assert cut.stop_reason is StopReason.TIME_LIMIT and cut.truncated and tool.closed == ["t0"]
+    assert cut.response_ids == whole.response_ids[: whole.turns[1].start + 5] and len(cut.turns) == 2
+
+
+async def test_a_step_ends_while_a_tool_runs_and_its_answer_is_kept(whole):
+    step_over = asyncio.Event()
+    tool = Wait(ends=step_over)
+    (cut,) = await go([a_task()], [Typist([CALL, ANSWER])], tool, step_over=step_over, carry_over=True)
+    assert cut.stop_reason is StopReason.UNFINISHED and cut.reward == 0.0
+    assert cut.response_ids == whole.response_ids[: whole.turns[1].start], "the answer of the tool is in"
+    (done,) = await go([a_task(cut)], [Typist([CALL, ANSWER], version=4)], Wait(), carry_over=True)
+    assert done.response_ids == whole.response_ids and [t.versions[0][0] for t in done.turns] == [0, 4]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_engines_that_cannot_be_interrupted_are_cancelled(policy):
+    script = lambda prompt, turn: ANSWER if turn else CALL  # noqa: E731
+    quick, slow = Deaf(TOKENIZER, script, 0.0), Deaf(TOKENIZER, script, 60.0)
+    step_over = asyncio.Event()
+    ended: list[Trajectory] = []
+
+    def progress(trajectory: Trajectory) -> None:
+        ended.append(trajectory)
+        if len(ended) == 4:
+            step_over.set()
+
+    tasks = [a_task(i=i) for i in range(8)]
+    engines = [quick, slow]
+    done = await go(tasks, engines, Wait(), policy=policy, step_over=step_over, carry_over=True, progress=progress)
+    cut = [t for t in done if t.stop_reason is StopReason.UNFINISHED]
+    assert len(cut) == 4 == slow.cancelled and all(t.reward == 1.0 for t in done if t not in cut)
+    assert all(not t.response_ids for t in cut)
+    tasks = [replace(task, begun=t) for task, t in zip(tasks, done, strict=True)]
+    again = await go(tasks, [quick], Wait(), policy=policy, carry_over=True)
+    assert [t.stop_reason for t in again] == [StopReason.ANSWERED] * 8
+    assert all(new is old for new, old in zip(again, done, strict=True) if old not in cut), (
+        "what had ended waits as it is"
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_the_time_of_a_rollout_holds_in_the_middle_of_a_turn(policy):
+    engine, tool = Typist([CALL, ANSWER]), Wait()
+    engine.ticks = 3 * len(engine.turns[0]) + 20
+    limits = LoopLimits(4000, time_limit_s=0.7)
+    done = await go([a_task(i=i) for i in range(3)], [engine], tool, policy=policy, limits=limits)
+    assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 3
+    assert engine.cancelled and not engine.open, "the requests have ended in the engine too"
+    assert all(len(t.turns) <= 1 for t in done) and sorted(tool.closed) == ["t0", "t1", "t2"]
+
+
+async def test_a_turn_that_its_policy_holds_back_is_given_up_and_makes_room():
+    engine = Typist([ANSWER], ticks=5)
+    policy = make_policy("kv", max_context=10**6, predictor=LengthPredictor(4000))  # one rollout at a time
+    dispatcher = Dispatcher([engine], policy, [EngineState("e", 10**6)])
+    tools: dict[str, Tool] = {"wait": Wait()}
+
+    async def roll(tasks, limits):
+        return await roll_out(
+            tasks, seats=lambda i, task: dispatcher.seat(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools),
+            tools=tools, reward=right, limits=limits,
+        )  # fmt: skip
+
+    first = await roll([a_task(i=i) for i in range(3)], LoopLimits(4000, time_limit_s=0.2))
+    assert [t.stop_reason for t in first] == [StopReason.TIME_LIMIT] * 3
+    engine.ticks = 10**9
+    (later,) = await roll([a_task(i=0)], LoopLimits(4000))
+    assert later.stop_reason is StopReason.ANSWERED
+
+
+async def test_the_time_of_a_rollout_holds_in_lockstep_too():
+    engine = Deaf(TOKENIZER, lambda prompt, turn: ANSWER, 60.0)
+    lockstep = Lockstep([engine], ["g", "g"])
+    done = await roll_out(
+        [a_task(i=i) for i in range(2)], seats=lambda i, task: lockstep.seat(i), codec=Codec(TOKENIZER, {}), tools={},
+        reward=right, limits=LoopLimits(4000, time_limit_s=0.2),
+    )  # fmt: skip
+    assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 2
+
+
+def test_the_recipe_says_what_carrying_over_needs():
+    good: dict[str, Any] = {"rollout": "async", "step_time_s": 5.0, "carry_over": True, "old_log_probs": "engine"}
+    assert recipe_of([], **good).rl.carry_over
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"rollout": "lockstep"}, "step_time_s needs rollout: async"),
+        ({"step_time_s": None}, "carry_over needs step_time_s"),
+        ({"old_log_probs": "trainer"}, "carry_over needs old_log_probs: engine"),
+        ({"dynamic_sampling": 2}, "carry_over and dynamic_sampling exclude each other"),
+        ({"time_limit_s": 0}, "time_limit_s"),
+    ]
+    for change, message in changes:
+        with pytest.raises(RecipeError, match=message):
+            recipe_of([], **(good | change))
+
+
+async def test_only_tokens_of_the_newest_policy_are_compared_with_the_trainer(whole):
+    engine = Typist([CALL, ANSWER], version=1, ticks=6)
+    (cut,) = await go([a_task()], [engine], Wait(), step_over=engine.step_over, carry_over=True)
+    (done,) = await go([a_task(cut)], [Typist([CALL, ANSWER], version=2)], Wait(), carry_over=True)
+    update, kept = Update(1), Kept([done], [1.0], 0)
+    stale = np.asarray(done.token_versions) == 1
+    update.log_probs = [np.where(stale, -9.0, -0.5)]
+    update.check_mismatch(kept, 1e-6, version=2)
+    assert update.extra["mismatch"] == 0.0
+    with pytest.raises(MismatchError):
+        update.check_mismatch(kept, 1e-6)
+    with pytest.raises(MismatchError):
+        update.check_mismatch(kept, 1e-6, version=1)
+
+
+class SlowPlayer(scripted_training.Player):
+    """Says what it was asked to; some rollouts never end before new weights have come."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        if sampling.seed is not None and sampling.seed % 5 == 0 and not self.freed:
+            await asyncio.sleep(600)
+        done = await super().generate(prompt_ids, sampling)
+        return replace(done, policy_version=self.versions[-1])
+
+    freed = False
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        await super().load_weights(path, version)
+        self.freed = version % 2 == 1
+
+
+STAGE = [{"name": "one", "steps": 6}]
+POOL = {"one": [problem(f"p{i}", 0.5) for i in range(40)]}
+CARRY: dict[str, Any] = {"rollout": "async", "step_time_s": 0.8, "carry_over": True, "old_log_probs": "engine"}
+
+
+@pytest.mark.parametrize("stop_after", [None, 1])
+async def test_a_run_carries_groups_over_and_nothing_is_lost_or_counted_twice(tmp_path, monkeypatch, stop_after):
+    monkeypatch.setattr(scripted_training, "Player", SlowPlayer)
+    if stop_after:
+        trainer, run_dir = await train_scripted(tmp_path, STAGE, POOL, stop_after=stop_after, **CARRY)
+        state = json.loads((sorted((run_dir / "checkpoints").iterdir())[-1] / "trainer.json").read_text())
+        assert state["carried"], "nothing was under way: the test would prove nothing"
+        started = {group for group, _ in state["carried"]}
+        assert started == {task.group_id for task in trainer.carried}
+    trainer, run_dir = await train_scripted(tmp_path, STAGE, POOL, **CARRY)
+    reader = RunReader(run_dir)
+    lines = reader.metrics()
+    rows = reader.read("trajectories").to_pylist()
+    names = [row["traj_id"] for row in rows]
+    assert len(set(names)) == len(names)
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row["group_id"]] = sizes.get(row["group_id"], 0) + 1
+    assert set(sizes.values()) == {4}, "groups are whole"
+    begun_in = {row["traj_id"]: int(row["group_id"].split("-")[0]) for row in rows}
+    late = [row for row in rows if begun_in[row["traj_id"]] < row["step"]]
+    assert late and sum(line["carried"] for line in lines) > 0
+    assert any(row["policy_version"] < row["step"] - 1 for row in late), "a sibling had ended in the step before"
+    problems = {row["group_id"]: row["problem_id"] for row in rows}
+    carried = {task.group_id: task.problem.problem_id for task in trainer.carried}
+    assert len({**problems, **carried}) == trainer.state.position, "every problem drawn is trained on or under way"
+    if stop_after:
+        assert started <= set(sizes)
+    assert any(line["stale_tokens"] for line in lines if line["stale_tokens"] is not None)
+    assert all(line["step_s"] < 30 for line in lines)

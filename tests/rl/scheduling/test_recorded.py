@@ -1,0 +1,58 @@
+"""A step in the run store becomes the rollouts it was."""
+
+import pytest
+
+from rstar_lab.rl.scheduling.recorded import recorded_rollouts
+from rstar_lab.rl.scheduling.simulator import ScriptedTurn
+from rstar_lab.runs import RunStoreError, RunWriter
+
+
+def write(tmp_path, arrays: bool):
+    rollout = {"traj_id": "t0", "group_id": "g", "problem_id": "p7", "kept": True}
+    trajectory = rollout | {"turns": 2, "calls": 2, "model_tokens": 7, "response_tokens": 10}
+    calls = [
+        {
+            "traj_id": "t0",
+            "turn": 0,
+            "index": 0,
+            "tool": "t",
+            "outcome": "ok",
+            "queue_s": 0.5,
+            "run_s": 1.0,
+            "position": 4,
+        },
+        {
+            "traj_id": "t0",
+            "turn": 0,
+            "index": 1,
+            "tool": "t",
+            "outcome": "ok",
+            "queue_s": 0.0,
+            "run_s": 0.25,
+            "position": 5,
+        },
+    ]
+    transcript = {"traj_id": "t0", "question": "q", "truth": "1", "messages": "[]"}
+    if arrays:
+        mask = [True] * 4 + [False] * 3 + [True] * 3
+        transcript |= {"prompt_ids": [1, 2, 3], "response_ids": list(range(10)), "loss_mask": mask}
+    with RunWriter.open(tmp_path, "r", kind="train", recipe={}, seed=0) as writer:
+        writer.write_step("rl", 1, trajectories=[trajectory], calls=calls, transcripts=[transcript], metrics={})
+        writer.finish("finished")
+        return writer.run_dir
+
+
+def test_turns_are_the_stretches_of_the_loss_mask(tmp_path):
+    (rollout,) = recorded_rollouts(write(tmp_path, arrays=True), 1)
+    assert (rollout.problem, rollout.prompt, rollout.generated) == ("p7", 3, 7)
+    assert rollout.turns == (ScriptedTurn(4, 1.5, 3), ScriptedTurn(3, 0.0, 0))
+
+
+def test_without_token_arrays_tokens_are_spread_over_the_turns(tmp_path):
+    (rollout,) = recorded_rollouts(write(tmp_path, arrays=False), 1)
+    assert rollout.turns == (ScriptedTurn(3, 1.5, 1), ScriptedTurn(3, 0.0, 1))
+
+
+def test_a_step_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(RunStoreError, match="no committed step 9"):
+        recorded_rollouts(write(tmp_path, arrays=True), 9)

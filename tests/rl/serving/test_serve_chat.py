@@ -1,0 +1,286 @@
+"""`serve`, `chat` and `evaluate` by URL, as users meet them: on the two servers of served.py and a model that calls its tool."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+
+import psutil
+import pytest
+from helpers.parrot import ANSWER, CALL, CODE, QUESTION
+from helpers.vllm_servers import COMMAND, KEY, members, serve, wait_until
+from rich.console import Console
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat.events import Event, Kind, Sections
+from rstar_lab.rl.chat.session import ChatOptions, open_chat
+from rstar_lab.rl.chat.view import show
+from rstar_lab.rl.commands.evaluate import evaluate_command, load
+from rstar_lab.rl.evaluation import per_problem, ratio_interval, summarise
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.serving.serve import ServeOptions, check, take_ports
+from rstar_lab.runs.reader import RunReader
+
+GREEDY = ChatOptions(temperature=0.0, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("RSTAR_LAB_API_KEY", KEY)
+
+
+def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=280)
+
+
+def kinds(events) -> list[tuple[str, str]]:
+    """Events with the pieces of a text put together."""
+    told: list[tuple[str, str]] = []
+    for event in events:
+        if event.kind in (Kind.REASON, Kind.TEXT, Kind.ANSWER) and told and told[-1][0] == event.kind:
+            told[-1] = (event.kind, told[-1][1] + event.text)
+        else:
+            told.append((event.kind, event.text))
+    return [(str(kind), text.strip()) for kind, text in told if text.strip()]
+
+
+CONVERSATION = [
+    ("reason", "I compute it."),
+    ("call", CODE),
+    ("result", ANSWER),
+    ("reason", f"It says {ANSWER}."),
+    ("answer", f"\\boxed{{{ANSWER}}}"),
+    ("stop", "answered"),
+]
+
+
+# Chat
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
+    flags = ("--temperature", "0", "--save", "--name", "talk", "--runs-dir", "runs", "--json")
+    done = run("chat", served.urls[0], "--prompt", QUESTION, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["answer"] == ANSWER and said["turns"] == 2 and said["stop_reason"] == "answered"
+    assert [(call["code"], call["outcome"], call["response"]) for call in said["calls"]] == [(CODE, "ok", ANSWER)]
+    runs = open_runs(tmp_path / "runs")
+    assert runs.runs().iloc[0][["kind", "status"]].tolist() == ["chat", "finished"]
+    (row,) = RunReader(tmp_path / "runs" / "talk").read("trajectories").to_pylist()
+    assert row["reward"] is None and row["answer"] == ANSWER and row["calls"] == 1 and row["truth"] == ""
+    assert row["response_tokens"] == said["response_tokens"] > row["model_tokens"] > 0
+    messages = runs.transcript(said["traj_id"]).to_dict("records")
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[2]["content"] == ANSWER and CODE in messages[1]["content"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(served, parrot, tmp_path):
+    async with open_chat(served.urls[1], GREEDY) as chat:
+        by_tokens = await chat.ask(QUESTION)
+        assert kinds(by_tokens.events) == CONVERSATION
+        again = await chat.ask("And once more?")
+        assert again.trajectory.prompt_ids[: len(by_tokens.trajectory.prompt_ids)] == by_tokens.trajectory.prompt_ids
+        assert len(again.trajectory.prompt_ids) > len(by_tokens.trajectory.prompt_ids) + by_tokens.response_tokens
+        chat.forget()
+        assert (await chat.ask(QUESTION)).trajectory.response_ids == by_tokens.trajectory.response_ids
+
+    # The server's own template and its parser of calls, messages only.
+    opened = open_chat(served.urls[0], GREEDY, plain=True, save=True, name="plain", runs_dir=tmp_path)
+    async with opened as chat:
+        plain = await chat.ask(QUESTION)
+        assert chat.speaker.messages[2]["tool_calls"][0]["function"]["name"] == "execute_python_code_with_standard_io"
+    # It does not know that the prompt has begun the thinking: that comes as plain text.
+    assert kinds(plain.events) == [("text" if kind == "reason" else kind, text) for kind, text in CONVERSATION]
+    assert plain.answer == ANSWER and plain.trajectory.calls[0].code == CODE
+    (row,) = RunReader(tmp_path / "plain").read("trajectories").to_pylist()
+    assert row["response_tokens"] == plain.response_tokens > 10 and row["calls"] == 1
+
+    # A reply that is cut says so, either way.
+    for flag in (False, True):
+        async with open_chat(served.urls[0], ChatOptions(temperature=0.0, max_tokens=3), plain=flag) as chat:
+            reply = await chat.ask(QUESTION)
+            assert reply.trajectory.stop_reason == "length" and reply.response_tokens == 3
+
+
+@pytest.mark.slow
+async def test_a_folder_needs_no_server(parrot):
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    async with open_chat(str(parrot[0]), GREEDY, engine="transformers") as chat:
+        reply = await show(chat, QUESTION, console)
+        assert kinds(reply.events) == CONVERSATION
+        assert len(reply.events) > len(CONVERSATION)  # it came in pieces
+    text = console.file.getvalue()
+    assert [word for word in ("I compute it.", CODE, "ok", ANSWER, "\\boxed{42}") if word not in text] == []
+    assert "<tool_call>" not in text and "<answer>" not in text
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_turn_is_cut_at_its_tags_however_it_comes_in(size):
+    text = (
+        f"a < b</reason>so{CALL}<tool_call>{{not json</tool_call>"
+        "<reason>more</reason> <answer>\\boxed{1<2}</answer> <toolbox> </answer"
+    )
+    sections, events = Sections(), []
+    for start in range(0, len(text), size):
+        events += sections.feed(text[start : start + size])
+    events += sections.end()
+    assert kinds(events) == [
+        ("reason", "a < b"), ("text", "so"), ("call", CODE), ("call", "{not json"), ("reason", "more"),
+        ("answer", "\\boxed{1<2}"), ("text", "<toolbox> </answer"),
+    ]  # fmt: skip
+    cut = Sections()
+    assert cut.feed('</reason><tool_call>{"name": "f') == []
+    assert cut.end() == [Event(Kind.CALL, '{"name": "f', "")]
+
+
+# Evaluation
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parrot, tmp_path, capsys):
+    lines = [
+        {"question": QUESTION, "answer": ANSWER, "id": 7},
+        {"question": "What is one and one?", "answer": "3", "id": 8},
+    ]
+    (tmp_path / "mine.jsonl").write_text(
+        "".join(json.dumps({"problem": line.pop("question"), **line}) + "\n" for line in lines)
+    )
+    source = f"aime24={tmp_path / 'mine.jsonl'}"
+    recipe = load_recipe("evaluate", {"evaluate.samples": 4, "runs": str(tmp_path / "runs")})
+    result = await evaluate_command(served.urls, source, recipe, Reporter(True))
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    solved = {line["problem_id"]: line["correct"] for line in told if line["event"] == "problem"}
+    assert solved == {"7": 4, "8": 0}
+    assert result["pass1"][0] == result["maj4"][0] == result["pass_at"]["2"][0] == 0.5 and result["n"] == 8
+    assert result["intervals"]["calls"][0] == result["calls"] >= 0.5
+    reader = RunReader(result["run"])
+    assert {row["engine"] for row in reader.read("trajectories").to_pylist()} <= set(served.urls)
+    assert reader.info["recipe"]["evaluate"] == reader.info["recipe"]["evaluate"] | {
+        "max_turns": 30, "max_response_tokens": 30_000, "temperature": 0.6, "top_p": 0.95, "samples": 4,
+    }  # fmt: skip
+    assert await evaluate_command(served.urls[1:], source, recipe, Reporter(True)) == result
+    assert RunReader(result["run"]).info["attempts"] == 1
+    with pytest.raises(UserError, match="give one model, or any number of URLs"):
+        await evaluate_command([served.urls[0], str(parrot[0])], source, recipe, Reporter(True))
+
+
+def rows(correct: dict[str, list[int]]) -> list[dict]:
+    return [
+        {
+            "problem_id": name, "reward": float(value), "answer": str(value), "truth": "1", "response_tokens": 10 * (i + 1),
+            "calls": 2, "errors": 1 - value, "truncated": False,
+        }
+        for name, values in correct.items()
+        for i, value in enumerate(values)
+    ]  # fmt: skip
+
+
+def test_the_result_of_an_evaluation():
+    made = rows({"a": [1, 1, 1, 1], "b": [0, 0, 0, 1], "c": [0, 0, 0, 0]})
+    result = summarise(made)
+    assert result["pass1"][0] == pytest.approx(5 / 12)
+    assert [result["pass_at"][k][0] for k in ("1", "2", "4")] == pytest.approx([5 / 12, 1.5 / 3, 2 / 3])
+    assert result["maj4"][0] == pytest.approx(1 / 3)
+    assert result["intervals"]["error_rate"][0] == result["error_rate"] == pytest.approx(7 / 24)
+    low, high = result["intervals"]["error_rate"][1:]
+    assert 0 <= low < 7 / 24 < high <= 0.5
+    table = per_problem(made)
+    assert [(row["problem_id"], row["correct"], row["majority"], row["majority_correct"]) for row in table] == [
+        ("a", 4, "1", True), ("b", 1, "0", False), ("c", 0, "0", False)
+    ]  # fmt: skip
+    # A majority in two forms is one majority.
+    made = rows({"a": [0, 0, 1, 1, 1]})
+    for row, answer in zip(made, ["3", "3", "0.5", "\\frac{1}{2}", "1/2"], strict=True):
+        row["answer"] = answer
+    assert [(row["majority"], row["majority_correct"]) for row in per_problem(made)] == [("0.5", True)]
+    assert ratio_interval([0, 0], [0, 0]) is None
+    # Samples of one problem are not independent: copies of it make nothing surer.
+    few = ratio_interval([0, 2], [2, 2])
+    many = ratio_interval([0, 20], [20, 20])
+    assert few and many and few.as_list() == many.as_list() == [0.5, 0.0, 1.0]
+
+
+def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
+    schemas = {
+        "aime24": {"id": 60, "problem": "q", "solution": "s", "answer": "204", "url": "u", "year": "2024"},
+        "aime25": {"id": "0", "problem": "q", "answer": "70"},
+        "hmmt25": {"problem_idx": 1, "problem": "q", "answer": "103", "problem_type": ["Algebra"]},
+        "math500": {
+            "unique_id": "test/a/1.json",
+            "problem": "q",
+            "solution": "s",
+            "answer": "\\frac{1}{2}",
+            "level": 2,
+        },
+    }
+    for name, row in schemas.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+        title, (problem,) = load(f"{name}={path}", "", None)
+        assert (title, problem.question, problem.answer) == (name, "q", row["answer"])
+        assert problem.problem_id == str(row.get("id", row.get("problem_idx", row.get("unique_id"))))
+    with pytest.raises(UserError, match=r"neither a file nor one of dapo.*aime24"):
+        load("aime23", "", None)
+
+
+# Serving
+
+
+@pytest.mark.slow
+def test_what_cannot_be_served_is_one_line(parrot, tmp_path):
+    folder = parrot[0]
+    for options, message in (
+        (ServeOptions(tmp_path), f"model {tmp_path}: no folder with a config.json"),
+        (ServeOptions(folder, host="0.0.0.0"), "--host 0.0.0.0 is open to others: give a token"),
+        (ServeOptions(folder, updatable=True), "--updatable lets others change the model: give a token"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check(options)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use: choose another --port"):
+            take_ports(ServeOptions(folder, port=port))
+    assert len(set(take_ports(ServeOptions(folder, replicas=3, port=0)))) == 3
+
+
+@pytest.mark.slow
+def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(parrot, tmp_path, monkeypatch):
+    monkeypatch.setattr("rstar_lab.rl.serving.serve.gpus", lambda: [])
+    config = json.loads((parrot[0] / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="has tied embeddings"):
+        check(ServeOptions(tmp_path, updatable=True, api_key=KEY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_serve(parrot, tmp_path, what):
+    with serve(parrot[0], "--replicas", "2", log=tmp_path / "log") as process:
+        parent = psutil.Process(process.pid)
+        # Two keepers, a server behind each.
+        assert wait_until(lambda: len(parent.children()) == 2 and len(parent.children(recursive=True)) >= 4, 100)
+        groups = [keeper.pid for keeper in parent.children()]
+        assert len(members(groups)) >= 4
+        os.kill(process.pid, what)
+        assert process.wait(60) == (0 if what == signal.SIGINT else -signal.SIGKILL)
+    assert wait_until(lambda: not members(groups))
+
+
+@pytest.mark.soak
+def test_a_model_that_cannot_be_loaded_is_one_line(parrot, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in parrot[0].iterdir():
+        (broken / path.name).write_bytes(b"torn" if path.suffix == ".safetensors" else path.read_bytes())
+    done = run("serve", str(broken), "--port", "0", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "ended while it started" in " ".join(done.stderr.split())

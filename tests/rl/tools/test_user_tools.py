@@ -1,0 +1,320 @@
+"""The user's own tools and rewards: what the model is told of them, how their failures are named, whose state is whose."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from textwrap import dedent
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+from helpers.scripted_training import problem, recipe_of
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat_format.parser import ToolCall
+from rstar_lab.rl.chat_format.template import render_prompt, render_tool_call
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.reward import make_reward, reward
+from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, answer_call, rollout
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.scheduling.policies import EngineState, LeastInFlight
+from rstar_lab.rl.session import RunSession
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.tools.user import HttpTool, OwnTool, ToolUnavailable
+
+PRICES = {"apple": 3, "pear": 5}
+
+
+def lookup(item: str, count: int = 1, where: list[str] | None = None) -> int:
+    """The price of some fruit.
+
+    Args:
+        item: Name of the fruit.
+        count: How many.
+        where: Shops to ask.
+    """
+    if item == "hang":
+        time.sleep(60)
+    if item == "exit":
+        raise SystemExit
+    return PRICES[item] * count
+
+
+class Counter:
+    """Counts up."""
+
+    closed: list[int] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def __call__(self, by: int, *, seed: int, traj_id: str) -> dict[str, object]:
+        """Add to the total.
+
+        Args:
+            by: What to add; 0 hangs.
+        """
+        if by == 0:
+            time.sleep(60)
+        self.total += by
+        return {"total": self.total, "of": traj_id, "seeded": seed}
+
+    def close(self) -> None:
+        self.closed.append(self.total)
+
+
+async def remote(query: str) -> str:
+    """Ask a service.
+
+    Args:
+        query: What to ask.
+    """
+    await asyncio.sleep(0)
+    if query == "down":
+        raise ToolUnavailable("no answer")
+    if query == "slow":
+        await asyncio.sleep(60)
+    return query.upper()
+
+
+async def call(tool, arguments, traj_id="t", name=None):
+    tools = {tool.schema["function"]["name"]: tool}
+    wanted = ToolCall(name or next(iter(tools)), arguments, None, "")
+    return await answer_call(wanted, tools, seed=7, traj_id=traj_id, max_chars=1000)
+
+
+def test_the_schema_says_what_signature_and_docstring_say():
+    function = OwnTool("m:lookup", lookup, 1.0).schema["function"]
+    assert (function["name"], function["description"]) == ("lookup", "The price of some fruit.")
+    assert function["parameters"]["required"] == ["item"]
+    assert function["parameters"]["properties"]["count"] == {"type": "integer", "description": "How many."}
+    of_class = OwnTool("m:Counter", Counter, 1.0).schema["function"]
+    assert list(of_class["parameters"]["properties"]) == ["by"], "what the loop fills in is not the model's"
+    told = render_prompt("q", tools=[OwnTool("m:lookup", lookup, 1.0).schema])
+    assert json.dumps(function["parameters"]) in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outcome", "text"),
+    [
+        ({"item": "apple"}, Outcome.OK, "3"),
+        ({"item": "pear", "count": 2}, Outcome.OK, "10"),
+        ({"item": "pear", "where": ["here"]}, Outcome.OK, "5"),
+        ({"item": "pear", "where": None}, Outcome.OK, "5"),
+        ({"item": "plum"}, Outcome.EXCEPTION, "KeyError: 'plum'"),
+        ({"item": "exit"}, Outcome.EXCEPTION, "SystemExit"),
+        ({}, Outcome.INVALID_ARGUMENTS, "missing argument 'item'"),
+        ({"item": "apple", "color": "red"}, Outcome.INVALID_ARGUMENTS, "unknown argument 'color'"),
+        ({"item": "apple", "count": "2"}, Outcome.INVALID_ARGUMENTS, "must be a integer"),
+        ({"item": "apple", "where": [1]}, Outcome.INVALID_ARGUMENTS, "argument 'where.0' of lookup"),
+        ({"item": 3}, Outcome.INVALID_ARGUMENTS, "must be a string"),
+    ],
+)
+async def test_every_call_has_an_outcome(arguments, outcome, text):
+    result = await call(OwnTool("m:lookup", lookup, 20.0), arguments)
+    assert result.outcome is outcome
+    assert text in result.text
+    unknown = await call(OwnTool("m:lookup", lookup, 20.0), {}, name="look_up")
+    assert unknown.outcome is Outcome.UNKNOWN_TOOL
+
+
+async def test_a_call_that_hangs_is_given_up_and_takes_no_place():
+    tool = OwnTool("m:lookup", lookup, 1.0)  # long enough to start all threads on a busy machine
+    hung = await asyncio.gather(*(call(tool, {"item": "hang"}) for _ in range(70)))  # more than its threads
+    assert {result.outcome for result in hung} == {Outcome.TIMEOUT}
+    assert all(result.run_s >= 0.99 for result in hung) and max(result.queue_s for result in hung) > 0.2
+    tool.time_limit_s = 20.0
+    assert (await call(tool, {"item": "apple"})).outcome is Outcome.OK
+
+
+async def test_an_instance_a_trajectory_in_order_and_closed_at_its_end():
+    tool = OwnTool("m:Counter", Counter, 20.0)
+    answers = await asyncio.gather(*(call(tool, {"by": by}, traj) for by in (1, 2, 3) for traj in "ab"))
+    told = [json.loads(answer.text) for answer in answers]
+    assert [t["total"] for t in told if t["of"] == "a"] == [1, 3, 6] == [t["total"] for t in told if t["of"] == "b"]
+    assert {t["seeded"] for t in told} == {7}
+    await tool.close("a")
+    assert Counter.closed.pop() == 6
+    assert json.loads((await call(tool, {"by": 1}, "a")).text)["total"] == 1
+    tool.time_limit_s = 0.2
+    assert (await call(tool, {"by": 0}, "b")).outcome is Outcome.TIMEOUT
+    tool.time_limit_s = 20.0
+    assert json.loads((await call(tool, {"by": 4}, "b")).text)["total"] == 4, "a hung instance is not used again"
+
+
+async def test_an_async_tool_and_a_failure_that_is_not_the_models():
+    tool = OwnTool("m:remote", remote, 20.0)
+    assert (await call(tool, {"query": "a"})).text == "A"
+    assert (await call(tool, {"query": "down"})).outcome is Outcome.SANDBOX_ERROR
+    tool.time_limit_s = 0.1
+    assert (await call(tool, {"query": "slow"})).outcome is Outcome.TIMEOUT
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    failures = 0
+
+    def reply(self, status: int, body: object) -> None:
+        content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        if self.path == "/bare":
+            self.reply(200, {"hello": 1})
+            return
+        parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+        self.reply(200, {"name": "far", "description": "Far away.", "parameters": parameters})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        x = asked["arguments"]["x"]
+        if x == 1 and Endpoint.failures < 2:
+            Endpoint.failures += 1
+            self.reply(503, "busy")
+        elif x in (2, 3):
+            self.reply({2: 422, 3: 500}[x], "no such x")
+        else:
+            self.reply(200, {"content": f"{x} {asked['traj_id']} {asked['seed']}"})
+
+    def log_message(self, *_: object) -> None: ...
+
+
+async def test_a_tool_behind_a_url():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        tools = await asyncio.to_thread(make_tools, [url], None)
+        tool = tools["far"]
+        assert isinstance(tool, HttpTool)
+        assert (await call(tool, {"x": 1})).text == "1 t 7", "a failure of the service is tried again"
+        refused = await call(tool, {"x": 2})
+        assert (refused.outcome, refused.text) == (Outcome.INVALID_ARGUMENTS, "no such x")
+        assert (await call(tool, {"x": 3})).outcome is Outcome.SANDBOX_ERROR
+        with pytest.raises(UserError, match=r"rl.tools: .*/bare: GET gives no function schema"):
+            await asyncio.to_thread(make_tools, [f"{url}/bare"], None)
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(UserError, match=r"rl.tools: .*GET gives no function schema"):
+        await asyncio.to_thread(make_tools, [url], None)
+
+
+async def test_a_rollout_uses_own_tools_and_an_own_reward():
+    tokenizer = train_tokenizer(["text"], 300)
+    tools = {"lookup": OwnTool("m:lookup", lookup, 20.0), "Counter": OwnTool("m:Counter", Counter, 20.0)}
+    asked: list[tuple[str, dict]] = [("lookup", {"item": "pear"}), ("Counter", {"by": 2}), ("lookup", {"item": "kiwi"})]
+    turns = ["</reason>\n" + "\n".join(render_tool_call(*one) for one in asked), "</reason><answer>5</answer>"]
+    Counter.closed.clear()
+    trajectory = await rollout(
+        problem("p", 1.0), engine=ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn]),
+        codec=Codec(tokenizer, tools), tools=tools, reward=lambda text, truth: text.count("answer") / 4,
+        limits=LoopLimits(2000), traj_id="t", group_id="g",
+    )  # fmt: skip
+    assert [(c.tool, str(c.outcome)) for c in trajectory.calls] == [
+        ("lookup", "ok"), ("Counter", "ok"), ("lookup", "exception"),
+    ]  # fmt: skip
+    assert [c.response for c in trajectory.calls][0::2] == ["5", "KeyError: 'kiwi'"]
+    assert trajectory.reward == 0.5 and trajectory.p_err == pytest.approx(1 / 3)
+    assert Counter.closed == [2]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of the user's in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = '''
+        def find(item: str) -> str:
+            """Find it.
+
+            Args:
+                item: What.
+            """
+            return item
+
+        def bare(item: str): ...
+
+        def untyped(item):
+            """Find it."""
+
+        def many(*items: str):
+            """Find them."""
+
+        def score(text, answer):
+            return 0.5
+
+        def nothing(text, answer): ...
+
+        def broken(text, answer):
+            return 1 / 0
+
+        number = 3
+    '''
+    (tmp_path / "mine_for_this_test.py").write_text(dedent(source))
+    (tmp_path / "half_for_this_test.py").write_text("x = 1\nimport no_such_thing_at_all\n")
+    yield tmp_path
+    for name in ("mine_for_this_test", "half_for_this_test"):
+        sys.modules.pop(name, None)
+
+
+MINE = "mine_for_this_test"
+
+
+def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
+    lab = RunSession(recipe_of([], tools=["python", f"{MINE}:find"], reward=f"{MINE}:score"), Reporter())
+    assert lab.reward("text", "truth") == 0.5
+    assert RunSession(recipe_of([]), Reporter()).reward is reward
+    wrong = {
+        f"{MINE}:fimd": "has no fimd; did you mean find",
+        "no_such_module_here:f": "there is no module no_such_module_here",
+        "half_for_this_test:x": "half_for_this_test.py:2: ModuleNotFoundError",
+        f"{MINE}:bare": "no docstring",
+        f"{MINE}:untyped": "missing a type hint",
+        f"{MINE}:many": "parameter items",
+        f"{MINE}:number": "a int; a function or a class is wanted",
+    }
+    for name, message in wrong.items():
+        with pytest.raises(UserError, match=f"rl.tools: {name}: .*{message}"):
+            RunSession(recipe_of([], tools=[name]), Reporter())
+    with pytest.raises(UserError, match=f"rl.reward: {MINE}:number: a int; a function is wanted"):
+        RunSession(recipe_of([], reward=f"{MINE}:number"), Reporter())
+    with pytest.raises(UserError, match="two tools called find"):
+        make_tools([f"{MINE}:find", f"{MINE}:find"], None)
+    for keys, message in (({"tools": ["pyhton"]}, "'pyhton' is none of python"), ({"reward": "right"}, "'right' is")):
+        with pytest.raises(RecipeError, match=message):
+            recipe_of([], **keys)
+    with pytest.raises(RecipeError, match=r"stages.a.tools: it is one for the whole run"):
+        recipe_of([{"name": "a", "steps": 1, "tools": [f"{MINE}:find"]}])
+
+
+def test_a_reward_that_fails_stops_the_run_with_its_name(own):
+    for name, message in (("nothing", "TypeError"), ("broken", "ZeroDivisionError")):
+        with pytest.raises(UserError, match=f"rl.reward: {MINE}:{name}: {message}"):
+            make_reward(f"{MINE}:{name}")("text", "truth")
+
+
+async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
+    tokenizer = train_tokenizer(["text"], 300)
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: "</reason><answer>5</answer>")
+    tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
+    dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
+    with pytest.raises(UserError, match="broken: ZeroDivisionError"):
+        await roll_out(
+            tasks, seats=lambda i, task: dispatcher.seat(i, "p"), codec=Codec(tokenizer, {}), tools={},
+            reward=make_reward(f"{MINE}:broken"), limits=LoopLimits(2000),
+        )  # fmt: skip
+
+
+def test_a_module_written_a_moment_ago_is_found(own):
+    (own / "younger_for_this_test.py").write_text("x = 2\n")
+    assert load_named("younger_for_this_test:x", "rl.tools") == 2
+    sys.modules.pop("younger_for_this_test")

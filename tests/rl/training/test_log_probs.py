@@ -1,0 +1,104 @@
+"""The chunked, padded forward pass equals the plain one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.trajectories import BATCH, trajectory
+
+from rstar_lab.rl.models.model import build_tiny
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.training import log_probs as policy
+from rstar_lab.rl.training.data_parallel import Ranks
+from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.trajectory import Trajectory
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_tiny(train_tokenizer(["text"], 300), seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+
+
+def plain(model, t: Trajectory, temperature: float):
+    ids = torch.tensor([t.prompt_ids + t.response_ids])
+    log_probs = (model(ids).logits[0].float() / temperature).log_softmax(-1)
+    before = log_probs[len(t.prompt_ids) - 1 : -1]
+    own = before.gather(1, torch.tensor(t.response_ids)[:, None])[:, 0]
+    entropy = -(before.exp() * before).sum(-1)
+    mask = torch.tensor(t.loss_mask)
+    return own * mask, entropy * mask
+
+
+@pytest.mark.parametrize("chunk", [2**30, 300 * 7])  # one chunk; seven tokens a chunk
+def test_equals_one_sequence_at_a_time(model, monkeypatch, chunk):
+    monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
+    seen = []
+    for micro in micro_batches(BATCH, 60, torch.device("cpu")):
+        assert micro.ids_BT.numel() <= 60 or len(micro.index) == 1
+        log_probs, entropy = log_probs_and_entropy(model, micro, 0.7)
+        for row, i in enumerate(micro.index):
+            t = BATCH[i]
+            span = slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids))
+            expected, expected_entropy = plain(model, t, 0.7)
+            torch.testing.assert_close(log_probs[row, span], expected, atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(entropy[row, span], expected_entropy, atol=2e-5, rtol=1e-4)
+            assert log_probs[row, : span.start].abs().sum() == 0 and log_probs[row, span.stop :].abs().sum() == 0
+        seen += micro.index
+    assert sorted(seen) == list(range(len(BATCH)))
+
+
+def test_gradients_do_not_depend_on_how_the_batch_is_cut(model, monkeypatch):
+    def gradient(tokens: int, chunk: int) -> torch.Tensor:
+        monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
+        model.zero_grad()
+        for micro in micro_batches(BATCH, tokens, torch.device("cpu")):
+            log_probs_and_entropy(model, micro)[0].sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    whole = gradient(10_000, 2**30)
+    torch.testing.assert_close(gradient(40, 2**30), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradient(40, 300 * 5), whole, atol=1e-4, rtol=1e-4)
+    assert whole.abs().sum() > 0
+
+
+def test_a_batch_without_own_tokens_gives_zeros(model):
+    t = trajectory(0, 3, 1)
+    silent = [t.__class__(**{name: getattr(t, name) for name in t.__slots__} | {"loss_mask": [False]})]
+    (micro,) = micro_batches(silent, 100, torch.device("cpu"))
+    log_probs, _ = log_probs_and_entropy(model, micro)
+    assert log_probs.abs().sum() == 0
+
+
+def test_a_prompt_is_read_once_for_all_its_responses(model):
+    shared = [replace(t, prompt_ids=BATCH[i // 3].prompt_ids) for i, t in enumerate(BATCH)]
+    (alone,) = micro_batches(shared, 10_000, torch.device("cpu"), share=False)
+    (together,) = micro_batches(shared, 10_000, torch.device("cpu"))
+    assert alone.row_ids_RW.shape[0] == 6 and alone.attention_R1WW is None
+    assert together.row_ids_RW.shape[0] == 2 and together.row_ids_RW.numel() < alone.row_ids_RW.numel()
+    answers = []
+    for micro in (alone, together):
+        model.zero_grad()
+        log_probs, entropy = log_probs_and_entropy(model, micro, 0.7)
+        (log_probs * torch.tensor(micro.index)[:, None]).sum().backward()
+        order = torch.tensor(micro.index).argsort()
+        answers.append((log_probs[order], entropy[order], torch.cat([p.grad.flatten() for p in model.parameters()])))
+    for one, other in zip(*answers, strict=True):
+        assert one.abs().sum() > 0
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_share_out_all_rows(model):
+    whole = [i for micro in micro_batches(BATCH, 40, torch.device("cpu")) for i in micro.index]
+    parts = [
+        [i for micro in micro_batches(BATCH, 40, torch.device("cpu"), ranks=Ranks(rank, 2)) for i in micro.index]
+        for rank in range(2)
+    ]
+    assert sorted(parts[0] + parts[1]) == sorted(whole) and all(parts)
+
+
+def test_a_micro_batch_that_is_large_enough_ends_before_it_is_padded_much(monkeypatch):
+    monkeypatch.setattr(policy, "CPU_TOKENS", 160)
+    rows = [trajectory(i, 1, length) for i, length in enumerate((30, 29, 28, 9, 9, 8))]
+    cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))
+    assert [tuple(micro.row_ids_RW.shape) for micro in cut] == [(3, 31), (3, 10)]
+    assert sorted(i for micro in cut for i in micro.index) == list(range(6))

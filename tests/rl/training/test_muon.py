@@ -1,0 +1,38 @@
+"""Muon: torch's numbers, in bf16 where that is fast and in float32 elsewhere. That ranks share it rightly is tested with the SFT."""
+
+import pytest
+import torch
+
+from rstar_lab.rl.training import muon
+from rstar_lab.rl.training.muon import Muon, orthogonal
+
+SHAPES = ((24, 24), (64, 24), (8, 24))
+
+
+def trained(optimizer_class, **options):
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    optimizer = optimizer_class(matrices, lr=0.02, weight_decay=0.1, **options)
+    for _ in range(5):
+        for matrix in matrices:
+            matrix.grad = torch.randn(matrix.shape, generator=generator)
+        optimizer.step()
+    return matrices
+
+
+def test_in_bf16_it_is_torchs_bit_for_bit(monkeypatch):
+    monkeypatch.setattr(muon, "has_bf16", lambda device: True)
+    for ours, theirs in zip(trained(Muon), trained(torch.optim.Muon), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_in_float32_it_is_torchs_up_to_bf16s_rounding(monkeypatch):
+    monkeypatch.setattr(muon, "has_bf16", lambda device: False)
+    for ours, theirs in zip(trained(Muon), trained(torch.optim.Muon), strict=True):
+        assert torch.allclose(ours, theirs, atol=3e-3) and not torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_singular_values_are_brought_near_one(shape):
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))))
+    assert values.min() > 0.5 and values.max() < 1.3

@@ -1,0 +1,313 @@
+"""The algorithm's options in the trainer: each against a formula written down here, or by what it does to a run."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.scripted_training import problem, train, weights
+from helpers.trajectories import BATCH, trajectory
+from pydantic import ValidationError
+
+from rstar_lab.rl.algorithm.selection import Kept, keep
+from rstar_lab.rl.models.model import build_tiny
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.training.data_parallel import Helpers
+from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.update import Learner
+from rstar_lab.rl.trajectory import Turn
+from rstar_lab.runs.reader import RunReader
+
+CPU = torch.device("cpu")
+GROUPS = [replace(t, group_id=f"g{i // 3}") for i, t in enumerate(BATCH)]
+ADVANTAGES = [1.0, -0.5, -0.5, 0.7, 0.7, -1.4]
+
+
+def tiny(seed: int = 0):
+    return build_tiny(train_tokenizer(["text"], 300), seed=seed, hidden_size=64, layers=2, heads=2, kv_heads=1)
+
+
+def tokens_of(model, temperature: float = 1.0) -> list[torch.Tensor]:
+    """Log-probs of each rollout's own tokens, one sequence at a time."""
+    found = []
+    for t in GROUPS:
+        logits = model(torch.tensor([t.prompt_ids + t.response_ids])).logits[0].float() / temperature
+        targets = torch.tensor(t.response_ids)[:, None]
+        own = logits.log_softmax(-1)[len(t.prompt_ids) - 1 : -1].gather(1, targets)[:, 0]
+        found.append(own[torch.tensor(t.loss_mask)])
+    return found
+
+
+def as_rollouts(log_probs: list[torch.Tensor]):
+    """The same rollouts, as if an engine had given their own tokens these log-probs."""
+    rollouts = []
+    for t, values in zip(GROUPS, log_probs, strict=True):
+        full = torch.zeros(len(t.response_ids))
+        full[torch.tensor(t.loss_mask)] = values.detach()
+        rollouts.append(replace(t, log_probs=full.tolist()))
+    return rollouts
+
+
+def update(rl: RlSection, rollouts, *, model=None, reference=None):
+    """One update without moving the weights: (metrics, gradient)."""
+    learner = Learner(model or tiny())
+    learner.begin_stage(rl, reset=False, reference=reference)
+    assert learner.model.is_gradient_checkpointing == rl.gradient_checkpointing
+    gradients: list[torch.Tensor] = []
+    assert learner.optimizer is not None
+
+    def note_gradient() -> None:
+        gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
+
+    learner.optimizer.step = note_gradient  # type: ignore[assignment, method-assign]
+    metrics = learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5).metrics
+    return metrics, gradients[0]
+
+
+def rl_of(**keys) -> RlSection:
+    return RlSection(**({"max_grad_norm": 1e9, "micro_batch_tokens": 60, "max_response_tokens": 40} | keys))
+
+
+def gradient_of(loss: torch.Tensor, model) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_truncated_importance_sampling():
+    model = tiny()
+    own = tokens_of(model)
+    generator = torch.Generator().manual_seed(0)
+    rollouts = as_rollouts([values + torch.randn(values.shape, generator=generator) for values in own])
+    count = sum(len(values) for values in own)
+    loss = torch.zeros(())
+    seen = []
+    for values, t, advantage in zip(own, rollouts, ADVANTAGES, strict=True):
+        engine = torch.tensor(t.log_probs)[torch.tensor(t.loss_mask)]
+        weight = (values - engine).exp().clamp(max=1.5).detach()
+        seen.append(weight)
+        loss = loss - (weight * advantage * values).sum() / count  # the ratio is 1: its gradient that of the log-prob
+    metrics, gradient = update(rl_of(importance_cap=1.5), rollouts)
+    torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
+    assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
+    assert max(float(w.max()) for w in seen) == 1.5, "nothing was cut: the test would prove nothing"
+    _, plain = update(rl_of(), rollouts)
+    assert not torch.allclose(plain, gradient, atol=1e-4)
+    # Measured ahead, where there are several mini-batches, the weights are the same.
+    metrics, _ = update(rl_of(importance_cap=1.5, mini_batches=2), rollouts)
+    assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
+    with pytest.raises(ValidationError, match="importance_cap needs old_log_probs: trainer"):
+        RlSection(importance_cap=2.0, old_log_probs="engine")
+
+
+def test_kl_to_a_reference():
+    model, reference = tiny(), tiny(seed=1).requires_grad_(False)
+    own, other = tokens_of(model), tokens_of(reference)
+    rollouts = as_rollouts(own)
+    count = sum(len(values) for values in own)
+    kl = torch.stack([((r - p).exp() - (r - p) - 1).sum() for p, r in zip(own, other, strict=True)]).sum() / count
+    policy = -sum((a * p).sum() for a, p in zip(ADVANTAGES, own, strict=True)) / count
+    metrics, gradient = update(rl_of(kl_coefficient=0.3), rollouts, reference=reference)
+    assert metrics["reference_kl"] == pytest.approx(kl.item(), rel=1e-4) and metrics["reference_kl"] > 0.001
+    torch.testing.assert_close(gradient, gradient_of(policy + 0.3 * kl, model), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["clip_cov", "kl_cov"])
+def test_covariance_variants_reach_the_loss(variant):
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # log-probs that differ enough for a covariance past 1
+    own = tokens_of(model)
+    rollouts = as_rollouts([values - 0.1 for values in own])
+    rl = rl_of(variant=variant, micro_batch_tokens=10_000, old_log_probs="engine")
+    metrics, gradient = update(rl, rollouts, model=copy.deepcopy(model))
+    flat = torch.cat(own)
+    advantage = torch.cat([torch.full_like(values, a) for values, a in zip(own, ADVANTAGES, strict=True)])
+    ratio = (flat - torch.cat([values - 0.1 for values in own]).detach()).exp()
+    covariance = ((flat - flat.mean()) * (advantage - advantage.mean())).detach()
+    if variant == "kl_cov":
+        cost = torch.zeros_like(flat)
+        highest = covariance.argmax()  # 2e-4 of so few tokens is one
+        cost[highest] = 1.0
+        loss = (-advantage * ratio + cost * ratio.log().abs()).mean()
+        torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
+        assert metrics["clip_share"] == pytest.approx(1 / len(flat))
+    else:
+        clipped = -advantage * ratio.clamp(0.8, 1.28)
+        surrogate = torch.maximum(-advantage * ratio, clipped)
+        band = ((covariance > 1.0) & (covariance < 5.0)).nonzero()[:, 0]
+        assert len(band) > 1
+        candidates = [surrogate.index_fill(0, i, 0.0).mean() for i in band]
+        distances = []
+        for loss in candidates:
+            model.zero_grad()
+            loss.backward(retain_graph=True)
+            distances.append(
+                float((torch.cat([p.grad.flatten() for p in model.parameters()]) - gradient).abs().max())  # type: ignore[union-attr]
+            )
+        assert min(distances) < 1e-4 < sorted(distances)[1]
+        assert metrics["clip_share"] == pytest.approx(1 / len(flat))
+
+
+def test_counts_add_up_over_micro_batches():
+    rollouts = as_rollouts([values - 0.5 for values in tokens_of(tiny())])
+    whole, _ = update(rl_of(old_log_probs="engine", micro_batch_tokens=10_000), rollouts)
+    parts, _ = update(rl_of(old_log_probs="engine", micro_batch_tokens=1), rollouts)
+    assert parts["tokens"] == whole["tokens"] == sum(t.model_tokens for t in rollouts)
+    assert parts == pytest.approx(whole, rel=1e-4)
+    assert whole["ratio_max"] == pytest.approx(np.exp(0.5), rel=1e-4)
+
+
+def test_overlong_shaping_changes_advantages_and_nothing_else():
+    lengths = [10, 30, 35, 40, 20, 40]
+    rollouts = [
+        replace(trajectory(i, 3, n), traj_id=f"t{i}", reward=float(i < 3), p_err=0.0, p_format=0.0)
+        for i, n in enumerate(lengths)
+    ]
+    rl = RlSection(group_size=6, oversample=1, max_response_tokens=40, overlong_buffer=20)
+    kept = keep(rollouts, rl, seed=0)
+    shaped = np.array([1.0, 1 - 0.5, 1 - 0.75, 0 - 1.0, 0, 0 - 1.0])
+    expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
+    assert kept.advantages == pytest.approx(expected)
+    plain = keep(rollouts, rl.model_copy(update={"overlong_buffer": 0}), seed=0)
+    assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
+    # Equal rewards teach nothing, however their lengths differ.
+    assert keep([replace(t, reward=1.0) for t in rollouts], rl, seed=0).equal_groups == 1
+    with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
+        RlSection(max_response_tokens=10, overlong_buffer=11)
+
+
+def test_void_turns_leave_after_the_advantages():
+    answer, void = "so</reason><answer>\\boxed{7}</answer>", "I think about it"
+    texts = [answer, answer, void, answer]
+    rollouts = [
+        replace(trajectory(i, 3, 4), traj_id=f"t{i}", reward=float(i == 0), turns=(Turn(0, 4, text, 0, 0, 0),))
+        for i, text in enumerate(texts)
+    ]
+    rl = RlSection(group_size=4, oversample=1, roc="none")
+    whole, sound = keep(rollouts, rl, 0), keep(rollouts, rl.model_copy(update={"drop_void_turns": True}), 0)
+    assert (whole.void, sound.void) == (0, 1)
+    assert [t.traj_id for t in sound.trajectories] == ["t0", "t1", "t3"]
+    assert sound.advantages == [whole.advantages[i] for i in (0, 1, 3)]
+
+
+def test_fp32_head_under_bf16():
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(30)  # large logits, as a trained model has
+    (micro,) = micro_batches(GROUPS, 10_000, CPU)
+    with torch.no_grad():
+        exact, _ = log_probs_and_entropy(model, micro)
+        with torch.autocast("cpu", torch.bfloat16):
+            rough, _ = log_probs_and_entropy(model, micro)
+            hidden = model.model(input_ids=micro.ids_BT).last_hidden_state
+            better, _ = log_probs_and_entropy(model, micro, fp32_head=True)
+        logits = hidden.float() @ model.lm_head.weight.T
+    targets = micro.ids_BT[:, 1:, None]
+    expected = logits.log_softmax(-1)[:, :-1].gather(2, targets)[..., 0] * micro.mask_BT[:, 1:]
+    torch.testing.assert_close(better[:, 1:], expected, atol=1e-5, rtol=1e-5)
+    assert (better - expected.new_zeros(better.shape)).dtype == torch.float32
+    assert not torch.equal(rough, better) and (exact - better).abs().mean() < (exact - rough).abs().mean()
+
+
+def test_precision_and_checkpointing_keep_the_gradient():
+    rollouts = as_rollouts(tokens_of(tiny()))
+    _, exact = update(rl_of(), rollouts)
+    _, again = update(rl_of(gradient_checkpointing=True), rollouts)
+    torch.testing.assert_close(again, exact, atol=1e-6, rtol=1e-4)
+    _, rough = update(rl_of(precision="bf16"), rollouts)
+    assert rough.dtype == torch.float32 and not torch.equal(rough, exact)
+    assert torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
+
+
+# In whole runs, with scripted rollouts
+
+STAGE = [{"name": "one", "steps": 3}]
+MIXED = [problem(f"easy{i}", 1.0) for i in range(4)] + [problem(f"mixed{i}", 0.5) for i in range(4)]
+
+
+def told(run_dir: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
+
+
+async def test_dynamic_sampling_refills_and_survives_a_kill(tmp_path):
+    _, plain = await train(tmp_path / "plain", STAGE, {"one": MIXED})
+    assert min(line["groups"] - line["equal_groups"] for line in told(plain)) < 2, "nothing to refill"
+    _, whole = await train(tmp_path / "whole", STAGE, {"one": MIXED}, dynamic_sampling=10)
+    assert [line["groups"] - line["equal_groups"] for line in told(whole)] == [2, 2, 2]
+    assert [line["kept"] for line in told(whole)] == [8, 8, 8]
+    assert max(line["groups"] for line in told(whole)) > 2
+    position = json.loads((whole / "checkpoints/step=000003/trainer.json").read_text())["position"]
+    assert position == sum(line["groups"] for line in told(whole))
+    _, capped = await train(tmp_path / "capped", STAGE, {"one": MIXED[:4]}, dynamic_sampling=2)
+    assert [line["groups"] for line in told(capped)] == [6, 6, 6] and all(line["kept"] == 0 for line in told(capped))
+
+    for stop in (1, 2):
+        await train(tmp_path / "cut", STAGE, {"one": MIXED}, dynamic_sampling=10, stop_after=stop)
+    _, cut = await train(tmp_path / "cut", STAGE, {"one": MIXED}, dynamic_sampling=10)
+    assert told(cut) == told(whole)
+    assert weights(cut / "checkpoints/step=000003") == weights(whole / "checkpoints/step=000003")
+
+
+async def test_solved_problems_retire_and_stay_retired(tmp_path):
+    stages = [{"name": "one", "steps": 8}]
+    trainer, whole = await train(tmp_path / "whole", stages, {"one": MIXED}, retire_from=0.9)
+    drawn = RunReader(whole).read("trajectories", columns=["step", "problem_id"]).to_pylist()
+    steps: dict[str, set[int]] = {}
+    for row in drawn:
+        steps.setdefault(row["problem_id"], set()).add(row["step"])
+    assert {f"easy{i}" for i in range(4)} <= set(trainer.state.retired)
+    assert all(len(steps[f"easy{i}"]) == 1 for i in range(4))
+    assert any(len(steps[f"mixed{i}"]) > 1 for i in range(4))
+    await train(tmp_path / "cut", stages, {"one": MIXED}, retire_from=0.9, stop_after=3)
+    _, cut = await train(tmp_path / "cut", stages, {"one": MIXED}, retire_from=0.9)
+    assert told(cut) == told(whole)
+
+
+async def test_a_stage_whose_problems_are_all_retired_is_over(tmp_path):
+    trainer, run_dir = await train(tmp_path, STAGE, {"one": MIXED[:2]}, retire_from=0.9)
+    assert len(told(run_dir)) == 1 and trainer.state.finished
+    assert RunReader(run_dir).info["result"]["stages"][0]["ended_by"] == "retired"
+
+
+async def test_the_reference_is_the_model_at_the_stage_start_after_a_kill_too(tmp_path):
+    stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 2}]
+    problems = {"one": MIXED[4:], "two": MIXED[4:]}
+    _, whole = await train(tmp_path / "whole", stages, problems, kl_coefficient=0.1)
+    kl = [line["reference_kl"] for line in told(whole)]
+    assert kl[0] == pytest.approx(0, abs=1e-9) and kl[2] == pytest.approx(0, abs=1e-9)
+    assert kl[1] > 1e-7 and kl[3] > 1e-7
+    for stop in (1, 2, 3):
+        await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1, stop_after=stop)
+    _, cut = await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1)
+    assert told(cut) == told(whole)
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_update_of_one():
+    rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0)
+    rollouts = as_rollouts(tokens_of(tiny()))
+    seen = []
+    for count in (1, 2):
+        learner = Learner(tiny())
+        with Helpers(count) as helpers:
+            learner.lead(helpers.lead("rstar_lab.rl.training.update:follow"), rl)
+            learner.begin_stage(rl, reset=False, reference=None)
+            updates = [learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)]
+            learner.dismiss()
+        seen.append((updates, torch.cat([p.detach().flatten() for p in learner.model.parameters()])))
+    (alone, weights), (shared, same) = seen
+    torch.testing.assert_close(same, weights, atol=1e-4, rtol=1e-3)  # AdamW makes much of little
+    assert (weights - torch.cat([p.detach().flatten() for p in tiny().parameters()])).abs().max() > 1e-4
+    for one, other in zip(alone, shared, strict=True):
+        assert other.metrics == pytest.approx(one.metrics, rel=1e-3, abs=1e-5)
+        for mine, theirs in zip(one.log_probs, other.log_probs, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(
+                    torch.tensor(theirs), torch.tensor(mine), equal_nan=True, atol=1e-4, rtol=1e-4
+                )

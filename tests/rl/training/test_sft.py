@@ -1,0 +1,279 @@
+"""SFT: loss on the model's own tokens alone, packing and batching change nothing, kills change nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.models.model import build_tiny, load_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.training.data_parallel import Helpers
+from rstar_lab.rl.training.sft import Example, _loss, _micro_batches, encode, iterate_batches, lr_scale, sft
+
+SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
+TINY = {
+    "epochs": 2,
+    "batch_size": 4,
+    "lr": 3e-3,
+    "optimizer": "muon",
+    "max_tokens": 256,
+    "packing": False,
+    "precision": "fp32",
+}
+
+
+def conversation(n: int) -> list[tuple[str, bool]]:
+    messages = [
+        {"role": "user", "content": chat.ask(f"What is {n} plus {n}?")},
+        {"role": "assistant", "content": "<reason>Let me count.</reason>" + " Well." * (n % 5)},
+        {"role": "tool", "content": str(2 * n)},
+        {"role": "tool", "content": "ok"},
+        {"role": "assistant", "content": f"<reason>So.</reason>\n<answer>\\boxed{{{2 * n}}}</answer>"},
+    ]
+    return chat.render_segments(messages)
+
+
+DATASET = [conversation(n) for n in range(30)]
+TOKENIZER = train_tokenizer((text for pieces in DATASET for text, _ in pieces), 320)
+
+
+def fresh():
+    return build_tiny(TOKENIZER, seed=0, **SHAPE)
+
+
+def weights(model):
+    return torch.cat([tensor.flatten() for tensor in model.state_dict().values()])
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = ("model/model.safetensors", "metrics.jsonl")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def reference_loss(model, examples):
+    """One conversation at a time, all logits, the mask by hand."""
+    total = torch.zeros(())
+    for example in examples:
+        logits = model(torch.tensor([example.ids])).logits[0]
+        for position, own in enumerate(example.mask):
+            if own:
+                total = total + cross_entropy(logits[position - 1], torch.tensor(example.ids[position]))
+    return total
+
+
+def test_mask_is_on_what_the_model_says_and_nothing_else():
+    (example,), left_out = encode(DATASET[:1], TOKENIZER, 256)
+    assert left_out == 0
+    said = TOKENIZER.decode([token for token, own in zip(example.ids, example.mask, strict=True) if own])
+    assert said == "".join(text for text, own in DATASET[0] if own)
+    assert TOKENIZER.decode(example.ids) == "".join(text for text, _ in DATASET[0])
+    assert said.count(chat.END_OF_TURN) == 2
+    assert "tool_response" not in said
+
+
+def test_pieces_are_tokenized_one_by_one():
+    # "12" would be one token if pieces were joined first and the tokenizer merged across them.
+    (example,), _ = encode([[("<reas", False), ("on>", True)]], TOKENIZER, 256)
+    assert example.ids == TOKENIZER.encode("<reas") + TOKENIZER.encode("on>")
+
+
+def test_conversations_too_long_or_without_a_turn_are_counted():
+    examples, left_out = encode([DATASET[0], [("x" * 500, True)], [("a question", False)]], TOKENIZER, 128)
+    assert (len(examples), left_out) == (1, 2)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_loss_is_that_of_each_conversation_alone(packing):
+    model, (examples, _) = fresh(), encode(DATASET[:7], TOKENIZER, 256)
+    loss = _loss(model, examples, packing)
+    expected = reference_loss(model, examples)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss, model.model.embed_tokens.weight)
+    (wanted,) = torch.autograd.grad(expected, model.model.embed_tokens.weight)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_loss_in_chunks_of_logits_is_the_same(monkeypatch):
+    model, (examples, _) = fresh(), encode(DATASET[:5], TOKENIZER, 256)
+    whole = _loss(model, examples, False)
+    (wanted,) = torch.autograd.grad(whole, model.lm_head.weight)
+    monkeypatch.setattr("rstar_lab.rl.training.sft._LOGITS_AT_ONCE", 7 * len(TOKENIZER))
+    chunked = _loss(model, examples, False)
+    (gradient,) = torch.autograd.grad(chunked, model.lm_head.weight)
+    assert chunked.item() == pytest.approx(whole.item(), rel=1e-6)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_every_epoch_sees_every_conversation_once(packing):
+    examples = [Example([n] * (n % 9 + 2), [False] + [True] * (n % 9 + 1)) for n in range(50)]
+    config = SftConfig(epochs=2, batch_size=8, packing=packing, micro_batch_tokens=24)
+    batches = [batch for _, batch in iterate_batches(examples, config, range(1, 15))]
+    for epoch in (batches[:7], batches[7:]):
+        assert sorted(example.ids[0] for batch in epoch for example in batch) == list(range(50))
+    assert batches[:7] != batches[7:]
+    for batch in batches:
+        pieces = list(_micro_batches(batch, config))
+        assert [example for piece in pieces for example in piece] == batch
+        for piece in pieces:
+            lengths = [len(example.ids) for example in piece]
+            assert len(piece) == 1 or (sum(lengths) if packing else len(piece) * max(lengths)) <= 24
+
+
+def test_batches_do_not_depend_on_where_a_run_begins():
+    examples = [Example([n, n], [False, True]) for n in range(50)]
+    config = SftConfig(batch_size=8)
+    assert list(iterate_batches(examples, config, range(1, 22)))[9:] == list(
+        iterate_batches(examples, config, range(10, 22))
+    )
+
+
+def test_learning_rate_warms_up_and_falls():
+    cosine = SftConfig(warmup=0.1)
+    assert [lr_scale(step, 100, cosine) for step in (1, 10)] == [0.1, 1.0]
+    assert lr_scale(55, 100, cosine) == pytest.approx(0.5)
+    assert lr_scale(100, 100, cosine) == pytest.approx(0, abs=1e-12)
+    tail = SftConfig(warmup=0.1, schedule="linear_tail")
+    assert [lr_scale(step, 100, tail) for step in (10, 50)] == [1.0, 1.0]
+    assert 0 < lr_scale(100, 100, tail) < 0.05
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "packing": True, "schedule": "cosine"}])
+def test_it_learns_and_leaves_a_model_folder(tmp_path, changes):
+    lines: list[dict[str, float]] = []
+    model = fresh()
+    config = SftConfig(**TINY | changes | {"epochs": 20})
+    result = sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path, on_step=lines.append)
+    assert result["steps"] == len(lines) == 160
+    assert lines[-1]["loss"] < lines[0]["loss"] / 3
+    assert torch.equal(weights(load_model(tmp_path / "model")), weights(model))
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == lines
+
+
+def test_micro_batches_and_precision_of_the_weights(tmp_path):
+    # Pieces of a batch add up to the batch: the same weights but for rounding.
+    results = []
+    for name, tokens in (("whole", 8192), ("pieces", 64)):
+        model = fresh().bfloat16()
+        config = SftConfig(**TINY | {"optimizer": "adamw", "epochs": 0.2, "micro_batch_tokens": tokens})
+        sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / name)
+        assert model.dtype == torch.float32
+        results.append(weights(model))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+
+
+def test_a_finished_run_is_not_run_again_and_another_one_is_refused(tmp_path):
+    config = SftConfig(**TINY)
+    lines: list[dict[str, float]] = []
+    model, again = fresh(), fresh()
+    result = sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path)
+    assert sft(again, TOKENIZER, DATASET, config=config, out_dir=tmp_path, on_step=lines.append) == result
+    assert not lines
+    assert torch.equal(weights(again), weights(model))
+    with pytest.raises(UserError, match="another folder"):
+        sft(fresh(), TOKENIZER, DATASET[:-1], config=config, out_dir=tmp_path)
+
+
+def test_nothing_to_learn_from(tmp_path):
+    with pytest.raises(UserError, match="max_tokens"):
+        sft(fresh(), TOKENIZER, DATASET, config=SftConfig(**TINY | {"max_tokens": 4}), out_dir=tmp_path)
+
+
+def test_a_run_that_blows_up_says_so(tmp_path):
+    model = fresh()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="learning rate"):
+        sft(model, TOKENIZER, DATASET, config=SftConfig(**TINY), out_dir=tmp_path)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 16])  # before, at and after a checkpoint; after the last step
+def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
+    config = SftConfig(**TINY | {"checkpoint_every": 4})
+    whole, cut = fresh(), fresh()
+    sft(whole, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole")
+
+    def on_step(line):
+        if line["step"] == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", on_step=on_step)
+    sft(cut, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut")
+    assert torch.equal(weights(cut), weights(whole))
+    assert same_files(tmp_path / "cut", tmp_path / "whole")
+
+
+SCRIPT = """
+    import os, signal, sys
+    sys.path.insert(0, {here!r})
+    from test_sft import DATASET, TINY, TOKENIZER, fresh
+    from pathlib import Path
+    from rstar_lab.rl.training.data_parallel import Helpers
+    from rstar_lab.rl.recipe import SftConfig
+    from rstar_lab.rl.training.sft import sft
+
+    def on_step(line):
+        if line["step"] == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    config = SftConfig(**TINY | {{"checkpoint_every": 4}})
+    with Helpers({processes}) as helpers:
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=Path({out!r}), helpers=helpers, on_step=on_step)
+"""
+
+
+def helpers_alive() -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"rstar_lab.rl.training.data_parallel" in path.read_bytes():
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = SftConfig(**TINY | {"checkpoint_every": 4})
+    with Helpers(processes) as helpers:
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole", helpers=helpers)
+    before = helpers_alive()
+    script = SCRIPT.format(here=str(Path(__file__).parent), processes=processes, out=str(tmp_path / "cut"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=280, check=False, env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while helpers_alive() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not helpers_alive() - before
+    assert not (tmp_path / "cut" / "sft.json").exists()
+    with Helpers(processes) as helpers:
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", helpers=helpers)
+    torch.set_num_threads(threads)
+    assert same_files(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_processes_learn_what_one_learns(tmp_path, optimizer):
+    models = [fresh(), fresh()]
+    for processes, model in enumerate(models, 1):
+        config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5})
+        with Helpers(processes) as helpers:
+            sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / str(processes), helpers=helpers)
+    torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-4)

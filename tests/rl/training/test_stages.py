@@ -1,0 +1,138 @@
+"""Stages: when one ends, what the next begins with, and that a kill between or inside them changes nothing."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from helpers.scripted_training import problem, train, weights
+from pydantic import ValidationError
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.commands.filter import measure
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import HandOff, Stage
+from rstar_lab.rl.training.stages import difficulty_file, stage_model, triggered, why_over
+from rstar_lab.rl.training.trainer import Trainer
+from rstar_lab.runs.reader import RunReader
+
+MIXED = [problem(f"easy{i}", 1.0) for i in range(3)] + [problem(f"mixed{i}", 0.5) for i in range(3)]
+PROBLEMS = {"one": MIXED, "two": MIXED}
+
+
+def lines(**columns: list[float]) -> list[dict[str, float]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def told(run_dir):
+    return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
+
+
+def test_triggers():
+    solved = HandOff(solved_groups=0.7, window=2)
+    steps = lines(solved_groups=[0.9, 0.4, 0.9, 0.5], truncated=[0.5, 0.3, 0.12, 0.10])
+    assert [triggered(solved, steps[:n]) for n in range(5)] == [None, None, None, None, "solved_groups"]
+    plateau = HandOff(truncation_plateau=0.05, window=1)
+    assert [triggered(plateau, steps[:n]) for n in range(5)] == [None, None, None, None, "truncation_plateau"]
+    assert triggered(HandOff(truncation_plateau=0.3, window=2), steps) == "truncation_plateau"
+    assert triggered(HandOff(truncation_plateau=0.28, window=2), steps) is None
+    none_yet = lines(solved_groups=[None, None], truncated=[0.0, 0.0])  # type: ignore[list-item]
+    assert triggered(solved, none_yet) is None
+    stage = Stage(name="s", problems={"synthetic": {"count": 1}}, steps=3, hand_off=solved)  # type: ignore[arg-type]
+    assert why_over(stage, steps[:2]) is None and why_over(stage, steps[:3]) == "steps"
+    with pytest.raises(ValidationError, match="give solved_groups, truncation_plateau or both"):
+        HandOff(window=3)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "limit", "first", "truncated"),
+    [
+        ("solved_groups", 1.0, problem("easy", 1.0), [0, 0]),
+        # Two windows of two steps are alike at step 6 and not before.
+        ("truncation_plateau", 0.25, problem("long", 0.5, ", brief from 2"), [1, 1, 0, 0, 0, 0]),
+    ],
+)
+async def test_a_trigger_ends_a_stage_and_the_next_goes_on(tmp_path, trigger, limit, first, truncated):
+    last = len(truncated)
+    stages = [{"name": "one", "steps": 9, "hand_off": {trigger: limit, "window": 2}}, {"name": "two", "steps": 2}]
+    problems = {"one": [first], "two": MIXED}
+    _, whole = await train(tmp_path / "whole", stages, problems, checkpoint_every=5)
+    assert [line["stage"] for line in told(whole)] == ["one"] * last + ["two"] * 2
+    assert [line["truncated"] for line in told(whole)[:last]] == truncated
+    table = RunReader(whole).info["result"]["stages"]
+    assert (table[0]["ended_by"], table[0]["last_step"]) == (trigger, last)
+    assert table[1]["parent"] == {"run": "s-rl", "step": last} and table[1]["ended_by"] == "steps"
+    assert weights(stage_model(whole, "two")) == weights(whole / f"checkpoints/step={last + 2:06d}")
+    assert not (stage_model(whole, "one") / "optimizer.pt").exists()
+    for stop in (1, last, last + 1):
+        await train(tmp_path / "cut", stages, problems, checkpoint_every=5, stop_after=stop)
+    _, cut = await train(tmp_path / "cut", stages, problems, checkpoint_every=5)
+    again, _ = await train(tmp_path / "cut", stages, problems, checkpoint_every=5, trainer_class=Counting)
+    assert not hasattr(again, "counts"), "a finished run made a step"
+    assert told(cut) == told(whole) and RunReader(cut).info["result"]["stages"] == table
+    for stage in ("one", "two"):
+        assert weights(stage_model(cut, stage)) == weights(stage_model(whole, stage))
+
+
+async def test_the_filter_drops_what_is_solved_and_runs_once(tmp_path):
+    stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "filter": {"samples": 8}}]
+    await train(tmp_path, stages, PROBLEMS, stop_after=2)
+    assert not difficulty_file(tmp_path / "s-rl", "two").exists()
+    _, run_dir = await train(tmp_path, stages, PROBLEMS, stop_after=3)
+    table = pq.read_table(difficulty_file(run_dir, "two")).to_pylist()
+    assert {row["problem_id"] for row in table} == {p.problem_id for p in MIXED}
+    assert all((row["samples"], row["step"], row["stage"], row["run_id"]) == (8, 2, "two", "s-rl") for row in table)
+    assert [row["problem_id"] for row in table if not row["kept"]] == ["easy0", "easy1", "easy2"]
+    assert all(row["solved"] == 8 and row["pass_rate"] == 1 for row in table if not row["kept"])
+    filter_run = RunReader(tmp_path / "s-rl-two-filter")
+    rows = filter_run.read("trajectories", columns=["problem_id", "reward"]).to_pylist()
+    assert len(rows) == 8 * len(MIXED) and filter_run.info["parent"] == {"run": "s-rl", "step": 2}
+    assert sum(row["reward"] for row in rows) == sum(row["solved"] for row in table)
+
+    _, run_dir = await train(tmp_path, stages, PROBLEMS)
+    assert RunReader(tmp_path / "s-rl-two-filter").info["attempts"] == 1, "it was rolled out twice"
+    drawn = RunReader(run_dir).read("trajectories", columns=["stage", "problem_id"]).to_pylist()
+    assert {row["problem_id"] for row in drawn if row["stage"] == "two"} <= {"mixed0", "mixed1", "mixed2"}
+    assert {row["problem_id"] for row in drawn if row["stage"] == "one"} & {"easy0", "easy1", "easy2"}
+    assert RunReader(run_dir).info["result"]["stages"][1]["difficulty"] == "difficulty/stage=two.parquet"
+
+    with pytest.raises(UserError, match="the filter leaves no problem"):
+        alone: dict[str, list[Problem]] = {"one": MIXED[:3]}
+        await train(tmp_path / "none", [{"name": "one", "steps": 1, "filter": {"samples": 2}}], alone)
+
+
+class Counting(Trainer):
+    """Notes AdamW's step count before each step."""
+
+    async def step(self, stage, rl, pool):
+        assert self.learner.optimizer
+        state = self.learner.optimizer.state
+        count = max((int(value["step"]) for value in state.values()), default=0)
+        self.counts = [*getattr(self, "counts", []), count]
+        return await super().step(stage, rl, pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reset", [False, True])
+async def test_the_optimizer_is_reset_where_asked_and_only_there(tmp_path, reset):
+    mixed = {"one": [problem("mixed", 0.5)], "two": [problem("mixed", 0.5)]}
+    stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "reset_optimizer": reset}]
+    # Dynamic sampling, so that every step has an update.
+    trainer, _ = await train(tmp_path / "whole", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
+    assert trainer.counts == ([0, 1, 0, 1, 2] if reset else [0, 1, 2, 3, 4])  # type: ignore[attr-defined]
+    await train(tmp_path / "cut", stages, mixed, stop_after=4, dynamic_sampling=10)
+    trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
+    assert trainer.counts == ([2] if reset else [4])  # type: ignore[attr-defined]
+
+
+async def test_a_checkpoint_that_is_not_understood_is_one_clear_error(tmp_path):
+    _, run_dir = await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED}, stop_after=1)
+    for text in ('{"step": 1}', "[]", "{"):
+        (run_dir / "checkpoints/step=000001/trainer.json").write_text(text)
+        with pytest.raises(UserError, match=r"step=000001: trainer.json cannot be read"):
+            await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED})
+
+
+async def test_measuring_a_stage_without_a_filter_is_refused():
+    with pytest.raises(UserError, match="stage two: the recipe has no such stage with a filter \\(three\\)"):
+        await measure(load_recipe("tiny_three_stage"), "two", Path("model"))
