@@ -47,7 +47,8 @@ import plotly.io as pio
 from rstar_lab.rl.bench.scheduler import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
 from rstar_lab.rl.bench.calibration import Measurement, calibrate, disagreements
 from rstar_lab.rl.scheduling.recorded import recorded_rollouts
-from rstar_lab.rl.scheduling.figures import plot_calibration, plot_gantt, plot_turns, table
+from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
+from rstar_lab.rl.bench.figures import plot_calibration
 from rstar_lab.rl.scheduling.simulator import EngineSpec, lower_bound, simulate
 
 pio.renderers.default = "plotly_mimetype+notebook_connected"

@@ -158,7 +158,7 @@ def _round_trip(conversation: "Conversation") -> list[Finding]:
 
 
 def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
-    from rstar_lab.rl.training.sft import encode
+    from rstar_lab.rl.chat_format.encoding import encode
 
     (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
     return check_mask(example.ids, example.mask, tokenizer)

@@ -1,13 +1,12 @@
 """Figures of simulated steps: who ran what when, and predicted against measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rstar_lab.rl.bench.calibration import Measurement
 from rstar_lab.rl.scheduling.simulator import Result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, 2008
@@ -88,35 +87,5 @@ def plot_turns(result: Result, engine: int) -> go.Figure:
         xaxis_title="seconds (gaps: the rollout is at its tools)",
         yaxis_title="rollout",
         legend={"orientation": "h", "y": 1.1},
-    )
-    return figure
-
-
-def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
-    """Predicted against measured makespan, a point a policy, bars from the fastest to the slowest replay."""
-    figure = go.Figure()
-    limit = 1.1 * max(max(result.predicted_s, *result.measured_s) for result in results)
-    figure.add_scatter(
-        x=[0, limit], y=[0, limit], mode="lines", line={"dash": "dot", "color": "grey"}, showlegend=False
-    )
-    figure.add_annotation(x=limit, y=limit, text="measured as predicted", showarrow=False, xanchor="right", yshift=14)
-    ranked = sorted(results, key=lambda result: result.predicted_s)
-    for result, colour in zip(results, COLOURS, strict=False):
-        figure.add_scatter(
-            x=[result.predicted_s],
-            y=[result.measured],
-            error_y={
-                "array": [max(result.measured_s) - result.measured],
-                "arrayminus": [result.measured - min(result.measured_s)],
-            },
-            mode="markers+text",
-            text=[result.policy],
-            # To either side in turn, so that the names of neighbours stay apart.
-            textposition=("middle left", "middle right")[ranked.index(result) % 2],
-            marker={"color": colour, "size": 11},
-            showlegend=False,
-        )
-    figure.update_layout(
-        template="plotly_white", height=460, xaxis_title="predicted makespan (s)", yaxis_title="measured makespan (s)"
     )
     return figure

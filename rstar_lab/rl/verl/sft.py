@@ -16,12 +16,13 @@ import typer
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, fine_tuned, sft_data
 from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.session import RunSession, open_run
-from rstar_lab.rl.training.sft import Example, encode, finish, steps_of, summary
+from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpoint_folder

@@ -11,9 +11,10 @@ from verl.trainer import sft_trainer_ray
 from verl.utils.dataset.dataset_utils import SFTTensorCollator
 from verl.utils.tracking import Tracking
 
+from rstar_lab.rl.chat_format.encoding import Example
 from rstar_lab.rl.pipeline import write_sft_step
 from rstar_lab.rl.recipe import SftConfig
-from rstar_lab.rl.training.sft import Example, check_finite, iterate_batches, lr_scale, steps_of
+from rstar_lab.rl.training.sft import check_finite, iterate_batches, lr_scale, steps_of
 from rstar_lab.runs.writer import RunWriter
 
 _NOTHING = Example([0, 0], [False, False])

@@ -19,13 +19,13 @@ from rstar_lab.rl.chat_format.conversations import (
     tool_calls,
     write_conversations,
 )
+from rstar_lab.rl.chat_format.encoding import encode
 from rstar_lab.rl.commands.data import app
 from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
 from rstar_lab.rl.data.lint import check_mask, lint, read_back
 from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.training.sft import encode
 
 WEATHER = {
     "name": "get weather/v2",

@@ -16,11 +16,12 @@ from torch.nn.functional import cross_entropy
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import build_tiny, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.data_parallel import Helpers
-from rstar_lab.rl.training.sft import Example, _loss, _micro_batches, encode, iterate_batches, lr_scale, sft
+from rstar_lab.rl.training.sft import _loss, _micro_batches, iterate_batches, lr_scale, sft
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
 TINY = {

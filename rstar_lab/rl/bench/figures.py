@@ -1,0 +1,38 @@
+"""Figure of the calibration: predicted against measured."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from rstar_lab.rl.bench.calibration import Measurement
+from rstar_lab.rl.scheduling.figures import COLOURS
+
+
+def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
+    """Predicted against measured makespan, a point a policy, bars from the fastest to the slowest replay."""
+    figure = go.Figure()
+    limit = 1.1 * max(max(result.predicted_s, *result.measured_s) for result in results)
+    figure.add_scatter(
+        x=[0, limit], y=[0, limit], mode="lines", line={"dash": "dot", "color": "grey"}, showlegend=False
+    )
+    figure.add_annotation(x=limit, y=limit, text="measured as predicted", showarrow=False, xanchor="right", yshift=14)
+    ranked = sorted(results, key=lambda result: result.predicted_s)
+    for result, colour in zip(results, COLOURS, strict=False):
+        figure.add_scatter(
+            x=[result.predicted_s],
+            y=[result.measured],
+            error_y={
+                "array": [max(result.measured_s) - result.measured],
+                "arrayminus": [result.measured - min(result.measured_s)],
+            },
+            mode="markers+text",
+            text=[result.policy],
+            # To either side in turn, so that the names of neighbours stay apart.
+            textposition=("middle left", "middle right")[ranked.index(result) % 2],
+            marker={"color": colour, "size": 11},
+            showlegend=False,
+        )
+    figure.update_layout(
+        template="plotly_white", height=460, xaxis_title="predicted makespan (s)", yaxis_title="measured makespan (s)"
+    )
+    return figure
