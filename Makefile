@@ -1,57 +1,73 @@
-# Every target sets up what it needs first; the environment is .venv here.
-#   make setup                      CPU builds (default)
+# Every target sets up what it needs first. The environment is the active one (conda or venv) if rstar_lab is installed in it, else .venv.
+#   make setup                               CPU builds (default)
 #   make setup TORCH_BACKEND=auto EXTRAS=gpu,notebooks,verl     a machine with GPUs
+#   make setup VENV="$$CONDA_PREFIX"          install into the active conda environment
 PYTHON ?= python3
 TORCH_BACKEND ?= cpu
 EXTRAS ?= all,dev
 UV_VERSION = 0.13.8
-VENV ?= .venv
+ACTIVE := $(firstword $(VIRTUAL_ENV) $(CONDA_PREFIX))
+INSTALLED := $(and $(ACTIVE),$(wildcard $(ACTIVE)/lib/python3.*/site-packages/rstar_lab-*.dist-info))
+VENV ?= $(if $(INSTALLED),$(ACTIVE),.venv)
 BIN = $(VENV)/bin
+# Set-up is skipped only in an active environment that `make setup` did not make.
+READY = $(if $(INSTALLED),$(if $(wildcard $(VENV)/.done),setup),setup)
 PYTEST = $(BIN)/python -m pytest
-# uv does not read pip's own settings: hand on a folder of wheels where pip has one, else let uv pick torch's index.
+# uv does not read pip's settings, so pass pip's folder of wheels on if it has a torch build; otherwise uv selects the index for torch.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torch-backend $(TORCH_BACKEND))
 
-.PHONY: setup demo test test-all lab bench services constraints clean
+.PHONY: help setup demo test test-fast test-all lab bench docs screenshots services constraints clean
 .DEFAULT_GOAL := help
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-setup: $(VENV)/.done  ## make .venv with everything in it (seconds the second time)
+setup: $(VENV)/.done  ## install everything into .venv, with a Jupyter kernel (a few seconds if it is there already)
 
 $(VENV)/.done: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@# Compiled here once: imports of torch and vLLM, made by every process, take half as long.
+	@# Compile to bytecode once: every process that imports torch and vLLM then starts in half the time.
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m ipykernel install --sys-prefix --name rstar_lab --display-name "Python (rstar_lab)" >/dev/null 2>&1 || echo "no Jupyter kernel: the extra 'notebooks' is not installed"
+	@# Outputs of executed notebooks do not show up as changes (.gitattributes).
+	@if [ -x $(BIN)/nbstripout ] && git rev-parse --git-dir >/dev/null 2>&1; then git config filter.nbstripout.clean "$(abspath $(BIN))/nbstripout" && git config filter.nbstripout.smudge cat; fi
 	@touch $@
 
-services:  ## Redis, g++ and Chromium for the tests, where they may be installed
+services:  ## install Redis, g++ and Chromium for the tests with apt (only as root or with sudo)
 	@sh tests/services.sh
 
-demo: setup  ## train a tool user from nothing on this machine, and open its story
+demo: $(READY)  ## train a tool-using model from random weights (8 minutes) and write a report
 	$(BIN)/rstar-lab demo
 
-# Two files at a time, since half of the tests wait for processes to start. Real browsers, servers and engines on a machine
-# that others use too: a failure is tried once more before it counts.
-test: setup services  ## every test but the long soaks
-	$(PYTEST) -m "not soak" -n 2 --dist loadfile --reruns 1 -raR --durations 40
+# Two test files at a time: half of the tests wait for processes to start.
+test: setup services  ## run every test except long soaks and Slurm
+	$(PYTEST) -m "not soak" -n 2 --dist loadfile --durations 40
 
-test-all: setup services  ## the soaks and Slurm too
+test-fast: setup  ## run the tests between two edits
+	$(PYTEST) -m "not slow" -n 2 --dist loadfile
+
+test-all: setup services  ## run every test, soaks and Slurm included
 	HYPOTHESIS_PROFILE=explore $(PYTEST)
 
-lab: setup  ## JupyterLab on the notebooks
-	$(BIN)/jupyter lab --notebook-dir .
+lab: $(READY)  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir . $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_quickstart.ipynb
 
-bench: setup  ## ratios against peers, each in one run
+bench: $(READY)  ## measure speed as ratios against peers, each pair in one run
 	for name in trainer sandbox rollout scheduler store verl; do $(BIN)/rstar-lab bench $$name; done
 
-constraints:  ## resolve newer versions of everything
+docs: setup  ## build the documentation into site/ (warnings are errors, no network)
+	$(BIN)/mkdocs build --strict --quiet
+
+screenshots: setup services  ## take the screenshots of the README from the golden run
+	$(BIN)/python docs/screenshots.py
+
+constraints:  ## resolve newer versions of all dependencies
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links $(TORCH) \
 	  | grep -vE '^(nvidia-|cuda-|torch==|torchaudio|torchvision|torchcodec|triton)' > constraints.new
-	{ printf '%s\n' '# Versions that were tested together; made by `make constraints`. torch: the CPU or CUDA build of the same version.' 'torch==2.13.0'; cat constraints.new; } > constraints.txt
+	{ printf '%s\n' '# Versions that were tested together; written by `make constraints`. torch: the CPU or CUDA build of the same version.' 'torch==2.13.0'; cat constraints.new; } > constraints.txt
 	rm constraints.new
 
-clean:  ## remove the environment and what runs left behind
-	rm -rf $(VENV) out runs
+clean:  ## remove the environment, runs and reports
+	rm -rf .venv out runs site

@@ -295,6 +295,18 @@ def bench(
 
 
 @app.command()
+def notebooks(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that receives the notebooks.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace notebooks of the same name.")] = False,
+) -> None:
+    """Copy the notebooks into a folder of your own, for example after `pip install rstar_lab[notebooks]`."""
+    from rstar_lab.resources import copy_notebooks
+
+    for path in copy_notebooks(folder, overwrite=overwrite):
+        print(path)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

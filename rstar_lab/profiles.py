@@ -8,8 +8,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.resources import resource_folder
 
-FOLDER = Path(__file__).parent.parent / "cluster" / "profiles"
+FOLDER = resource_folder("cluster") / "profiles"
 
 
 class _Part(BaseModel):

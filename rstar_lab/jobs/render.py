@@ -11,8 +11,9 @@ import yaml
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.store import JobSpec
 from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.resources import resource_folder
 
-TEMPLATES = Path(__file__).parent.parent.parent / "cluster"
+TEMPLATES = resource_folder("cluster")
 
 
 class _Percent(Template):

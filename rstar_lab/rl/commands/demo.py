@@ -13,13 +13,14 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.memory import PeakMemory
 from rstar_lab.progress import Reporter
+from rstar_lab.resources import resource_folder
 from rstar_lab.rl.evaluation import Estimate
 from rstar_lab.rl.pipeline import NOTHING_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.files import write_json
 
-NOTEBOOK = Path(__file__).parent.parent.parent / "notebooks" / "00_quickstart.ipynb"
+NOTEBOOK = resource_folder("notebooks") / "00_quickstart.ipynb"
 
 
 async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""The wheel works outside of the source tree: in a new environment with one extra, and with everything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "runs"
+UV = Path(sys.executable).parent / "uv"
+pytestmark = pytest.mark.slow
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    """Run a command away from the source tree and return what it prints."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(item) for item in command], cwd=cwd, env=clean | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(UV, "build", "--wheel", "--quiet", "--out-dir", folder, ROOT, cwd=ROOT)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def install(wheel: Path, extra: str, folder: Path) -> Path:
+    """Make a new environment with one extra of the wheel; return its folder of commands."""
+    python = folder / "bin" / "python"
+    run(UV, "venv", "--quiet", "--python", sys.executable, folder, cwd=wheel.parent)
+    constraints = next(path for path in (ROOT / "constraints" / "cpu.txt", ROOT / "constraints.txt") if path.exists())
+    target = f"rstar_lab[{extra}] @ {wheel.as_uri()}"
+    run(
+        UV, "pip", "install", "--quiet", "--python", python, "--constraint", constraints, target, cwd=wheel.parent
+    )  # fmt: skip
+    return python.parent
+
+
+def test_the_sandbox_extra_runs_code_and_shows_help(wheel, tmp_path):
+    bin_folder = install(wheel, "sandbox", tmp_path / "venv")
+    assert "sandbox" in run(bin_folder / "rstar-lab", "--help", cwd=tmp_path)
+    assert "serve" in run(bin_folder / "rstar-lab", "sandbox", "--help", cwd=tmp_path)
+    program = """
+import asyncio
+from rstar_lab.sandbox import LocalSandbox
+async def main():
+    async with LocalSandbox() as sandbox:
+        print((await sandbox.run("print(6 * 7)")).stdout)
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    (tmp_path / "program.py").write_text(program)
+    assert run(bin_folder / "python", "program.py", cwd=tmp_path).strip() == "42"
+
+
+def test_the_analysis_extra_opens_a_run_and_exports_a_trajectory(wheel, tmp_path):
+    bin_folder = install(wheel, "analysis", tmp_path / "venv")
+    program = f"""
+from rstar_lab.analysis import inspect, open_runs
+runs = open_runs({str(GOLDEN)!r})
+print(len(runs.steps()), len(runs.trajectories()))
+assert "<" in inspect(runs).static_html()
+"""
+    steps, trajectories = run(bin_folder / "python", "-c", program, cwd=tmp_path).split()
+    assert int(steps) and int(trajectories)
+    assert "run_id" in run(bin_folder / "rstar-lab", "runs", "list", "--runs-dir", GOLDEN, "--json", cwd=tmp_path)
+
+
+def test_profiles_recipes_and_notebooks_are_in_the_wheel(wheel, tmp_path):
+    # The dependencies come from this environment: a second copy of torch and vLLM would take gigabytes.
+    target = tmp_path / "site"
+    run(UV, "pip", "install", "--quiet", "--no-deps", "--target", target, wheel, cwd=tmp_path)
+    path = {"PYTHONPATH": str(target)}
+    where = run(sys.executable, "-c", "import rstar_lab; print(rstar_lab.__file__)", cwd=tmp_path, **path)
+    assert where.startswith(str(target))
+    cli = (sys.executable, "-m", "rstar_lab.cli")
+    checks = run(*cli, "preflight", "tiny", "--profile", "laptop", "--json", cwd=tmp_path, **path)
+    assert json.loads(checks.splitlines()[-1])
+    copied = run(*cli, "notebooks", "mine", cwd=tmp_path, **path).split()
+    assert {Path(name).name for name in copied} == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert run(sys.executable, "-m", "rstar_lab.jobs.render", "mi300x_8x8", "kuberay", cwd=tmp_path, **path)
