@@ -1,3 +1,3 @@
 """rstar_lab: a notebook-first workbench for agentic reinforcement learning with a Python code tool."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""The walls of the house: who may import whom (contracts in pyproject.toml)."""
+"""The package structure: import contracts (pyproject.toml), formatting and types."""
 
 import subprocess
 import sys

@@ -1,0 +1,96 @@
+"""The documentation builds, its links lead somewhere, and the contributor files are valid."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("cluster/**/*.md"), *ROOT.glob("notebooks/*.py")]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+BIN = Path(sys.executable).parent
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs form them."""
+    titles = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_to_a_file_and_a_heading(page):
+    generated = {"cli.md", *(f"tutorials/{path.stem}.md" for path in ROOT.glob("notebooks/*.py"))}
+    for first, second in LINK.findall(page.read_text()):
+        target, _, anchor = (first or second).partition("#")
+        if re.match(r"[a-z]+:", target) or target in generated:
+            continue
+        file = (page.parent / target) if target else page
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_loads_nothing_else(tmp_path):
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [BIN / "mkdocs", "build", "--strict", "--quiet", "--site-dir", site], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in site.rglob("*.html"):
+        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://", page.read_text()), page
+    assert "rstar-lab demo" in (site / "cli.html").read_text()
+
+
+def test_workflows_follow_the_schema_and_run_make_targets():
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    checked = subprocess.run(
+        [BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows], capture_output=True, text=True
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for workflow in workflows:
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+            used = [step["run"].split()[1] for step in job["steps"] if step.get("run", "").startswith("make ")]
+            assert used and set(used) <= targets
+
+
+def test_citation_and_issue_templates_follow_their_schemas():
+    forms = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    for form in forms:
+        body = yaml.safe_load(form.read_text())
+        assert {"name", "description", "body"} <= body.keys() and all("type" in item for item in body["body"])
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0" and citation["preferred-citation"]["authors"]
+
+
+def test_versions_agree():
+    project = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    import rstar_lab
+
+    assert project and project[1] == rstar_lab.__version__ == str(citation["version"])
+    assert f"## {project[1]}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pre_commit_hooks_name_installed_programs():
+    hooks = [
+        hook
+        for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+        for hook in repo["hooks"]
+    ]
+    assert {hook["id"] for hook in hooks} == {"ruff-check", "ruff-format", "mypy", "nbstripout", "jupytext"}
+    for hook in hooks:
+        assert (BIN / Path(hook["entry"].split()[0]).name).exists(), hook["id"]
+
+
+def test_notebook_metadata_is_stable_under_the_git_filter():
+    for path in ROOT.glob("notebooks/*.ipynb"):
+        done = subprocess.run(
+            [BIN / "nbstripout", "--keep-id"], stdin=path.open(), capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout) == json.loads(path.read_text()), path.name
