@@ -79,7 +79,7 @@ from pathlib import Path
 
 from my_tools import price
 
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, ask
+from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.chat_format.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.problems import Problem, write_problems
 
@@ -96,7 +96,7 @@ def make_problem(number):
 
 def make_conversation(number):
     problem, fruit, market = make_problem(number)
-    said = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=ask(problem.question))]
+    said = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=format_question(problem.question))]
     calls = rng.choices([0, 1, 2], [0.5, 0.3, 0.2])[0]
     for i in range(calls):
         asks = "I look it up." if i == 0 else "I look again."

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 
-def tree_bytes(pid: int) -> int:
+def process_tree_bytes(pid: int) -> int:
     """Memory of a process and its descendants; pages that several share are counted once (proportional set size)."""
     total = 0
     pending = [pid]
@@ -25,7 +25,7 @@ def tree_bytes(pid: int) -> int:
     return total
 
 
-def release() -> None:
+def release_free_heap() -> None:
     """Give free heap pages back to the system. Batches of ever new shapes tear the heap: without this a process that
     trains the tiny model grows to three times what it uses."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
@@ -44,7 +44,7 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while True:
-            self._peak = max(self._peak, tree_bytes(self._pid))
+            self._peak = max(self._peak, process_tree_bytes(self._pid))
             if self._stop.wait(self._every_s):
                 return
 

@@ -35,7 +35,7 @@ class Completion:
 
     token_ids: list[int]
     log_probs: list[float]
-    stop_reason: FinishReason
+    finish_reason: FinishReason
     engine: str = ""
     policy_version: int = 0
 

@@ -16,10 +16,10 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EvaluateSection
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits
-from rstar_lab.rl.rollout.driver import RolloutTask, roll_out
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
+from rstar_lab.rl.rollout.driver import RolloutTask, run_rollouts
 from rstar_lab.rl.rollout.metrics import rollout_metrics
-from rstar_lab.rl.rollout.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
@@ -194,13 +194,13 @@ async def evaluate(
             for problem in chunk
             for sample in range(settings.samples)
         ]
-        trajectories = await roll_out(
+        trajectories = await run_rollouts(
             tasks,
-            seats=engines.seats(tasks, mode),
+            slots=engines.slots(tasks, mode),
             codec=codec,
             tools=tools,
             reward=reward,
-            limits=LoopLimits(limit, settings.max_turns, max_tool_chars),
+            limits=RolloutLimits(limit, settings.max_turns, max_tool_chars),
             temperature=settings.temperature,
             top_p=settings.top_p,
         )
@@ -220,9 +220,9 @@ async def evaluate(
             writer.write_step(
                 "evaluate",
                 number,
-                trajectories=[trajectory_row(t, Verdict(False)) for t in trajectories],
+                trajectories=[trajectory_row(t, TrainingLabels(False)) for t in trajectories],
                 calls=[row for t in trajectories for row in call_rows(t)],
-                transcripts=[transcript_row(t, Verdict(False), arrays=True) for t in trajectories],
+                transcripts=[transcript_row(t, TrainingLabels(False), arrays=True) for t in trajectories],
                 metrics=rollout_metrics(trajectories),
             )
         progress(min(number * size, len(problems)), len(problems))

@@ -20,7 +20,7 @@ from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.rollout.agent_loop import Codec
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
-from rstar_lab.rl.training.checkpoint import State
+from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import stage_model, stage_table
 from rstar_lab.rl.training.trainer import Trainer
@@ -40,23 +40,23 @@ RL_KEYS = (*SFT_KEYS, "rl", "stages")
 # SFT
 
 
-async def fine_tune(lab: RunSession) -> tuple[Path, Path]:
+async def fine_tune(session: RunSession) -> tuple[Path, Path]:
     """SFT, where the recipe has it. Returns (folder of the model before it, folder of the model after it)."""
-    recipe, reporter = lab.recipe, lab.reporter
+    recipe, reporter = session.recipe, session.reporter
     if recipe.sft is None:
         if recipe.model == "tiny":
             raise RecipeError("recipe: model `tiny` starts from nothing and needs an sft section")
         return Path(recipe.model), Path(recipe.model)
-    with open_run(lab, "sft", "train", SFT_KEYS) as writer:
+    with open_run(session, "sft", "train", SFT_KEYS) as writer:
         base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
         if fine_tuned(writer.run_dir):
             writer.finish("finished")
             return base, after
-        helpers = lab.helpers()
-        dataset = await sft_data(lab, writer.run_dir)
+        helpers = session.helpers()
+        dataset = await sft_data(session, writer.run_dir)
         model, tokenizer = load_model(base), load_tokenizer(base)
-        if lab.warm and device().type == "cpu":  # on a GPU the memory is SFT's
-            lab.start_engines(base)
+        if session.warm and device().type == "cpu":  # on a GPU the memory is SFT's
+            session.start_engines(base)
         config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
         with reporter.work("sft") as work:
             stopped = threading.Event()
@@ -86,11 +86,11 @@ def fine_tuned(run_dir: Path) -> bool:
     return (run_dir / "sft" / "sft.json").exists() and (run_dir / "base").exists()
 
 
-async def sft_data(lab: RunSession, run_dir: Path) -> list[Segments]:
+async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     """What SFT learns from. Leaves the model before it in run_dir/base, and some traces for people to read."""
-    recipe = lab.recipe
+    recipe = session.recipe
     assert recipe.sft is not None
-    traces = await make_sft_traces(lab)
+    traces = await make_sft_traces(session)
     with whole_file(run_dir / "traces.jsonl") as file:
         file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
     dataset = [trace.segments() for trace in traces]
@@ -107,13 +107,13 @@ def write_sft_step(writer: RunWriter, line: Mapping[str, float]) -> None:
         writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
 
 
-async def make_sft_traces(lab: RunSession) -> list[Trace]:
-    assert lab.recipe.sft is not None
-    if lab.recipe.sft.problems is None:
+async def make_sft_traces(session: RunSession) -> list[Trace]:
+    assert session.recipe.sft is not None
+    if session.recipe.sft.problems is None:
         return []
-    problems = read_problems(lab.recipe.sft.problems, exclude=lab.excluded)
-    sandbox = await lab.sandbox()
-    with lab.reporter.work("traces") as work:
+    problems = read_problems(session.recipe.sft.problems, exclude=session.excluded)
+    sandbox = await session.sandbox()
+    with session.reporter.work("traces") as work:
 
         def progress(done: int, total: int) -> None:
             work.total = total
@@ -122,9 +122,9 @@ async def make_sft_traces(lab: RunSession) -> list[Trace]:
         return await make_traces(
             problems,
             sandbox,
-            seed=lab.recipe.seed,
-            mix=TraceMix(**lab.recipe.sft.mix),
-            cache=lab.runs_dir / ".cache",
+            seed=session.recipe.seed,
+            mix=TraceMix(**session.recipe.sft.mix),
+            cache=session.runs_dir / ".cache",
             progress=progress,
         )
 
@@ -144,18 +144,18 @@ def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None
 # RL
 
 
-async def train(lab: RunSession, model_dir: Path, *, parent: dict[str, Any] | None = None) -> Path:
+async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] | None = None) -> Path:
     """All RL stages from the model in `model_dir`; returns the folder of the trained model."""
-    recipe, reporter = lab.recipe, lab.reporter
+    recipe, reporter = session.recipe, session.reporter
     if not recipe.stages:
         raise RecipeError("recipe: it has no stages to train")
     total = sum(stage.steps for stage in recipe.stages)
-    with open_run(lab, "rl", "train", RL_KEYS, parent=parent) as writer:
+    with open_run(session, "rl", "train", RL_KEYS, parent=parent) as writer:
         found = writer.latest_checkpoint()
-        if found and State.read(found[1]).finished:
+        if found and TrainerState.read(found[1]).finished:
             writer.finish("finished")
             return found[1]
-        helpers = lab.helpers()
+        helpers = session.helpers()
         model = load_model(model_dir, torch.float32)
         model.to(device())  # type: ignore[arg-type]
         tokenizer = load_tokenizer(model_dir)
@@ -165,11 +165,11 @@ async def train(lab: RunSession, model_dir: Path, *, parent: dict[str, Any] | No
                 recipe,
                 model=model,
                 tokenizer=tokenizer,
-                engines=await lab.engines(model_dir),
-                tools=await lab.tools(),
-                reward=lab.reward,
+                engines=await session.engines(model_dir),
+                tools=await session.tools(),
+                reward=session.reward,
                 writer=writer,
-                problems={stage.name: read_problems(stage.problems, lab.excluded) for stage in recipe.stages},
+                problems={stage.name: read_problems(stage.problems, session.excluded) for stage in recipe.stages},
                 helpers=helpers,
                 on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
             )
@@ -195,7 +195,7 @@ def step_line(m: dict[str, Any]) -> str:
 
 
 async def evaluate_model(
-    lab: RunSession,
+    session: RunSession,
     model_dir: Path,
     problems: Sequence[Problem],
     piece: str,
@@ -209,19 +209,19 @@ async def evaluate_model(
     as_served: the engines are servers that have the model already; of the folder only the tokenizer is read.
     samples: rollouts a problem, in place of the recipe's.
     """
-    recipe, reporter = lab.recipe, lab.reporter
+    recipe, reporter = session.recipe, session.reporter
     settings = recipe.evaluate.model_copy(update={"samples": samples}) if samples else recipe.evaluate
-    folder = lab.runs_dir / lab.run_id(piece)
+    folder = session.runs_dir / session.run_id(piece)
     if (folder / "run.json").exists() and (info := RunReader(folder).info)["status"] == "finished":
         return info["result"]
     extra = {"model": str(model_dir)}
-    with open_run(lab, piece, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
+    with open_run(session, piece, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
-        engines = await lab.engines(model_dir)
+        engines = await session.engines(model_dir)
         if not as_served:
             await engines.load_folder(model_dir)
-        tools = await lab.tools()
+        tools = await session.tools()
         with reporter.work(piece, len(problems)) as work:
             result = await evaluate(
                 problems,
@@ -229,12 +229,12 @@ async def evaluate_model(
                 engines=engines,
                 codec=Codec(tokenizer, tools),
                 tools=tools,
-                reward=lab.reward,
+                reward=session.reward,
                 writer=writer,
                 seed=recipe.seed,
                 mode=recipe.rl.rollout,
                 max_tool_chars=recipe.rl.max_tool_chars,
-                context=engines.context or lab.longest(model_dir),
+                context=engines.context or session.longest(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
     reporter.say(f"{piece}: pass@1 {Estimate(*result['pass1'])} on {result['problems']} problems x {result['samples']}")
@@ -246,13 +246,13 @@ async def evaluate_model(
 
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
     """What a recipe describes, as far as asked for; returns where the models are and what they reach."""
-    async with RunSession.open(recipe, reporter) as lab:
-        base, after_sft = await fine_tune(lab)
+    async with RunSession.open(recipe, reporter) as session:
+        base, after_sft = await fine_tune(session)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
-        parents = {"sft": {"run": lab.run_id("sft"), "step": None}}
+        parents = {"sft": {"run": session.run_id("sft"), "step": None}}
         if stages and recipe.stages:
-            models["rl"] = await train(lab, after_sft, parent=parents["sft"] if recipe.sft else None)
-            run_dir = recipe.runs / lab.run_id("rl")
+            models["rl"] = await train(session, after_sft, parent=parents["sft"] if recipe.sft else None)
+            run_dir = recipe.runs / session.run_id("rl")
             table = stage_table(recipe, run_dir)
             parents["rl"] = {"run": run_dir.name, "step": table[-1]["last_step"]}
             for row in table[:-1]:  # the last one's is "rl"
@@ -262,9 +262,9 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
         results: dict[str, Any] = {f"model_{name}": str(path) for name, path in models.items()}
         if evaluations:
             for name, path in models.items():
-                for held_out, problems in lab.held_out.items():
+                for held_out, problems in session.held_out.items():
                     results[f"{name}/{held_out}"] = await evaluate_model(
-                        lab, path, problems, f"{held_out}-{name}", parent=parents.get(name),
+                        session, path, problems, f"{held_out}-{name}", parent=parents.get(name),
                         samples=NOTHING_SAMPLES if path == base and recipe.model == "tiny" else None,
                     )  # fmt: skip
         return results

@@ -18,7 +18,7 @@ from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
-from rstar_lab.rl.training.data_parallel import Helpers
+from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
@@ -32,7 +32,7 @@ class RunSession:
         self.runs_dir = recipe.runs
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
-        self._helpers: Helpers | None = None
+        self._helpers: HelperProcesses | None = None
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
@@ -43,9 +43,9 @@ class RunSession:
     @classmethod
     @asynccontextmanager
     async def open(cls, recipe: Recipe, reporter: Reporter) -> AsyncIterator["RunSession"]:
-        lab = cls(recipe, reporter)
-        async with lab._stack:
-            yield lab
+        session = cls(recipe, reporter)
+        async with session._stack:
+            yield session
 
     def run_id(self, piece: str) -> str:
         return f"{self.recipe.name}-{piece}"
@@ -79,10 +79,12 @@ class RunSession:
     def work_dir(self) -> Path:
         return self.runs_dir / ".engines" / self.recipe.name
 
-    def helpers(self) -> Helpers:
+    def helpers(self) -> HelperProcesses:
         """Processes that share the work of training, on a CPU."""
         if self._helpers is None:
-            self._helpers = self._stack.enter_context(Helpers(self.recipe.processes if device().type == "cpu" else 1))
+            self._helpers = self._stack.enter_context(
+                HelperProcesses(self.recipe.processes if device().type == "cpu" else 1)
+            )
         return self._helpers
 
     def warm_up(self) -> None:
@@ -147,10 +149,10 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
     return problems[: section.limit] if section.limit else problems
 
 
-def open_run(lab: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
+def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
     """The writer of one piece. Raises RecipeError where the run is there already and was made by another recipe."""
-    recipe = lab.recipe.model_dump(mode="json")
-    folder = lab.runs_dir / lab.run_id(piece)
+    recipe = session.recipe.model_dump(mode="json")
+    folder = session.runs_dir / session.run_id(piece)
     if (folder / "run.json").exists():
         # Through the model, so that a key that has come since counts as left at its default.
         old = Recipe.model_validate(RunReader(folder).info["recipe"]).model_dump(mode="json")
@@ -159,7 +161,9 @@ def open_run(lab: RunSession, piece: str, kind: str, matters: Sequence[str], **d
                 raise RecipeError(
                     f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
                 )
-    return RunWriter.open(lab.runs_dir, lab.run_id(piece), kind=kind, recipe=recipe, seed=lab.recipe.seed, **details)
+    return RunWriter.open(
+        session.runs_dir, session.run_id(piece), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
+    )
 
 
 def _difference(old: Any, new: Any, key: str) -> str | None:

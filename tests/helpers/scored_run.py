@@ -44,8 +44,8 @@ async def main(runs_dir: Path) -> None:
     if not (runs_dir / "model").exists():
         make_model(runs_dir / "model")
     recipe = parse_recipe(RECIPE | {"runs": str(runs_dir), "model": str(runs_dir / "model")})
-    async with pipeline.RunSession.open(recipe, Reporter()) as lab:
-        await pipeline.train(lab, runs_dir / "model")
+    async with pipeline.RunSession.open(recipe, Reporter()) as session:
+        await pipeline.train(session, runs_dir / "model")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ sys.path.insert(0, str(ROOT / "tests" / "rl"))
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_is_evaluated_and_set_beside_another_evaluation(tmp_path):
-    from helpers.parrot import make_parrot
+    from helpers.memorized_model import make_memorized_model
 
-    make_parrot(tmp_path / "parrot")
+    make_memorized_model(tmp_path / "memorized_model")
     shutil.copytree(GOLDEN, tmp_path / "runs" / GOLDEN.name)
     rows = RunReader(GOLDEN).read("transcripts").to_pylist()
     problem_of = {row["traj_id"]: row["problem_id"] for row in RunReader(GOLDEN).read("trajectories").to_pylist()}
@@ -34,7 +34,7 @@ def test_a_model_is_evaluated_and_set_beside_another_evaluation(tmp_path):
     (tmp_path / "problems.jsonl").write_text("\n".join(lines))
     parameters = {
         "runs_dir": "runs",
-        "models": ["parrot"],
+        "models": ["memorized_model"],
         "problems": "problems.jsonl",
         "samples": 2,
         "overrides": {"engine.kind": "transformers", "engine.dtype": "float32", "evaluate.max_response_tokens": 60},

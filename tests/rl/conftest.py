@@ -2,18 +2,18 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def parrot(tmp_path_factory):
-    """(folder, model) of parrot.py."""
-    from helpers.parrot import make_parrot
+def memorized_model(tmp_path_factory):
+    """(folder, model) of memorized_model.py."""
+    from helpers.memorized_model import make_memorized_model
 
-    folder = tmp_path_factory.mktemp("model") / "parrot"
-    return folder, make_parrot(folder)
+    folder = tmp_path_factory.mktemp("model") / "memorized_model"
+    return folder, make_memorized_model(folder)
 
 
 @pytest.fixture(scope="session")
-def served(parrot, tmp_path_factory):
-    """Two real vLLM servers with the parrot: see served.py."""
+def served(memorized_model, tmp_path_factory):
+    """Two real vLLM servers with the memorized_model: see served.py."""
     from helpers.vllm_servers import two_servers
 
-    with two_servers(parrot[0], tmp_path_factory.mktemp("served") / "log") as servers:
+    with two_servers(memorized_model[0], tmp_path_factory.mktemp("served") / "log") as servers:
         yield servers

@@ -15,7 +15,7 @@ from rstar_lab.rl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Selection:
     """What goes into the update, and how the rest was left out.
 
     equal_groups: groups whose kept rewards are equal; void: rollouts left out for a void turn.
@@ -31,7 +31,7 @@ class Kept:
         return len({t.group_id for t in self.trajectories})
 
 
-def keep(trajectories: Sequence[Trajectory], rl: RlSection, seed: int) -> Kept:
+def select_rollouts(trajectories: Sequence[Trajectory], rl: RlSection, seed: int) -> Selection:
     """RoC in every group, then the groups left with equal rewards are dropped: they have no gradient.
 
     With roc: none all of a group stay, which is plain GRPO. Shaping changes advantages alone: what is right, and what has
@@ -61,9 +61,9 @@ def keep(trajectories: Sequence[Trajectory], rl: RlSection, seed: int) -> Kept:
     rewards = [shaped_reward(t, rl) for t in kept]
     advantages = group_advantages(rewards, [t.group_id for t in kept], normalise_std=rl.normalise_std).tolist()
     if not rl.drop_void_turns:
-        return Kept(kept, advantages, equal)
+        return Selection(kept, advantages, equal)
     sound = [i for i, t in enumerate(kept) if not has_void_turn(turn.text for turn in t.turns)]
-    return Kept([kept[i] for i in sound], [advantages[i] for i in sound], equal, len(kept) - len(sound))
+    return Selection([kept[i] for i in sound], [advantages[i] for i in sound], equal, len(kept) - len(sound))
 
 
 def penalty(trajectory: Trajectory, rl: RlSection) -> float:

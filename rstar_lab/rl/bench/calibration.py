@@ -233,16 +233,16 @@ async def replay(
     prompts = [_tokens(rollout.prompt, rng) for rollout in rollouts]
 
     async def one(index: int, script: ScriptedRollout) -> None:
-        seat = dispatcher.seat(index, script.problem)
+        slot = dispatcher.slot(index, script.problem)
         ids = prompts[index]
         for turn in script.turns:
-            completion = await seat.generate(ids, Sampling(turn.generate))
+            completion = await slot.generate(ids, Sampling(turn.generate))
             last = turn is script.turns[-1]
-            seat.on_turn("", last)
+            slot.on_turn("", last)
             if not last:
                 ids = ids + completion.token_ids + _tokens(turn.answer, rng)
                 await asyncio.sleep(turn.tool_s)
-        seat.leave()
+        slot.leave()
 
     start = time.monotonic()
     async with asyncio.TaskGroup() as group:

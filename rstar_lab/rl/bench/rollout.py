@@ -17,23 +17,23 @@ from typing import Any
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.chat_format.parser import parse_tool_calls
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, ask, render_segments, render_tool_call
+from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_segments, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, SftConfig
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, answer_call
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, execute_call
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import EngineState, make_policy
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
-from rstar_lab.rl.tools.user import OwnTool
+from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.sandbox.call import Call, CallResult
 
 ROLLOUTS, BATCH = 256, 64
-LIMITS = LoopLimits(max_response_tokens=600, max_turns=4)
+LIMITS = RolloutLimits(max_response_tokens=600, max_turns=4)
 LATENCY_S = 0.3
 SCRIPTED = 10_000
 
@@ -82,7 +82,7 @@ def conversation(number: int, rng: random.Random, schema: dict[str, Any]) -> lis
     """One to three look-ups, each after a thought of 4 to 200 tokens, then the answer."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": ask(question(number))},
+        {"role": "user", "content": format_question(question(number))},
     ]
 
     def thought() -> str:
@@ -100,7 +100,7 @@ def conversation(number: int, rng: random.Random, schema: dict[str, Any]) -> lis
     return render_segments([*messages, {"role": "assistant", "content": thought() + answer}], tools=[schema])
 
 
-def make_model(folder: Path, tool: OwnTool) -> Path:
+def make_model(folder: Path, tool: UserTool) -> Path:
     """A tiny model that does more or less as the conversations do."""
     from rstar_lab.rl.models.model import build_tiny
     from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -128,7 +128,7 @@ async def both(folder: Path) -> tuple[float, float]:
     """Tokens a second: ours, and the straight loop's."""
     from rstar_lab.rl.models.model import load_tokenizer
 
-    tool = OwnTool("bench:look_up", look_up, 60.0)
+    tool = UserTool("bench:look_up", look_up, 60.0)
     model = await asyncio.to_thread(make_model, folder, tool)
     tools: dict[str, Tool] = {"look_up": tool}
     codec = Codec(load_tokenizer(model), tools)
@@ -150,8 +150,8 @@ async def both(folder: Path) -> tuple[float, float]:
 async def ours(engines: EngineGroup, codec: Codec, tools: dict[str, Tool], count: int) -> int:
     """Tokens that the model wrote."""
     wanted = tasks(count)
-    done = await roll_out(
-        wanted, seats=engines.seats(wanted, "async", LIMITS.max_response_tokens), codec=codec, tools=tools,
+    done = await run_rollouts(
+        wanted, slots=engines.slots(wanted, "async", LIMITS.max_response_tokens), codec=codec, tools=tools,
         reward=lambda text, answer: 0.0, limits=LIMITS,
     )  # fmt: skip
     return sum(trajectory.model_tokens for trajectory in done)
@@ -197,7 +197,7 @@ class Straight:
 
     async def _answers(self, task: RolloutTask, turn: int, calls: Sequence[Any]) -> list[int]:
         answers = [
-            answer_call(
+            execute_call(
                 call, self.tools, seed=derive_seed(task.seed, "call", turn, index), traj_id=task.traj_id, max_chars=4096
             )
             for index, call in enumerate(calls)
@@ -267,9 +267,9 @@ async def cpu_a_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
     states = [EngineState(f"e{i}", 250_000) for i in range(engines)]
     dispatcher = Dispatcher([canned] * engines, policy, states)
     before = time.process_time()
-    done = await roll_out(
-        wanted, seats=lambda i, task: dispatcher.seat(i, task.problem.problem_id), codec=codec, tools=tools,
-        reward=lambda text, answer: float("boxed{1}" in text), limits=LoopLimits(100_000, 8),
+    done = await run_rollouts(
+        wanted, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), codec=codec, tools=tools,
+        reward=lambda text, answer: float("boxed{1}" in text), limits=RolloutLimits(100_000, 8),
     )  # fmt: skip
     used = time.process_time() - before
     turns = sum(len(trajectory.turns) for trajectory in done)

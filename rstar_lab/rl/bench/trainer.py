@@ -33,7 +33,7 @@ from rstar_lab.rl.chat_format.template import (
     CODE_TOOL,
     END_OF_TURN,
     SYSTEM_PROMPT,
-    ask,
+    format_question,
     render_prompt,
     render_tool_call,
     render_tool_responses,
@@ -148,7 +148,7 @@ def make_model(folder: Path, task: Task) -> Path:
     )
     sft(build_tiny(tokenizer, seed=0), tokenizer, dataset, config=config, out_dir=folder / "sft")
     asked = [
-        [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": ask(question)}]
+        [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": format_question(question)}]
         if task.calls
         else render_prompt(question, tools=schemas)
         for question in questions[:PROMPTS]
@@ -175,8 +175,8 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
             "evaluate": {"max_response_tokens": task.tokens},
         }
     )  # fmt: skip
-    async with pipeline.RunSession.open(recipe, Reporter(console=Console(quiet=True))) as lab:
-        await pipeline.train(lab, model)
+    async with pipeline.RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
+        await pipeline.train(session, model)
     reader = RunReader(folder / "runs" / "bench-rl")
     rows = reader.read("trajectories", columns=["calls", "errors"]).to_pylist()
     calls = statistics.mean(row["calls"] - row["errors"] for row in rows)  # TRL takes what is malformed for text

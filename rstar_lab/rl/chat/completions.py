@@ -20,9 +20,9 @@ from rstar_lab.outcomes import tally
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, ask, render_tool_call
+from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_tool_call
 from rstar_lab.rl.engines.server import API_KEY
-from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG, answer_call, call_record
+from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG, execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
@@ -109,7 +109,7 @@ class PlainChat:
         """Answer one question. Raises UserError where the server fails."""
         if not self.messages:
             self.messages.append({"role": "system", "content": SYSTEM_PROMPT})
-        self.messages.append({"role": "user", "content": ask(question)})
+        self.messages.append({"role": "user", "content": format_question(question)})
         traj_id = f"{name}-{number:03d}"
         turns: list[Turn] = []
         records: list[ToolCallRecord] = []
@@ -129,7 +129,7 @@ class PlainChat:
                     tell(call_event(call))
                 if not goes_on:
                     continue
-                result = await answer_call(
+                result = await execute_call(
                     call,
                     self.tools,
                     seed=derive_seed(seed, "call", len(turns), index),
@@ -140,7 +140,7 @@ class PlainChat:
                 self.messages.append(
                     {"role": "tool", "tool_call_id": call_id or f"call_{index}", "content": result.text}
                 )
-                records.append(call_record(call, result, turn=len(turns), index=index, position=0))
+                records.append(make_call_record(call, result, turn=len(turns), index=index, position=0))
             turns.append(Turn(0, 0, text, generate_s, time.monotonic() - asked - generate_s, 0.0))
             if not goes_on:
                 stop = StopReason.LENGTH if cut else StopReason.MAX_TURNS if wanted else StopReason.ANSWERED

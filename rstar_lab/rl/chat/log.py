@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.rollout.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.writer import RunWriter
 
@@ -28,8 +28,8 @@ class ChatLog:
             writer.finish("finished")
 
     def write(self, trajectory: Trajectory, tokens: int) -> None:
-        verdict = Verdict(True)
-        row = trajectory_row(trajectory, verdict) | {"reward": None, "response_tokens": tokens}
+        labels = TrainingLabels(True)
+        row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
         if not trajectory.response_ids:
             row["model_tokens"] = tokens
         self.writer.write_step(
@@ -37,7 +37,7 @@ class ChatLog:
             (self.writer.last_step or 0) + 1,
             trajectories=[row],
             calls=call_rows(trajectory),
-            transcripts=[transcript_row(trajectory, verdict, arrays=bool(trajectory.response_ids))],
+            transcripts=[transcript_row(trajectory, labels, arrays=bool(trajectory.response_ids))],
             metrics={"response_tokens": tokens, "calls": len(trajectory.calls)},
         )
 

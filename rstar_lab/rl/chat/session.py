@@ -20,13 +20,13 @@ from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.log import ChatLog
 from rstar_lab.rl.chat_format.parser import parse_tool_calls
-from rstar_lab.rl.chat_format.template import ask, render_segments
+from rstar_lab.rl.chat_format.template import format_question, render_segments
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, refuse, rollout
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, check_call, run_rollout
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.serving.serve import ServeOptions, gpus, serving
 from rstar_lab.rl.tools.base import Tool, ToolResult
@@ -101,7 +101,7 @@ class Conversation(Codec):
     def prompt_ids(self, question: str) -> list[int]:
         if not self.said:
             return super().prompt_ids(question)
-        pieces = render_segments([{"role": "user", "content": ask(question)}], add_generation_prompt=True)
+        pieces = render_segments([{"role": "user", "content": format_question(question)}], add_generation_prompt=True)
         return self.said + self.encode("\n" + "".join(text for text, _ in pieces))
 
     def remember(self, trajectory: Trajectory) -> None:
@@ -124,13 +124,13 @@ class TokenChat:
     ) -> Trajectory:
         options = self.options
         engine = _Listening(self.engine, self.codec, tell)
-        trajectory = await rollout(
+        trajectory = await run_rollout(
             Problem(problem_id=f"{name}-{number}", question=question, answer="-"),
             engine=engine,
             codec=self.codec,
             tools={name: Shown(tool, tell) for name, tool in self.tools.items()},
             reward=lambda text, answer: 0.0,
-            limits=LoopLimits(options.max_tokens or 30_000, options.max_turns),
+            limits=RolloutLimits(options.max_tokens or 30_000, options.max_turns),
             traj_id=f"{name}-{number:03d}",
             group_id=name,
             sample=number,
@@ -147,7 +147,7 @@ class TokenChat:
     def _tell_refusals(self, text: str, tell: Callable[[Event], None]) -> None:
         """What the loop answers to calls that reach no tool; the tools tell of the others."""
         for call in parse_tool_calls(text):
-            if refusal := refuse(call, self.tools):
+            if refusal := check_call(call, self.tools):
                 tell(Event(Kind.RESULT, refusal.text, call.name or "", str(refusal.outcome)))
 
     def tokens_of(self, trajectory: Trajectory) -> int:

@@ -54,7 +54,7 @@ JUPYTER_TOOL = _function(
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
-def ask(question: str) -> str:
+def format_question(question: str) -> str:
     """The content of the user turn that poses `question`."""
     return f"{question}\n\n{ANSWER_REQUEST}"
 
@@ -117,7 +117,7 @@ def render_prompt(question: str, *, tools: Sequence[dict] = (CODE_TOOL,), system
     """The prompt of a rollout, up to and with the generation prefix. Without tools and system there is no system
     turn."""
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": ask(question)})
+    messages.append({"role": "user", "content": format_question(question)})
     return "".join(text for text, _ in render_segments(messages, tools=tools, add_generation_prompt=True))
 
 

@@ -35,17 +35,17 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             return saved["result"]
     started = time.monotonic()
     with PeakMemory() as memory:
-        async with RunSession.open(recipe, reporter) as lab:
-            lab.warm_up()
-            base, after_sft = await fine_tune(lab)
-            problems = [problem for group in lab.held_out.values() for problem in group]
-            parent = {"run": lab.run_id("sft"), "step": None}
-            before = await evaluate_model(lab, base, problems, "eval-base", samples=NOTHING_SAMPLES)
-            imitated = await evaluate_model(lab, after_sft, problems, "eval-sft", parent=parent)
-            after_rl = await train(lab, after_sft, parent=parent)
+        async with RunSession.open(recipe, reporter) as session:
+            session.warm_up()
+            base, after_sft = await fine_tune(session)
+            problems = [problem for group in session.held_out.values() for problem in group]
+            parent = {"run": session.run_id("sft"), "step": None}
+            before = await evaluate_model(session, base, problems, "eval-base", samples=NOTHING_SAMPLES)
+            imitated = await evaluate_model(session, after_sft, problems, "eval-sft", parent=parent)
+            after_rl = await train(session, after_sft, parent=parent)
             last = int(after_rl.name.removeprefix("step="))
             learned = await evaluate_model(
-                lab, after_rl, problems, "eval-rl", parent={"run": lab.run_id("rl"), "step": last}
+                session, after_rl, problems, "eval-rl", parent={"run": session.run_id("rl"), "step": last}
             )
             reporter.say("writing the report ...")
             writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))  # while the engines end

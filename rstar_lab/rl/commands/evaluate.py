@@ -53,9 +53,9 @@ async def evaluate_command(
     content = repr((identity, [p.model_dump() for p in problems], recipe.evaluate.model_dump(), recipe.seed))
     piece = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     recipe = recipe.model_copy(update={"name": name or f"evaluate-{title}"})
-    async with RunSession.open(recipe, reporter) as lab:
-        await evaluate_model(lab, folder, problems, piece, as_served=bool(served))
-        run = lab.runs_dir / lab.run_id(piece)
+    async with RunSession.open(recipe, reporter) as session:
+        await evaluate_model(session, folder, problems, piece, as_served=bool(served))
+        run = session.runs_dir / session.run_id(piece)
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise(rows), per_problem(rows)
     for row in table:

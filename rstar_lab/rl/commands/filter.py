@@ -49,15 +49,15 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     if stage is None or stage.filter is None:
         named = ", ".join(one.name for one in recipe.stages if one.filter) or "none has"
         raise UserError(f"stage {stage_name}: the recipe has no such stage with a filter ({named})")
-    async with RunSession.open(recipe, Reporter()) as lab:
-        run_dir = lab.runs_dir / lab.run_id("rl")
+    async with RunSession.open(recipe, Reporter()) as session:
+        run_dir = session.runs_dir / session.run_id("rl")
         steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
-        problems = read_problems(stage.problems, lab.excluded)
-        engines, tools = await lab.engines(model), await lab.tools()
+        problems = read_problems(stage.problems, session.excluded)
+        engines, tools = await session.engines(model), await session.tools()
         await engines.load_folder(model)
         kept = await filter_problems(
             problems, stage.filter, recipe.settings(stage), stage=stage.name, step=max(steps, default=0), recipe=recipe,
-            run_dir=run_dir, engines=engines, codec=Codec(load_tokenizer(model), tools), tools=tools, reward=lab.reward,
+            run_dir=run_dir, engines=engines, codec=Codec(load_tokenizer(model), tools), tools=tools, reward=session.reward,
         )  # fmt: skip
         return len(kept), len(problems)
 

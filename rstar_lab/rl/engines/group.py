@@ -20,7 +20,7 @@ from rstar_lab.rl.engines.server_metrics import ServerMetrics
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, Seat
+from rstar_lab.rl.rollout.driver import Dispatcher, EngineSlot, RolloutTask
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import EngineState, make_policy
@@ -86,13 +86,13 @@ class EngineGroup:
             await self.load(load_model(folder, torch.float32), 0)
             self.holds = folder
 
-    def seats(
+    def slots(
         self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
-    ) -> Callable[[int, RolloutTask], Seat]:
-        """A function that gives each rollout its seat, for `roll_out`."""
+    ) -> Callable[[int, RolloutTask], EngineSlot]:
+        """A function that gives each rollout its slot, for `run_rollouts`."""
         if mode == "lockstep":
             lockstep = Lockstep(self.engines, [task.group_id for task in tasks])
-            return lambda index, task: lockstep.seat(index)
+            return lambda index, task: lockstep.slot(index)
         states = [EngineState(engine.name, engine.kv_tokens, self.max_batch) for engine in self.engines]
         longest = max_response_tokens or self.max_tokens
         predictor = self.predictors.setdefault(longest, LengthPredictor(longest))
@@ -104,11 +104,11 @@ class EngineGroup:
                 engine.on_back = partial(_revive, state, dispatcher)
                 engine.on_metrics = partial(_tell, state)
 
-        def seat(index: int, task: RolloutTask) -> Seat:
-            generated = task.begun.model_tokens if task.begun else 0
-            return dispatcher.seat(index, task.problem.problem_id, generated)
+        def slot(index: int, task: RolloutTask) -> EngineSlot:
+            generated = task.partial.model_tokens if task.partial else 0
+            return dispatcher.slot(index, task.problem.problem_id, generated)
 
-        return seat
+        return slot
 
 
 def _revive(state: EngineState, dispatcher: Dispatcher) -> None:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.memory import release
+from rstar_lab.memory import release_free_heap
 
 BEAT_S = 5.0
 
@@ -177,7 +177,7 @@ class Worker:
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
         # Blocks cached under the old weights would be served for the new ones.
         self.llm.reset_prefix_cache()
-        release()
+        release_free_heap()
 
 
 def divide(seats: list[Seat]) -> Seat:

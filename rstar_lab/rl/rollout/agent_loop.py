@@ -26,7 +26,7 @@ ANSWER_TAG = "<answer>"
 
 
 @dataclass(frozen=True, slots=True)
-class LoopLimits:
+class RolloutLimits:
     """What ends a rollout. max_response_tokens counts the model's tokens and the tools' together."""
 
     max_response_tokens: int
@@ -69,7 +69,7 @@ class Codec:
         return self.encode(render_tool_responses(texts))
 
 
-def refuse(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
+def check_call(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
     """What is wrong with a call before any tool sees it; None where nothing is."""
     if call.error is not None or call.name is None or call.arguments is None:
         return ToolResult(Outcome.MALFORMED_CALL, f"The tool call could not be parsed: {call.error}")
@@ -80,7 +80,7 @@ def refuse(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
     return None
 
 
-def call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:
+def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:
     """position: of the answer in the response's tokens."""
     return ToolCallRecord(
         turn=turn,
@@ -95,11 +95,11 @@ def call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, po
     )
 
 
-async def answer_call(
+async def execute_call(
     call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
 ) -> ToolResult:
     """Run one call, or say what is wrong with it."""
-    if refusal := refuse(call, tools):
+    if refusal := check_call(call, tools):
         return refusal
     assert call.name is not None and call.arguments is not None
     result = await tools[call.name](call.arguments, seed=seed, traj_id=traj_id)
@@ -111,14 +111,14 @@ async def answer_call(
     return ToolResult(result.outcome, text, result.code, result.queue_s, result.run_s)
 
 
-async def rollout(
+async def run_rollout(
     problem: Problem,
     *,
     engine: Engine,
     codec: Codec,
     tools: Mapping[str, Tool],
     reward: Callable[[str, str], float],
-    limits: LoopLimits,
+    limits: RolloutLimits,
     traj_id: str,
     group_id: str,
     sample: int = 0,
@@ -126,25 +126,25 @@ async def rollout(
     temperature: float = 1.0,
     top_p: float = 1.0,
     on_turn: Callable[[str, bool], None] | None = None,
-    step_over: asyncio.Event | None = None,
+    step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
-    begun: Trajectory | None = None,
+    partial: Trajectory | None = None,
 ) -> Trajectory:
     """Roll out one problem.
 
     on_turn: told the text of each turn of the model and whether it is the last, before its tools run. reward: (text of the
     model, true answer) -> reward; called in a thread. seed: of this trajectory; every turn and call draws its own from it.
-    step_over: once set, no turn is begun any more; what is there is the rollout, or with carry_over (StopReason.UNFINISHED,
-    without a reward) what a later call goes on from as `begun`.
+    step_ended: once set, no further turn starts; what is there is the rollout, or with carry_over (StopReason.UNFINISHED,
+    without a reward) what a later call goes on from as `partial`.
     A failure of the engine ends the rollout with StopReason.ENGINE_ERROR, it does not raise.
     """
-    prompt_ids = begun.prompt_ids if begun else codec.prompt_ids(problem.question)
-    ids = list(begun.response_ids) if begun else []
-    mask = list(begun.loss_mask) if begun else []
-    log_probs = list(begun.log_probs) if begun else []
-    turns = list(begun.turns) if begun else []
-    calls = list(begun.calls) if begun else []
-    engine_name, version = (begun.engine, begun.policy_version) if begun else ("", 0)
+    prompt_ids = partial.prompt_ids if partial else codec.prompt_ids(problem.question)
+    ids = list(partial.response_ids) if partial else []
+    mask = list(partial.loss_mask) if partial else []
+    log_probs = list(partial.log_probs) if partial else []
+    turns = list(partial.turns) if partial else []
+    calls = list(partial.calls) if partial else []
+    engine_name, version = (partial.engine, partial.policy_version) if partial else ("", 0)
     # A turn that the last step's end cut: nothing follows it yet.
     cut = turns.pop() if turns and turns[-1].end == len(ids) else None
     started = time.monotonic() - sum(turn.generate_s + turn.tool_s for turn in (*turns, *([cut] if cut else [])))
@@ -155,7 +155,7 @@ async def rollout(
         room = limits.max_response_tokens - len(ids)
         asked = time.monotonic()
         left_s = None if limits.time_limit_s is None else started + limits.time_limit_s - asked
-        if step_over and step_over.is_set():
+        if step_ended and step_ended.is_set():
             stop = over
             break
         start = cut.start if cut else len(ids)
@@ -184,7 +184,7 @@ async def rollout(
         text = codec.decode(ids[start:])
 
         # A turn that was cut has not ended, but a call it had finished before may stand in it: it was not answered.
-        wanted = parse_tool_calls(text) if completion.stop_reason is FinishReason.STOP else []
+        wanted = parse_tool_calls(text) if completion.finish_reason is FinishReason.STOP else []
         goes_on = bool(wanted) and len(turns) + 1 < limits.max_turns
         if on_turn:
             on_turn(text, not goes_on)
@@ -193,7 +193,7 @@ async def rollout(
         if goes_on:
             results = await asyncio.gather(
                 *(
-                    answer_call(
+                    execute_call(
                         call,
                         tools,
                         seed=derive_seed(seed, "call", len(turns), index),
@@ -203,7 +203,7 @@ async def rollout(
                     for index, call in enumerate(wanted)
                 )
             )
-        if len(ids) > start or completion.stop_reason is not FinishReason.ABORTED:
+        if len(ids) > start or completion.finish_reason is not FinishReason.ABORTED:
             turns.append(
                 Turn(
                     start=start,
@@ -216,13 +216,13 @@ async def rollout(
                 )
             )
         calls += [
-            call_record(call, result, turn=len(turns) - 1, index=index, position=len(ids))
+            make_call_record(call, result, turn=len(turns) - 1, index=index, position=len(ids))
             for index, (call, result) in enumerate(zip(wanted, results, strict=False))
         ]
-        if completion.stop_reason is FinishReason.ABORTED:
+        if completion.finish_reason is FinishReason.ABORTED:
             stop = over
             break
-        if completion.stop_reason is FinishReason.LENGTH:
+        if completion.finish_reason is FinishReason.LENGTH:
             stop = StopReason.LENGTH
             break
         if not wanted:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Interruptible, RequestRefused, Sampling
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, rollout
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, run_rollout
 from rstar_lab.rl.scheduling.policies import EngineState, Policy, TurnRequest
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -23,7 +23,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 class RolloutTask:
     """One rollout to be made. seed: of this rollout alone, so that its order among others does not matter.
 
-    begun: what an earlier step has made of it; one that has ended waits there for its group.
+    partial: what an earlier step has made of it; one that has ended waits there for its group.
     """
 
     problem: Problem
@@ -31,10 +31,10 @@ class RolloutTask:
     group_id: str
     sample: int
     seed: int
-    begun: Trajectory | None = None
+    partial: Trajectory | None = None
 
 
-class Seat(Engine, Protocol):
+class EngineSlot(Engine, Protocol):
     """An engine as one rollout sees it."""
 
     def on_turn(self, text: str, last: bool) -> None: ...
@@ -43,7 +43,7 @@ class Seat(Engine, Protocol):
         """The rollout has ended, in whatever way."""
 
     def interrupt(self) -> None:
-        """The step is over: what this seat, or any beside it, waits for comes back as it is (FinishReason.ABORTED)."""
+        """The step is over: what this slot, or any beside it, waits for comes back as it is (FinishReason.ABORTED)."""
 
 
 @dataclass(slots=True)
@@ -66,9 +66,9 @@ class Dispatcher:
         self.given_up: set[int] = set()  # rollouts that ended while the policy held a turn of theirs back
         self.pumping = self.interrupted = False
 
-    def seat(self, index: int, problem_id: str, generated: int = 0) -> "DispatchedSeat":
+    def slot(self, index: int, problem_id: str, generated: int = 0) -> "DispatchedSlot":
         """generated: tokens that the model has written in an earlier step."""
-        return DispatchedSeat(self, index, problem_id, generated)
+        return DispatchedSlot(self, index, problem_id, generated)
 
     def pump(self) -> None:
         """Ask the policy soon, once for all that happens in this turn of the event loop."""
@@ -131,7 +131,7 @@ class Dispatcher:
             engine.interrupt()
 
 
-class DispatchedSeat:
+class DispatchedSlot:
     def __init__(self, dispatcher: Dispatcher, index: int, problem_id: str, generated: int):
         self.dispatcher, self.index, self.problem_id, self.generated = dispatcher, index, problem_id, generated
         self.turn = self.new = 0
@@ -153,7 +153,7 @@ class DispatchedSeat:
             else:  # the policy may hand the request out before the rollout leaves
                 self.dispatcher.given_up.add(self.index)
                 self.request = None
-        if completion.stop_reason is not FinishReason.ABORTED:
+        if completion.finish_reason is not FinishReason.ABORTED:
             self.new = len(completion.token_ids)
         return completion
 
@@ -176,39 +176,39 @@ class DispatchedSeat:
         self.dispatcher.interrupt()
 
 
-async def roll_out(
+async def run_rollouts(
     tasks: Sequence[RolloutTask],
     *,
-    seats: Callable[[int, RolloutTask], Seat],
+    slots: Callable[[int, RolloutTask], EngineSlot],
     codec: Codec,
     tools: Mapping[str, Tool],
     reward: Callable[[str, str], float],
-    limits: LoopLimits,
+    limits: RolloutLimits,
     temperature: float = 1.0,
     top_p: float = 1.0,
-    step_over: asyncio.Event | None = None,
+    step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
     progress: Callable[[Trajectory], Any] | None = None,
 ) -> list[Trajectory]:
     """Make all rollouts and return them in the order of `tasks`; `progress` hears of each as it ends.
 
-    step_over: once set, what has not ended is cut; with carry_over it comes back as StopReason.UNFINISHED, to be handed in
-    again as its task's `begun`. Raises UserError where the user's reward does.
+    step_ended: once set, what has not ended is cut; with carry_over it comes back as StopReason.UNFINISHED, to be handed in
+    again as its task's `partial`. Raises UserError where the user's reward does.
     """
-    places = [seats(index, task) for index, task in enumerate(tasks)]
+    places = [slots(index, task) for index, task in enumerate(tasks)]
 
-    async def interrupt(step_over: asyncio.Event) -> None:
-        await step_over.wait()
-        for seat in places:
-            seat.interrupt()
+    async def interrupt(step_ended: asyncio.Event) -> None:
+        await step_ended.wait()
+        for slot in places:
+            slot.interrupt()
 
-    async def one(task: RolloutTask, seat: Seat) -> Trajectory:
-        if task.begun and task.begun.stop_reason is not StopReason.UNFINISHED:
-            return task.begun
+    async def one(task: RolloutTask, slot: EngineSlot) -> Trajectory:
+        if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
+            return task.partial
         try:
-            trajectory = await rollout(
+            trajectory = await run_rollout(
                 task.problem,
-                engine=seat,
+                engine=slot,
                 codec=codec,
                 tools=tools,
                 reward=reward,
@@ -219,21 +219,21 @@ async def roll_out(
                 seed=task.seed,
                 temperature=temperature,
                 top_p=top_p,
-                on_turn=seat.on_turn,
-                step_over=step_over,
+                on_turn=slot.on_turn,
+                step_ended=step_ended,
                 carry_over=carry_over,
-                begun=task.begun,
+                partial=task.partial,
             )
         finally:
-            seat.leave()
+            slot.leave()
         if progress:
             progress(trajectory)
         return trajectory
 
-    watch = asyncio.create_task(interrupt(step_over)) if step_over else None
+    watch = asyncio.create_task(interrupt(step_ended)) if step_ended else None
     try:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(task, seat)) for task, seat in zip(tasks, places, strict=True)]
+            running = [group.create_task(one(task, slot)) for task, slot in zip(tasks, places, strict=True)]
     except* UserError as errors:
         raise _first(errors) from None
     finally:

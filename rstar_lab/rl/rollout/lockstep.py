@@ -14,7 +14,7 @@ class BatchEngine(Engine, Protocol):
 
 
 class Lockstep:
-    """Gathers the next request of every live rollout of an engine, then sends them at once, in the order of the seats. While
+    """Gathers the next request of every live rollout of an engine, then sends them at once, in the order of the slots. While
     the tools of one engine's rollouts run, another generates.
 
     Rollouts of a group share an engine, and with it the cached prefix of their prompt.
@@ -27,8 +27,8 @@ class Lockstep:
         self.live = [{i for i, number in enumerate(self.engine_of) if number == own} for own in range(len(engines))]
         self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]]] = [{} for _ in engines]
 
-    def seat(self, index: int) -> "LockstepSeat":
-        return LockstepSeat(self, index)
+    def slot(self, index: int) -> "LockstepSlot":
+        return LockstepSlot(self, index)
 
     def flush_if_complete(self, number: int) -> None:
         if self.waiting[number] and len(self.waiting[number]) == len(self.live[number]):
@@ -36,13 +36,13 @@ class Lockstep:
 
     async def _flush(self, number: int) -> None:
         batch, self.waiting[number] = self.waiting[number], {}
-        seats = sorted(batch)
-        futures = self.engines[number].submit([batch[i][:2] for i in seats]) if seats else []
-        for index, future in zip(seats, futures, strict=True):
+        slots = sorted(batch)
+        futures = self.engines[number].submit([batch[i][:2] for i in slots]) if slots else []
+        for index, future in zip(slots, futures, strict=True):
             _chain(future, batch[index][2])
 
 
-class LockstepSeat:
+class LockstepSlot:
     def __init__(self, lockstep: Lockstep, index: int):
         self.lockstep, self.index, self.number = lockstep, index, lockstep.engine_of[index]
 

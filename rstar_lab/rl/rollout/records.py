@@ -13,7 +13,7 @@ from rstar_lab.runs.words import count_reflection
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrainingLabels:
     """What training made of a trajectory. The arrays are over its response, NaN where the mask is False; None: not computed."""
 
     kept: bool
@@ -22,7 +22,7 @@ class Verdict:
     entropy: Sequence[float] | None = None
 
 
-def trajectory_row(trajectory: Trajectory, verdict: Verdict) -> dict[str, Any]:
+def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, Any]:
     errors, calls = trajectory.errors_and_calls
     turns = trajectory.turns
     return {
@@ -32,10 +32,10 @@ def trajectory_row(trajectory: Trajectory, verdict: Verdict) -> dict[str, Any]:
         "problem_id": trajectory.problem_id,
         "sample": trajectory.sample,
         "reward": trajectory.reward,
-        "kept": verdict.kept,
+        "kept": labels.kept,
         "p_err": trajectory.p_err,
         "p_format": trajectory.p_format,
-        "advantage": verdict.advantage,
+        "advantage": labels.advantage,
         "turns": len(turns),
         "calls": calls,
         "errors": errors,
@@ -47,9 +47,9 @@ def trajectory_row(trajectory: Trajectory, verdict: Verdict) -> dict[str, Any]:
         "answer": trajectory.answer,
         "truth": trajectory.truth,
         "reflection_tokens": count_reflection(trajectory.text),
-        "entropy": _mean(verdict.entropy, trajectory.loss_mask),
+        "entropy": _mean(labels.entropy, trajectory.loss_mask),
         "engine_log_prob": _mean(trajectory.log_probs, trajectory.loss_mask),
-        "trainer_log_prob": _mean(verdict.trainer_log_probs, trajectory.loss_mask),
+        "trainer_log_prob": _mean(labels.trainer_log_probs, trajectory.loss_mask),
         "generate_s": sum(turn.generate_s for turn in turns),
         "tool_s": sum(turn.tool_s for turn in turns),
         "queue_s": sum(turn.queue_s for turn in turns),
@@ -93,7 +93,7 @@ def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     return told
 
 
-def transcript_row(trajectory: Trajectory, verdict: Verdict, *, arrays: bool) -> dict[str, Any]:
+def transcript_row(trajectory: Trajectory, labels: TrainingLabels, *, arrays: bool) -> dict[str, Any]:
     """messages always; ids, mask and log-probs where `arrays`."""
     row: dict[str, Any] = {
         "traj_id": trajectory.traj_id,
@@ -107,8 +107,8 @@ def transcript_row(trajectory: Trajectory, verdict: Verdict, *, arrays: bool) ->
             "response_ids": trajectory.response_ids,
             "loss_mask": trajectory.loss_mask,
             "engine_log_probs": np.asarray(trajectory.log_probs, dtype=np.float16),
-            "trainer_log_probs": _half(verdict.trainer_log_probs),
-            "entropy": _half(verdict.entropy),
+            "trainer_log_probs": _half(labels.trainer_log_probs),
+            "entropy": _half(labels.entropy),
         }
     return row
 

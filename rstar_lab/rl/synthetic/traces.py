@@ -18,7 +18,7 @@ from rstar_lab.outcomes import OURS
 from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import answer_call
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.synthetic import families
 from rstar_lab.sandbox.call import Call, CallResult
 
@@ -196,7 +196,7 @@ def _broken(good: str, rng: random.Random) -> str:
 async def _play(problem: Problem, script: _Script, results: dict[str, CallResult]) -> Trace:
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": chat.SYSTEM_PROMPT},
-        {"role": "user", "content": chat.ask(problem.question)},
+        {"role": "user", "content": chat.format_question(problem.question)},
     ]
     outcomes, text = [], ""
     name = chat.CODE_TOOL["function"]["name"]
@@ -211,7 +211,7 @@ async def _play(problem: Problem, script: _Script, results: dict[str, CallResult
         else:
             slip = chat.render_tool_call(name, arguments).replace('"}}', '"}')
             messages.append({"role": "assistant", "content": f"{content}\n{slip}"})
-            told = await answer_call(parser.parse_tool_calls(slip)[0], {}, seed=0, traj_id="", max_chars=4096)
+            told = await execute_call(parser.parse_tool_calls(slip)[0], {}, seed=0, traj_id="", max_chars=4096)
             text = told.text
             outcomes.append(told.outcome.value)
         messages.append({"role": "tool", "content": text})

@@ -7,7 +7,7 @@ from rstar_lab.rl.chat_format.template import CODE_TOOL, RELEASED_TOOL
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
-from rstar_lab.rl.tools.user import own_tool
+from rstar_lab.rl.tools.user import load_user_tool
 
 
 def make_tools(
@@ -31,7 +31,7 @@ def make_tools(
             if name in schemas:
                 tool = CodeTool(sandbox, timeout_s, memory_mb, schemas[name])
         else:
-            tool = own_tool(name, own_timeout_s)
+            tool = load_user_tool(name, own_timeout_s)
         if (told := tool_name(tool.schema)) in tools:
             raise UserError(f"rl.tools: {name}: the model sees two tools called {told}; give one another name")
         tools[told] = tool

@@ -32,7 +32,7 @@ class ToolUnavailable(Exception):
     """Raised by a tool whose failure is not the model's (a service is down): tried again, then `sandbox_error`."""
 
 
-class OwnTool:
+class UserTool:
     """A function as a tool; or a class: an instance a trajectory, called like a function, its `close()` called at the end.
 
     Functions may be async; others run in a daemon thread. Calls of one trajectory reach its instance one after the other.
@@ -145,14 +145,14 @@ class HttpTool:
         return ToolResult(outcome, text, run_s=time.monotonic() - began)
 
 
-def own_tool(name: str, time_limit_s: float) -> Tool:
+def load_user_tool(name: str, time_limit_s: float) -> Tool:
     """The tool that a recipe names by `module:name` or by URL. Raises UserError."""
     if name.startswith(("http://", "https://")):
         return HttpTool(name, time_limit_s)
     found = load_named(name, "rl.tools")
     if not callable(found):
         raise UserError(f"rl.tools: {name}: a {type(found).__name__}; a function or a class is wanted")
-    return OwnTool(name, found, time_limit_s)
+    return UserTool(name, found, time_limit_s)
 
 
 async def retried(run: Callable[[], Any]) -> ToolResult:

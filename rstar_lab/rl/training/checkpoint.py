@@ -19,7 +19,7 @@ from rstar_lab.runs.writer import RunWriter
 
 
 @dataclass(slots=True)
-class State:
+class TrainerState:
     """step: of the whole run, counted from 1; stage: its number, from 0; stage_step: steps made in it.
 
     position: problems drawn in this stage, those passed over included; retired: ids of problems not drawn again;
@@ -50,7 +50,7 @@ class State:
         self.stage, self.stage_step, self.position = number, 0, 0
 
 
-def save_checkpoint(writer: RunWriter, state: State, learner: Learner, tokenizer: Any, keep: int) -> None:
+def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, tokenizer: Any, keep: int) -> None:
     """Write the checkpoint of `state.step`; of older ones `keep - 1` stay."""
     assert learner.optimizer is not None
     with writer.checkpoint(state.step) as folder:
@@ -60,14 +60,14 @@ def save_checkpoint(writer: RunWriter, state: State, learner: Learner, tokenizer
     writer.keep_checkpoints(keep)
 
 
-def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> State:
+def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> TrainerState:
     """Go back to the newest checkpoint, or to the start without one. Later steps are cut from the run store."""
     found = writer.latest_checkpoint()
     if found is None:
         writer.cut(0)
-        return State()
+        return TrainerState()
     step, folder = found
-    state = State.read(folder)
+    state = TrainerState.read(folder)
     writer.cut(step)
     load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))
     learner.load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True), rl)

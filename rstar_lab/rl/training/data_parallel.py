@@ -123,10 +123,10 @@ class Ranks:
         return board
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
-class Helpers:
+class HelperProcesses:
     """Rank 0's side, a context manager: starts `size - 1` processes, which wait for work; `lead` gives them some.
 
     They start while the block does other things. None outlives this process or the block.
@@ -135,7 +135,7 @@ class Helpers:
     def __init__(self, size: int):
         self._processes: list[subprocess.Popen[bytes]] = []
         self.size, self._threads = size, torch.get_num_threads()
-        self._ranks = ALONE if size == 1 else None
+        self._ranks = SINGLE_RANK if size == 1 else None
         if size == 1:
             return
         torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rstar_lab.rl.training.data_parallel import ALONE, Ranks
+from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def micro_batches(
     device: torch.device,
     *,
     share: bool = True,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
 ) -> Iterator[MicroBatch]:
     """Cut a batch by length, so that little is padded; each has at most `max_tokens` padded tokens, or one row, and ends
     before where it would be padded by more than MAX_PADDING, if it has ENOUGH_TOKENS. On a CPU: see CPU_TOKENS.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rstar_lab.rl.models.model import has_bf16
-from rstar_lab.rl.training.data_parallel import ALONE, Ranks
+from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
@@ -24,7 +24,7 @@ _TINY = 1e-7
 class Muon(torch.optim.Optimizer):
     """For matrices. The ranks share the work: each orthogonalises its own, then all have all."""
 
-    def __init__(self, params: ParamsT, lr: float, weight_decay: float = 0.0, ranks: Ranks = ALONE):
+    def __init__(self, params: ParamsT, lr: float, weight_decay: float = 0.0, ranks: Ranks = SINGLE_RANK):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._ranks = ranks
 

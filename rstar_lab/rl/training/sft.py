@@ -24,11 +24,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from rstar_lab.errors import UserError
-from rstar_lab.memory import release
+from rstar_lab.memory import release_free_heap
 from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import has_bf16, load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
-from rstar_lab.rl.training.data_parallel import ALONE, Helpers, Ranks
+from rstar_lab.rl.training.data_parallel import SINGLE_RANK, HelperProcesses, Ranks
 from rstar_lab.rl.training.muon import Muon
 from rstar_lab.runs.files import whole_file, write_json
 
@@ -50,7 +50,7 @@ def sft(
     *,
     config: SftConfig,
     out_dir: Path,
-    helpers: Helpers | None = None,
+    helpers: HelperProcesses | None = None,
     on_step: Callable[[dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune `model` in place; leaves out_dir/model (Hugging Face format) and out_dir/metrics.jsonl.
@@ -69,7 +69,7 @@ def sft(
     if (result := _finished(out_dir, key)) is not None:
         model.load_state_dict(load_model(out_dir / "model").state_dict())
         return result
-    ranks = helpers.lead("rstar_lab.rl.training.sft:help_sft") if helpers is not None else ALONE
+    ranks = helpers.lead("rstar_lab.rl.training.sft:help_sft") if helpers is not None else SINGLE_RANK
     ranks.share((type(model), model.config, examples, config, out_dir, key))
     history = _train(model, examples, config, out_dir, key, ranks, on_step)
     result = summary(history, len(examples), left_out, time.monotonic() - started)
@@ -136,7 +136,7 @@ def _train(
             optimizer.step()
         model.zero_grad(set_to_none=True)
         if step % _RELEASE_EVERY == 0 and model.device.type == "cpu":
-            release()
+            release_free_heap()
         line = {
             "step": step,
             "steps": steps,

@@ -37,14 +37,14 @@ _STATE_FILES = ("optimizer.pt", "trainer.json")
 # When a stage is over
 
 
-def why_over(stage: Stage, lines: Sequence[Mapping[str, Any]]) -> str | None:
+def stage_end_reason(stage: Stage, lines: Sequence[Mapping[str, Any]]) -> str | None:
     """Why a stage with these metrics lines, one a step, is over: the name of what ended it; None while it is not."""
     if len(lines) >= stage.steps:
         return "steps"
-    return triggered(stage.hand_off, lines) if stage.hand_off else None
+    return hand_off_trigger(stage.hand_off, lines) if stage.hand_off else None
 
 
-def triggered(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str | None:
+def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str | None:
     """Which trigger of a hand-off rule fires after these steps.
 
     Source: rStar2-Agent, multi-stage training: limits grow when the truncated share stays where it is, problems get harder when
@@ -106,7 +106,7 @@ def stage_table(recipe: Recipe, run_dir: Path) -> list[dict[str, Any]]:
                 "stage": stage.name,
                 "first_step": first,
                 "last_step": last,
-                "ended_by": why_over(stage, own) or "retired",
+                "ended_by": stage_end_reason(stage, own) or "retired",
                 "parent": {"run": run_dir.name, "step": first - 1} if first > 1 else parent,
                 "difficulty": str(difficulty.relative_to(run_dir)) if difficulty.exists() else None,
             }

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rstar_lab.rl.algorithm.selection import Kept, keep, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts, solved_groups
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits
-from rstar_lab.rl.rollout.driver import RolloutTask, roll_out
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
+from rstar_lab.rl.rollout.driver import RolloutTask, run_rollouts
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import draw_problems, rollout_task
-from rstar_lab.rl.rollout.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.tools.base import Tool
-from rstar_lab.rl.training.checkpoint import State, restore_checkpoint, save_checkpoint
-from rstar_lab.rl.training.data_parallel import Helpers
-from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_model, stage_table, why_over
+from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
+from rstar_lab.rl.training.data_parallel import HelperProcesses
+from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.update import FP32_MISMATCH, Learner, Update
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
@@ -53,7 +53,7 @@ class Trainer:
         writer: RunWriter,
         problems: Mapping[str, Sequence[Problem]],
         on_step: Callable[[dict[str, Any]], None],
-        helpers: Helpers | None = None,
+        helpers: HelperProcesses | None = None,
     ):
         """model: the one the first stage starts from, on its device; problems: of each stage, by its name; helpers: that
         share its updates."""
@@ -62,7 +62,7 @@ class Trainer:
         self.codec = Codec(tokenizer, tools)
         self.learner = Learner(model)
         self.helpers = helpers
-        self.state = State()
+        self.state = TrainerState()
         self.over = asyncio.Event()  # set when the time of the step under way is over
         # Groups that the last step's end cut: all their rollouts, with what there is of each.
         self.carried: list[RolloutTask] = []
@@ -72,7 +72,7 @@ class Trainer:
     async def run(self) -> None:
         """All stages, from the last checkpoint on."""
         stages = self.recipe.stages
-        start = frozen(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
+        start = frozen_copy(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
         self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
         await self.engines.load(self.learner.model, self.state.step)
         if self.helpers is not None:
@@ -94,18 +94,18 @@ class Trainer:
         if state.carried and not self.carried:
             self.carried = self.begin_again(stage, rl)
         lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage.name]
-        if not self.is_over(stage, lines, pool):
+        if not self.stage_has_ended(stage, lines, pool):
             reference = start
             if rl.kl_coefficient and start is None:
                 before = self.recipe.stages[state.stage - 1].name
                 folder = stage_model(self.writer.run_dir, before)
-                reference = frozen(load_model(folder, torch.float32).to(self.learner.device))  # type: ignore[arg-type]
+                reference = frozen_copy(load_model(folder, torch.float32).to(self.learner.device))  # type: ignore[arg-type]
             reset = stage.reset_optimizer and state.stage_step == 0
             self.learner.begin_stage(rl, reset=reset, reference=reference)
-        while not self.is_over(stage, lines, pool):
+        while not self.stage_has_ended(stage, lines, pool):
             metrics = await self.step(stage.name, rl, pool)
             lines.append(metrics)
-            over = self.is_over(stage, lines, pool)
+            over = self.stage_has_ended(stage, lines, pool)
             state.finished = over and stage is self.recipe.stages[-1]
             if over or state.step % rl.checkpoint_every == 0:
                 save_checkpoint(self.writer, state, self.learner, self.tokenizer, rl.keep_checkpoints)
@@ -124,28 +124,28 @@ class Trainer:
             reward=self.reward,
         )  # fmt: skip
 
-    def is_over(self, stage: Stage, lines: Sequence[Mapping[str, Any]], pool: Sequence[Problem]) -> bool:
+    def stage_has_ended(self, stage: Stage, lines: Sequence[Mapping[str, Any]], pool: Sequence[Problem]) -> bool:
         retired = set(self.state.retired)
-        return why_over(stage, lines) is not None or all(problem.problem_id in retired for problem in pool)
+        return stage_end_reason(stage, lines) is not None or all(problem.problem_id in retired for problem in pool)
 
     async def step(self, stage: str, rl: RlSection, pool: Sequence[Problem]) -> dict[str, Any]:
         """One step of GRPO-RoC; returns its metrics."""
         step = self.state.step + 1
-        seed, clock = step_seed(self.recipe.seed, step), Clock()
+        seed, clock = step_seed(self.recipe.seed, step), PhaseTimer()
         self.over = asyncio.Event()
         if rl.step_time_s is not None:
             asyncio.get_running_loop().call_later(rl.step_time_s, self.over.set)
         with clock("generate_s"):
             going_on = len({task.group_id for task in self.carried})
             fresh = self.draw(stage, max(rl.problems_per_step - going_on, 0), pool)
-            trajectories = await self.roll_out(fresh, rl, step)
-            kept = keep(trajectories, rl, seed)
+            trajectories = await self.run_rollouts(fresh, rl, step)
+            kept = select_rollouts(trajectories, rl, seed)
             groups = rl.problems_per_step
             for _ in range(rl.dynamic_sampling):
                 if not (missing := rl.problems_per_step - kept.groups) or self.over.is_set():
                     break
-                trajectories += await self.roll_out(self.draw(stage, missing, pool), rl, step, first_group=groups)
-                kept = keep(trajectories, rl, seed)
+                trajectories += await self.run_rollouts(self.draw(stage, missing, pool), rl, step, first_group=groups)
+                kept = select_rollouts(trajectories, rl, seed)
                 groups += missing
         with clock("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
@@ -154,7 +154,7 @@ class Trainer:
         with clock("weights_s"):
             await self.engines.load(self.learner.model, step)
         if rl.retire_from is not None:
-            self.state.retired += retired(trajectories, rl.retire_from)
+            self.state.retired += problems_to_retire(trajectories, rl.retire_from)
         metrics = (
             rollout_metrics(trajectories)
             | {"groups": groups, "solved_groups": solved_groups(trajectories), "equal_groups": kept.equal_groups}
@@ -184,25 +184,25 @@ class Trainer:
             rollout_task(problem, run=run, seed=seed, step=step, group=number, sample=sample) for sample in range(count)
         ]
 
-    async def roll_out(
+    async def run_rollouts(
         self, problems: Sequence[Problem], rl: RlSection, step: int, first_group: int = 0
     ) -> list[Trajectory]:
         """The groups carried over and those of new problems; what the end of the step's time cuts is carried over."""
         fresh = [task for i, one in enumerate(problems, start=first_group) for task in self.group(one, rl, step, i)]
         tasks, self.carried = self.carried + fresh, []
-        done = await roll_out(
+        done = await run_rollouts(
             tasks,
-            seats=self.engines.seats(tasks, rl.rollout, rl.max_response_tokens),
+            slots=self.engines.slots(tasks, rl.rollout, rl.max_response_tokens),
             codec=self.codec,
             tools=self.tools,
             reward=self.reward,
-            limits=LoopLimits(rl.max_response_tokens, rl.max_turns, rl.max_tool_chars, rl.time_limit_s),
+            limits=RolloutLimits(rl.max_response_tokens, rl.max_turns, rl.max_tool_chars, rl.time_limit_s),
             temperature=rl.temperature,
-            step_over=self.over if rl.step_time_s is not None else None,
+            step_ended=self.over if rl.step_time_s is not None else None,
             carry_over=rl.carry_over,
         )
         cut = {t.group_id for t in done if t.stop_reason is StopReason.UNFINISHED}
-        self.carried = [replace(task, begun=t) for task, t in zip(tasks, done, strict=True) if t.group_id in cut]
+        self.carried = [replace(task, partial=t) for task, t in zip(tasks, done, strict=True) if t.group_id in cut]
         self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
         return [t for t in done if t.group_id not in cut]
 
@@ -227,36 +227,38 @@ class Trainer:
         limit = self.recipe.engine.mismatch_limit
         return FP32_MISMATCH if limit is None and self.recipe.engine.dtype == "float32" else limit
 
-    def rows(self, trajectories: Sequence[Trajectory], kept: Kept, update: Update, rl: RlSection) -> dict[str, list]:
+    def rows(
+        self, trajectories: Sequence[Trajectory], kept: Selection, update: Update, rl: RlSection
+    ) -> dict[str, list]:
         """What the run store keeps of a step."""
         places = {t.traj_id: i for i, t in enumerate(kept.trajectories)}
         rows: dict[str, list[Any]] = {"trajectories": [], "calls": [], "transcripts": []}
         for trajectory in trajectories:
             i = places.get(trajectory.traj_id)
-            verdict = Verdict(False)
+            labels = TrainingLabels(False)
             if i is not None:
-                verdict = Verdict(True, kept.advantages[i], update.log_probs[i], update.entropies[i])
+                labels = TrainingLabels(True, kept.advantages[i], update.log_probs[i], update.entropies[i])
             arrays = rl.token_arrays == "all" or i is not None
             if rl.token_arrays == "sampled":
                 arrays = trajectory.sample == 0
-            rows["trajectories"].append(trajectory_row(trajectory, verdict))
+            rows["trajectories"].append(trajectory_row(trajectory, labels))
             rows["calls"] += call_rows(trajectory)
-            rows["transcripts"].append(transcript_row(trajectory, verdict, arrays=arrays))
+            rows["transcripts"].append(transcript_row(trajectory, labels, arrays=arrays))
         return rows
 
 
-def stale_tokens(kept: Kept, version: int) -> float | None:
+def stale_tokens(kept: Selection, version: int) -> float | None:
     """Share of the kept rollouts' own tokens that an older policy than `version` wrote."""
     own = [v for t in kept.trajectories for v, mine in zip(t.token_versions, t.loss_mask, strict=True) if mine]
     return sum(v < version for v in own) / len(own) if own else None
 
 
-def frozen(model: "PreTrainedModel") -> "PreTrainedModel":
+def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     """A copy that stays as it is: the reference of the KL term."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
-def retired(trajectories: Sequence[Trajectory], threshold: float) -> list[str]:
+def problems_to_retire(trajectories: Sequence[Trajectory], threshold: float) -> list[str]:
     """Ids of the problems whose share of right rollouts in this step is at least `threshold`."""
     rewards: dict[str, list[bool]] = defaultdict(list)
     for t in trajectories:
@@ -265,14 +267,14 @@ def retired(trajectories: Sequence[Trajectory], threshold: float) -> list[str]:
     return [name for name, right in rewards.items() if sum(right) >= threshold * len(right)]
 
 
-class Clock:
+class PhaseTimer:
     """Seconds by what they were spent on."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._start = time.monotonic()
 
-    def __call__(self, name: str) -> "Clock":
+    def __call__(self, name: str) -> "PhaseTimer":
         self._name, self._since = name, time.monotonic()
         return self
 

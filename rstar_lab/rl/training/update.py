@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rstar_lab.errors import UserError
-from rstar_lab.memory import release
+from rstar_lab.memory import release_free_heap
 from rstar_lab.rl.algorithm.objective import group_normaliser, kl_loss, policy_loss, truncated_weights
-from rstar_lab.rl.algorithm.selection import Kept
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.training.data_parallel import ALONE, Ranks
+from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.training.log_probs import MicroBatch, log_probs_and_entropy, micro_batches
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -37,7 +37,7 @@ class Learner:
     the others do too (`follow`).
     """
 
-    def __init__(self, model: "PreTrainedModel", ranks: Ranks = ALONE):
+    def __init__(self, model: "PreTrainedModel", ranks: Ranks = SINGLE_RANK):
         self.model = model
         self.ranks = ranks
         self.device = next(model.parameters()).device
@@ -79,7 +79,7 @@ class Learner:
         self.optimizer = make_optimizer(self.model, rl)
         self.optimizer.load_state_dict(state)
 
-    def update(self, kept: Kept, rl: RlSection, *, lr_scale: float, seed: int) -> "Update":
+    def update(self, kept: Selection, rl: RlSection, *, lr_scale: float, seed: int) -> "Update":
         """Mini-batches of the kept rollouts, in their order. An empty batch changes nothing."""
         assert self.optimizer is not None
         self._tell("update", kept, rl, lr_scale=lr_scale, seed=seed)
@@ -147,7 +147,7 @@ class Learner:
             self.optimizer.zero_grad()
             update.grad_norms.append(float(norm))
         if self.device.type == "cpu":
-            release()
+            release_free_heap()
         return update.merge(self.ranks.gather(update))
 
     def _add_up_gradients(self) -> None:
@@ -169,7 +169,7 @@ class Learner:
             return log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
 
     @torch.no_grad()
-    def measure(self, kept: Kept, rl: RlSection, update: "Update") -> None:
+    def measure(self, kept: Selection, rl: RlSection, update: "Update") -> None:
         """Log-probs and entropy of all kept rollouts under the weights that rolled them out."""
         prompts = [len(t.prompt_ids) for t in kept.trajectories]
         for micro in self.cut(kept.trajectories, rl):
@@ -276,7 +276,7 @@ class Update:
             | {"grad_norm": float(np.mean(self.grad_norms))}
         )
 
-    def check_mismatch(self, kept: Kept, limit: float | None, version: int | None = None) -> None:
+    def check_mismatch(self, kept: Selection, limit: float | None, version: int | None = None) -> None:
         """Compare engine and trainer on the tokens that both have scored. Raises MismatchError past the limit.
 
         version: where older policies wrote some of the tokens, the one whose weights the trainer scored with.

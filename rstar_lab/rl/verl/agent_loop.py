@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import make_reward, warm_up
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, rollout
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, run_rollout
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
@@ -27,7 +27,7 @@ class Workshop:
     settings: Settings
     codec: Codec
     tools: Mapping[str, Tool]
-    limits: LoopLimits
+    limits: RolloutLimits
     reward: Callable[[str, str], float]
 
     @classmethod
@@ -37,7 +37,7 @@ class Workshop:
         section = settings.recipe.sandbox
         sandbox = await settings.open_sandbox()
         tools = make_tools(keys.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=keys.tool_timeout_s)
-        limits = LoopLimits(keys.max_response_tokens, keys.max_turns, keys.max_tool_chars, keys.time_limit_s)
+        limits = RolloutLimits(keys.max_response_tokens, keys.max_turns, keys.max_tool_chars, keys.time_limit_s)
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward == "verify":
             await asyncio.to_thread(warm_up)  # an answer that waited for it to start could be counted wrong
@@ -70,7 +70,7 @@ class RstarAgentLoop(AgentLoopBase):
                 return shop.reward(text, truth)
 
         engine = ServerEngine(self.server_manager, task.traj_id)
-        trajectory = await rollout(
+        trajectory = await run_rollout(
             task.problem,
             engine=engine,
             codec=shop.codec,

@@ -6,7 +6,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
 from rstar_lab.rl.rollout.plan import draw_problems
-from rstar_lab.rl.training.checkpoint import State
+from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.verl.settings import Settings
 
 
@@ -21,7 +21,7 @@ class OversamplingManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.settings = Settings.of(self.config)
-        self.state = State()
+        self.state = TrainerState()
         self.step, self.sent = -1, 0
 
     def generate_sequences(self, prompts: Any) -> None:

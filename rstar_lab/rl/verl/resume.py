@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.training.checkpoint import State
-from rstar_lab.rl.training.stages import stage_model, why_over
+from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.stages import stage_end_reason, stage_model
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.runs.reader import RunReader
 
@@ -22,10 +22,10 @@ def checkpointed(run_dir: Path) -> int:
     return int(path.read_text()) if path.exists() else 0
 
 
-def saved_state(run_dir: Path) -> State:
+def saved_state(run_dir: Path) -> TrainerState:
     """Place in the stages and in the data at the newest checkpoint."""
     step = checkpointed(run_dir)
-    return State.read(checkpoint_folder(run_dir, step)) if step else State()
+    return TrainerState.read(checkpoint_folder(run_dir, step)) if step else TrainerState()
 
 
 def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
@@ -36,9 +36,9 @@ def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
     return [line for line in RunReader(run_dir).metrics() if line["stage"] == stage and line["step"] <= last]
 
 
-def is_over(settings: Settings, lines: Sequence[Mapping[str, Any]], retired: Sequence[str]) -> bool:
+def stage_has_ended(settings: Settings, lines: Sequence[Mapping[str, Any]], retired: Sequence[str]) -> bool:
     """Whether a stage with these metrics lines has nothing left to do."""
-    if why_over(settings.stage, lines) is not None:
+    if stage_end_reason(settings.stage, lines) is not None:
         return True
     gone = set(retired)
     return bool(lines) and bool(gone) and all(problem.problem_id in gone for problem in settings.pool)
@@ -54,7 +54,9 @@ def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -
         settings = Settings(recipe, stage, f"{recipe.name}-rl", runs_dir, first, watchdog_s)
         lines = stage_lines(settings.run_dir, stage.name)
         first += (
-            len(lines) if lines and is_over(settings, lines, saved_state(settings.run_dir).retired) else stage.steps
+            len(lines)
+            if lines and stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
+            else stage.steps
         )
         found.append(settings)
     return found
@@ -63,7 +65,7 @@ def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -
 def to_do(settings: Settings) -> bool:
     """Whether a stage has a step left."""
     lines = stage_lines(settings.run_dir, settings.stage.name)
-    return not is_over(settings, lines, saved_state(settings.run_dir).retired)
+    return not stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
 
 
 def model_before(settings: Settings, start: Path) -> Path:

@@ -9,7 +9,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar_lab.rl.algorithm.selection import Kept, keep
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
@@ -20,7 +20,7 @@ class StepRollouts:
     """What a step rolled out and what became of it. keys: of the kept, traj_id -> key in the transfer queue."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    kept: Kept = field(default_factory=lambda: Kept([], [], 0))
+    kept: Selection = field(default_factory=lambda: Selection([], [], 0))
     keys: dict[str, str] = field(default_factory=dict)
     roc_s: float = 0.0
 
@@ -57,7 +57,7 @@ class _Roc:
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
-            kept = keep([found[key] for key in order], self.settings.keys, seed)
+            kept = select_rollouts([found[key] for key in order], self.settings.keys, seed)
             roc_s += time.monotonic() - started
             if not (missing := batch_size - kept.groups) or not rounds_left:
                 break

@@ -79,7 +79,7 @@ class ScriptedEngines:
     async def load(self, model: Any, version: int) -> None:
         self.engine.version = version
 
-    def seats(
+    def slots(
         self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
     ) -> Callable[[int, RolloutTask], Any]:
         return lambda index, task: _Seat(self.engine)

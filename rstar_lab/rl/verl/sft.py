@@ -45,8 +45,8 @@ def main(
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
     if loaded.sft is None:
         raise UserError("sft: the recipe has none")
-    lab = RunSession(loaded, Reporter())
-    with open_run(lab, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
+    session = RunSession(loaded, Reporter())
+    with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
         if not fine_tuned(writer.run_dir):
             fine_tune(loaded, loaded.sft, load_profile(profile), writer)
         writer.finish("finished")
@@ -89,8 +89,8 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
 
 async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[list[Example], int]:
     """The local trainer's examples, and how many conversations were left out."""
-    async with RunSession.open(recipe, Reporter()) as lab:
-        dataset = await sft_data(lab, run_dir)
+    async with RunSession.open(recipe, Reporter()) as session:
+        dataset = await sft_data(session, run_dir)
     return encode(dataset, load_tokenizer(run_dir / "base"), sft.max_tokens)
 
 

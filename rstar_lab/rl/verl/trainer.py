@@ -19,17 +19,17 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.selection import solved_groups
 from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
-from rstar_lab.rl.rollout.records import Verdict, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
-from rstar_lab.rl.training.checkpoint import State
+from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.training.trainer import retired
+from rstar_lab.rl.training.trainer import problems_to_retire
 from rstar_lab.rl.training.update import FP32_MISMATCH, Update
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.hooks import assert_registered
 from rstar_lab.rl.verl.mini_batches import members, spread
 from rstar_lab.rl.verl.objective import row_weights
-from rstar_lab.rl.verl.resume import checkpoint_folder, is_over
+from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
@@ -59,12 +59,12 @@ class RstarTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # what verl's base class compares with
         super().__init__(config)
         self.settings = Settings.of(config)
-        lab = RunSession(self.settings.recipe, Reporter())
+        session = RunSession(self.settings.recipe, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
-        parent = {"run": lab.run_id("sft"), "step": None} if self.settings.recipe.sft else None
-        self.writer = open_run(lab, "rl", "train", RL_KEYS, parent=parent, extra=extra)
+        parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None
+        self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._who_waits)
-        self.state = State()
+        self.state = TrainerState()
         self.lines: list[dict[str, Any]] = []  # of this stage
         self.arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.mini_batches: list[list[str]] = []
@@ -86,7 +86,7 @@ class RstarTrainer(PPOTrainerSync):
         self.writer.cut(step)
         self.writer.write_vocabulary(vocabulary(self.tokenizer))
         if step:
-            self.state = State.read(checkpoint_folder(self.writer.run_dir, step))
+            self.state = TrainerState.read(checkpoint_folder(self.writer.run_dir, step))
             self._export(self.settings.recipe.stages[self.state.stage].name, over=self.state.stage < number)
         if self.state.stage != number:
             self.state.enter_stage(number)
@@ -118,7 +118,7 @@ class RstarTrainer(PPOTrainerSync):
     @property
     def over(self) -> bool:
         """Whether the stage has nothing left to do."""
-        return is_over(self.settings, self.lines, self.state.retired)
+        return stage_has_ended(self.settings, self.lines, self.state.retired)
 
     # What the step is at
 
@@ -213,7 +213,7 @@ class RstarTrainer(PPOTrainerSync):
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         step, state, keys = self.replay_buffer.last, self.state, self.settings.keys
         if keys.retire_from is not None:
-            state.retired += retired(step.trajectories, keys.retire_from)
+            state.retired += problems_to_retire(step.trajectories, keys.retire_from)
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.
         self._write_step(step, metrics, timing_raw)
         state.step, state.stage_step = self.global_steps, state.stage_step + 1
@@ -226,13 +226,13 @@ class RstarTrainer(PPOTrainerSync):
         rows: dict[str, list[dict[str, Any]]] = {"trajectories": [], "calls": [], "transcripts": []}
         for trajectory in step.trajectories:
             name = trajectory.traj_id
-            verdict = Verdict(False)
+            labels = TrainingLabels(False)
             if name in advantages:
-                verdict = Verdict(True, advantages[name], *self.arrays.get(name, (None, None)))
-            full = {"all": True, "kept": verdict.kept, "sampled": trajectory.sample == 0}[keys.token_arrays]
-            rows["trajectories"].append(trajectory_row(trajectory, verdict))
+                labels = TrainingLabels(True, advantages[name], *self.arrays.get(name, (None, None)))
+            full = {"all": True, "kept": labels.kept, "sampled": trajectory.sample == 0}[keys.token_arrays]
+            rows["trajectories"].append(trajectory_row(trajectory, labels))
             rows["calls"] += call_rows(trajectory)
-            rows["transcripts"].append(transcript_row(trajectory, verdict, arrays=full))
+            rows["transcripts"].append(transcript_row(trajectory, labels, arrays=full))
         informative = {t.group_id for t in kept.trajectories}
         with_signal = [t for t in step.trajectories if t.group_id in informative]
         told = (

@@ -67,7 +67,7 @@ def test_a_rollout_reads_as_the_template_renders_it(tools, system):
     rollout += chat.render_tool_responses(answers) + turns[1] + chat.END_OF_TURN + "\n"
     messages = [{"role": "system", "content": system}] if system else []
     messages += [
-        {"role": "user", "content": chat.ask(question)},
+        {"role": "user", "content": chat.format_question(question)},
         {"role": "assistant", "content": "<reason>" + turns[0]},
     ]
     messages += [{"role": "tool", "content": answer} for answer in answers]

@@ -39,7 +39,7 @@ async def test_log_probs_seeds_and_weights(tmp_path):
     (stopped,) = await asyncio.gather(
         *engine.submit([(prompts()[0], Sampling(12, 0.8, seed=0, stop_token_ids=(stop,)))])
     )
-    assert stopped.stop_reason is FinishReason.STOP
+    assert stopped.finish_reason is FinishReason.STOP
     assert stopped.token_ids == changed[0].token_ids[: changed[0].token_ids.index(stop) + 1]
     await engine.aclose()
 

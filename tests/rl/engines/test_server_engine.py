@@ -59,8 +59,8 @@ def changed(model, seed: int):
     return other
 
 
-async def test_token_ids_in_token_ids_out_and_new_weights(served, parrot, tmp_path):
-    folder, model = parrot
+async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_model, tmp_path):
+    folder, model = memorized_model
     async with open_engines(section(served), folder, tmp_path, 512) as group:
         first, second = group.engines
         assert group.holds == folder and group.context == 512 and first.kv_tokens > 1000
@@ -74,12 +74,12 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, parrot, tmp_pa
         assert heard == a[0].token_ids
         stop = a[1].token_ids[3]
         stopped = await first.generate(PROMPTS[1], Sampling(24, 0.8, seed=1, stop_token_ids=(stop,)))
-        assert stopped.stop_reason is FinishReason.STOP
+        assert stopped.finish_reason is FinishReason.STOP
         assert stopped.token_ids == a[1].token_ids[: a[1].token_ids.index(stop) + 1]
         # The model's context ends a response as a token limit does.
         assert len((await first.generate([1] * 500, Sampling(100, seed=0))).token_ids) == 12
         full = await first.generate([1] * 512, Sampling(100))
-        assert full.token_ids == [] and full.stop_reason is FinishReason.LENGTH
+        assert full.token_ids == [] and full.finish_reason is FinishReason.LENGTH
         # What is wrong with one request is no fault of the engine.
         with pytest.raises(RequestRefused, match="refused a request"):
             await first.generate([10**6], Sampling(4))
@@ -157,8 +157,8 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
     assert parse_metrics("process_cpu_seconds_total 4.0\n") is None
 
 
-async def test_steps_of_training_on_servers(served, parrot, tmp_path):
-    folder, _ = parrot
+async def test_steps_of_training_on_servers(served, memorized_model, tmp_path):
+    folder, _ = memorized_model
     recipe = parse_recipe(
         RECIPE
         | {
@@ -169,9 +169,9 @@ async def test_steps_of_training_on_servers(served, parrot, tmp_path):
             "engine": {"kind": "server", "urls": served.urls, "dtype": "float32"},
         }
     )
-    async with RunSession.open(recipe, Reporter(True)) as lab:
-        await train(lab, folder)
-        await (await lab.engines(folder)).load_folder(folder)
+    async with RunSession.open(recipe, Reporter(True)) as session:
+        await train(session, folder)
+        await (await session.engines(folder)).load_folder(folder)
     reader = RunReader(tmp_path / "scored-rl")
     assert reader.status == "finished" and len(reader.steps()) == 2
     rows = reader.read("trajectories").to_pylist()
@@ -189,14 +189,14 @@ async def roll(group, count=24, max_tokens=200):
     """Rollouts of one turn, through the dispatcher; a list of completions each."""
     problems = [Problem(problem_id=f"p{i}", question="q", answer="a") for i in range(count)]
     tasks = [RolloutTask(problem, f"t{i}", problem.problem_id, 0, i) for i, problem in enumerate(problems)]
-    seats = group.seats(tasks, "async")
+    slots = group.slots(tasks, "async")
     got: list[list] = [[] for _ in tasks]
 
     async def one(index, task):
-        seat = seats(index, task)
-        got[index].append(await seat.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
-        seat.on_turn("", True)
-        seat.leave()
+        slot = slots(index, task)
+        got[index].append(await slot.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
+        slot.on_turn("", True)
+        slot.leave()
 
     await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks)))
     return got
@@ -208,8 +208,8 @@ async def busy(engine, rollouts) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_hung_and_a_killed_server_lose_nothing(served, parrot, tmp_path):
-    folder, model = parrot
+async def test_a_hung_and_a_killed_server_lose_nothing(served, memorized_model, tmp_path):
+    folder, model = memorized_model
     other = changed(model, 3)
     async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
         first, second = group.engines
@@ -246,8 +246,8 @@ def healthy(url: str) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_server_started_anew_gets_the_newest_weights(served, parrot, tmp_path, what):
-    folder, model = parrot
+async def test_a_server_started_anew_gets_the_newest_weights(served, memorized_model, tmp_path, what):
+    folder, model = memorized_model
     other = changed(model, 3)
     for url in served.urls:
         assert await asyncio.to_thread(wait_until, lambda url=url: healthy(url), 900)

@@ -38,7 +38,7 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         first, again = await sample(engine), await sample(engine)
         assert [(c.token_ids, c.log_probs) for c in first] == [(c.token_ids, c.log_probs) for c in again]
         assert {c.policy_version for c in first} == {7}
-        assert all((c.stop_reason is FinishReason.LENGTH) == (len(c.token_ids) == 24) for c in first)
+        assert all((c.finish_reason is FinishReason.LENGTH) == (len(c.token_ids) == 24) for c in first)
         # Under the distribution it was drawn from: temperature counts.
         assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), first, strict=True)) < 2e-5
 
@@ -53,7 +53,7 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         (stopped,) = await asyncio.gather(
             *engine.submit([(prompts()[0], Sampling(24, 0.8, seed=0, stop_token_ids=(token,)))])
         )
-        assert stopped.stop_reason is FinishReason.STOP
+        assert stopped.finish_reason is FinishReason.STOP
         assert stopped.token_ids == changed[0].token_ids[: changed[0].token_ids.index(token) + 1]
 
         # Interrupted, requests come back with what they have, the one that has nothing yet too, and can go on from there.
@@ -61,8 +61,8 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         await asyncio.sleep(0.02)
         engine.interrupt()
         cut = await asyncio.gather(*asked)
-        assert FinishReason.ABORTED in {c.stop_reason for c in cut}
-        assert all(len(c.token_ids) == len(c.log_probs) < 200 for c in cut if c.stop_reason is FinishReason.ABORTED)
+        assert FinishReason.ABORTED in {c.finish_reason for c in cut}
+        assert all(len(c.token_ids) == len(c.log_probs) < 200 for c in cut if c.finish_reason is FinishReason.ABORTED)
         assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), cut, strict=True) if c.token_ids) < 2e-5
         assert [c.token_ids for c in await sample(engine)] == [c.token_ids for c in changed]
 

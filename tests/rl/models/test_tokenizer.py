@@ -64,7 +64,7 @@ def test_too_small_a_vocabulary():
 def test_saved_and_loaded_it_is_the_same(tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    messages = [{"role": "user", "content": chat.ask("What is 2 + 2?")}]
+    messages = [{"role": "user", "content": chat.format_question("What is 2 + 2?")}]
     rendered = loaded.apply_chat_template(messages, tools=[chat.CODE_TOOL], add_generation_prompt=True, tokenize=False)
     assert rendered == chat.render_prompt("What is 2 + 2?", system="")
     for text in [*PROMPTS[:20], "naïve 漢字 <|im_end|> 007"]:

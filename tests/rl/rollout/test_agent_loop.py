@@ -8,7 +8,7 @@ from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, rollout
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, run_rollout
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox import LocalSandbox
@@ -36,13 +36,13 @@ async def tools():
 
 async def roll(tokenizer, tools, turns: list[str], engine=None, **limits):
     engine = engine or ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
-    trajectory = await rollout(
+    trajectory = await run_rollout(
         PROBLEM,
         engine=engine,
         codec=Codec(tokenizer, tools),
         tools=tools,
         reward=verify,
-        limits=LoopLimits(**({"max_response_tokens": 4000} | limits)),
+        limits=RolloutLimits(**({"max_response_tokens": 4000} | limits)),
         traj_id="t",
         group_id="g",
         seed=1,

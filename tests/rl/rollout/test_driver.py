@@ -11,8 +11,8 @@ from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import EngineState, LeastInFlight
 from rstar_lab.rl.tools.registry import make_tools
@@ -46,15 +46,15 @@ def tasks(count: int, group_size: int = 4) -> list[RolloutTask]:
     ]  # fmt: skip
 
 
-async def go(tokenizer, wanted, seats, turns: int = 8):
+async def go(tokenizer, wanted, slots, turns: int = 8):
     tools = make_tools(["python"], Echo())
-    return await roll_out(
+    return await run_rollouts(
         wanted,
-        seats=seats,
+        slots=slots,
         codec=Codec(tokenizer, tools),
         tools=tools,
         reward=lambda text, answer: float("boxed{1}" in text),
-        limits=LoopLimits(100_000, turns),
+        limits=RolloutLimits(100_000, turns),
     )
 
 
@@ -79,7 +79,7 @@ async def test_lockstep_sends_the_same_batches_every_time_and_groups_share_an_en
         engines = [Recorder(tokenizer, "a"), Recorder(tokenizer, "b")]
         wanted = tasks(24)
         lockstep = Lockstep(engines, [task.group_id for task in wanted])
-        done = await go(tokenizer, wanted, lambda i, task, lockstep=lockstep: lockstep.seat(i))
+        done = await go(tokenizer, wanted, lambda i, task, lockstep=lockstep: lockstep.slot(i))
         assert [t.traj_id for t in done] == [task.traj_id for task in wanted]
         assert all(t.reward == 1.0 for t in done)
         assert len({(t.group_id, t.engine) for t in done}) == 6
@@ -100,14 +100,14 @@ async def test_a_dead_engine_loses_no_rollout(tokenizer):
     engines = [Dying(tokenizer, script, 0.01), ScriptedEngine(tokenizer, script, 0.01)]
     engines[1].name = "living"
     dispatcher = Dispatcher(engines, LeastInFlight(), [EngineState(e.name, e.kv_tokens) for e in engines])
-    done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.seat(i, task.problem.problem_id))
+    done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
     assert [t.reward for t in done] == [1.0] * 40
     assert all(len(t.turns) == 2 for t in done)
     assert not dispatcher.states[0].alive and sum(t.engine == "living" for t in done) > 30
 
     engines = [Dying(tokenizer, script, 0.01)]
     dispatcher = Dispatcher(engines, LeastInFlight(), [EngineState("only", 10**6)])
-    done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.seat(i, task.problem.problem_id))
+    done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
     assert {t.stop_reason for t in done} >= {StopReason.ENGINE_ERROR}
 
 
@@ -124,7 +124,7 @@ async def test_ten_thousand_rollouts_cost_little_in_our_own_code(tokenizer):
 
     dispatcher = Dispatcher([Canned()], LeastInFlight(), [EngineState("canned", 10**9)])
     before = time.process_time()
-    done = await go(tokenizer, tasks(10_000), lambda i, task: dispatcher.seat(i, task.problem.problem_id))
+    done = await go(tokenizer, tasks(10_000), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
     used = time.process_time() - before
     turns = sum(len(t.turns) for t in done)
     assert turns == 20_000

@@ -14,12 +14,12 @@ from helpers.scripted_training import TOKENIZER, problem, recipe_of, right
 from helpers.scripted_training import train as train_scripted
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.algorithm.selection import Kept
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.rollout.records import messages
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
@@ -41,22 +41,22 @@ class Typist:
     def __init__(self, turns: list[str], version: int = 0, ticks: int = 10**9):
         self.turns = [TOKENIZER.encode(text + END_OF_TURN, add_special_tokens=False) for text in turns]
         self.version, self.ticks = version, ticks
-        self.step_over = asyncio.Event()
+        self.step_ended = asyncio.Event()
         self.open: set[asyncio.Event] = set()
         self.written = self.cancelled = 0
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         prompt = str(TOKENIZER.decode(prompt_ids))
         turn = self.turns[prompt.count("<|im_start|>assistant") - 1]
-        begun = TOKENIZER.encode(prompt.rpartition("<reason>")[2], add_special_tokens=False)
-        assert turn[: len(begun)] == begun
+        partial = TOKENIZER.encode(prompt.rpartition("<reason>")[2], add_special_tokens=False)
+        assert turn[: len(partial)] == partial
         cut = asyncio.Event()
         tokens: list[int] = []
         self.open.add(cut)
         try:
-            for token in turn[len(begun) :]:
+            for token in turn[len(partial) :]:
                 if not self.ticks:
-                    self.step_over.set()
+                    self.step_ended.set()
                     await cut.wait()
                 if cut.is_set():
                     return Completion(tokens, [-0.5] * len(tokens), FinishReason.ABORTED, self.name, self.version)
@@ -111,17 +111,19 @@ class Wait:
         self.closed.append(traj_id)
 
 
-def a_task(begun: Trajectory | None = None, i: int = 0) -> RolloutTask:
-    return RolloutTask(problem(f"p{i}", 1.0), traj_id=f"t{i}", group_id=f"g{i}", sample=0, seed=3, begun=begun)
+def a_task(partial: Trajectory | None = None, i: int = 0) -> RolloutTask:
+    return RolloutTask(problem(f"p{i}", 1.0), traj_id=f"t{i}", group_id=f"g{i}", sample=0, seed=3, partial=partial)
 
 
-async def go(tasks, engines, tool: Tool, *, policy: str = "adaptive", limits: LoopLimits = LoopLimits(4000), **options):
+async def go(
+    tasks, engines, tool: Tool, *, policy: str = "adaptive", limits: RolloutLimits = RolloutLimits(4000), **options
+):
     states = [EngineState(f"e{i}", 10**6) for i in range(len(engines))]
     made = make_policy(policy, max_context=4500, predictor=LengthPredictor(4000))
     dispatcher = Dispatcher(engines, made, states)
     tools: dict[str, Tool] = {"wait": tool}
-    return await roll_out(
-        tasks, seats=lambda i, task: dispatcher.seat(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools), tools=tools,
+    return await run_rollouts(
+        tasks, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools), tools=tools,
         reward=right, limits=limits, **options,
     )  # fmt: skip
 
@@ -135,30 +137,30 @@ async def whole() -> Trajectory:
 @pytest.mark.parametrize("ticks", [1, 9, 10**6])
 async def test_a_rollout_in_pieces_is_the_rollout_in_one(whole, ticks):
     """Cut after so many tokens, again and again; each piece by a policy of its own."""
-    begun, pieces, tool = None, 0, Wait()
+    partial, pieces, tool = None, 0, Wait()
     wrote: list[int] = []
-    while begun is None or begun.stop_reason is StopReason.UNFINISHED:
+    while partial is None or partial.stop_reason is StopReason.UNFINISHED:
         engine = Typist(
             [CALL, ANSWER], version=pieces, ticks=0 if pieces == 1 else ticks
         )  # once nothing is written at all
-        (begun,) = await go([a_task(begun)], [engine], tool, step_over=engine.step_over, carry_over=True)
+        (partial,) = await go([a_task(partial)], [engine], tool, step_ended=engine.step_ended, carry_over=True)
         wrote += [pieces] * engine.written
         pieces += 1
-        assert begun.stop_reason in (StopReason.UNFINISHED, StopReason.ANSWERED)
-        assert tool.closed == ([] if begun.stop_reason is StopReason.UNFINISHED else ["t0"])
-        assert begun.response_ids == whole.response_ids[: len(begun.response_ids)]
+        assert partial.stop_reason in (StopReason.UNFINISHED, StopReason.ANSWERED)
+        assert tool.closed == ([] if partial.stop_reason is StopReason.UNFINISHED else ["t0"])
+        assert partial.response_ids == whole.response_ids[: len(partial.response_ids)]
     for name in ("response_ids", "loss_mask", "log_probs", "prompt_ids", "reward", "text", "answer", "p_format"):
-        assert getattr(begun, name) == getattr(whole, name), name
-    assert [(t.start, t.end, t.text) for t in begun.turns] == [(t.start, t.end, t.text) for t in whole.turns]
-    assert [replace(c, run_s=0, queue_s=0) for c in begun.calls] == [
+        assert getattr(partial, name) == getattr(whole, name), name
+    assert [(t.start, t.end, t.text) for t in partial.turns] == [(t.start, t.end, t.text) for t in whole.turns]
+    assert [replace(c, run_s=0, queue_s=0) for c in partial.calls] == [
         replace(c, run_s=0, queue_s=0) for c in whole.calls
     ]
-    own = [v for v, mine in zip(begun.token_versions, begun.loss_mask, strict=True) if mine]
+    own = [v for v, mine in zip(partial.token_versions, partial.loss_mask, strict=True) if mine]
     assert own == wrote, "each token has the version that wrote it"
-    assert begun.policy_version == pieces - 1 and pieces == (1 if ticks == 10**6 else 1 + -(-len(own) // ticks))
-    told = [m for m in messages(begun) if m["role"] == "assistant"]
+    assert partial.policy_version == pieces - 1 and pieces == (1 if ticks == 10**6 else 1 + -(-len(own) // ticks))
+    told = [m for m in messages(partial) if m["role"] == "assistant"]
     if pieces > 1:
-        assert [sum(n for _, n in m["policy_versions"]) for m in told] == [t.end - t.start for t in begun.turns]
+        assert [sum(n for _, n in m["policy_versions"]) for m in told] == [t.end - t.start for t in partial.turns]
     else:
         assert not any("policy_versions" in m for m in told)
 
@@ -166,15 +168,15 @@ async def test_a_rollout_in_pieces_is_the_rollout_in_one(whole, ticks):
 async def test_without_carrying_over_a_cut_rollout_ends_with_what_it_has(whole):
     tool = Wait()
     engine = Typist([CALL, ANSWER], ticks=whole.turns[0].end + 5)
-    (cut,) = await go([a_task()], [engine], tool, step_over=engine.step_over)
+    (cut,) = await go([a_task()], [engine], tool, step_ended=engine.step_ended)
     assert cut.stop_reason is StopReason.TIME_LIMIT and cut.truncated and tool.closed == ["t0"]
     assert cut.response_ids == whole.response_ids[: whole.turns[1].start + 5] and len(cut.turns) == 2
 
 
 async def test_a_step_ends_while_a_tool_runs_and_its_answer_is_kept(whole):
-    step_over = asyncio.Event()
-    tool = Wait(ends=step_over)
-    (cut,) = await go([a_task()], [Typist([CALL, ANSWER])], tool, step_over=step_over, carry_over=True)
+    step_ended = asyncio.Event()
+    tool = Wait(ends=step_ended)
+    (cut,) = await go([a_task()], [Typist([CALL, ANSWER])], tool, step_ended=step_ended, carry_over=True)
     assert cut.stop_reason is StopReason.UNFINISHED and cut.reward == 0.0
     assert cut.response_ids == whole.response_ids[: whole.turns[1].start], "the answer of the tool is in"
     (done,) = await go([a_task(cut)], [Typist([CALL, ANSWER], version=4)], Wait(), carry_over=True)
@@ -185,21 +187,21 @@ async def test_a_step_ends_while_a_tool_runs_and_its_answer_is_kept(whole):
 async def test_engines_that_cannot_be_interrupted_are_cancelled(policy):
     script = lambda prompt, turn: ANSWER if turn else CALL  # noqa: E731
     quick, slow = Deaf(TOKENIZER, script, 0.0), Deaf(TOKENIZER, script, 60.0)
-    step_over = asyncio.Event()
+    step_ended = asyncio.Event()
     ended: list[Trajectory] = []
 
     def progress(trajectory: Trajectory) -> None:
         ended.append(trajectory)
         if len(ended) == 4:
-            step_over.set()
+            step_ended.set()
 
     tasks = [a_task(i=i) for i in range(8)]
     engines = [quick, slow]
-    done = await go(tasks, engines, Wait(), policy=policy, step_over=step_over, carry_over=True, progress=progress)
+    done = await go(tasks, engines, Wait(), policy=policy, step_ended=step_ended, carry_over=True, progress=progress)
     cut = [t for t in done if t.stop_reason is StopReason.UNFINISHED]
     assert len(cut) == 4 == slow.cancelled and all(t.reward == 1.0 for t in done if t not in cut)
     assert all(not t.response_ids for t in cut)
-    tasks = [replace(task, begun=t) for task, t in zip(tasks, done, strict=True)]
+    tasks = [replace(task, partial=t) for task, t in zip(tasks, done, strict=True)]
     again = await go(tasks, [quick], Wait(), policy=policy, carry_over=True)
     assert [t.stop_reason for t in again] == [StopReason.ANSWERED] * 8
     assert all(new is old for new, old in zip(again, done, strict=True) if old not in cut), (
@@ -211,7 +213,7 @@ async def test_engines_that_cannot_be_interrupted_are_cancelled(policy):
 async def test_the_time_of_a_rollout_holds_in_the_middle_of_a_turn(policy):
     engine, tool = Typist([CALL, ANSWER]), Wait()
     engine.ticks = 3 * len(engine.turns[0]) + 20
-    limits = LoopLimits(4000, time_limit_s=0.7)
+    limits = RolloutLimits(4000, time_limit_s=0.7)
     done = await go([a_task(i=i) for i in range(3)], [engine], tool, policy=policy, limits=limits)
     assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 3
     assert engine.cancelled and not engine.open, "the requests have ended in the engine too"
@@ -225,24 +227,24 @@ async def test_a_turn_that_its_policy_holds_back_is_given_up_and_makes_room():
     tools: dict[str, Tool] = {"wait": Wait()}
 
     async def roll(tasks, limits):
-        return await roll_out(
-            tasks, seats=lambda i, task: dispatcher.seat(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools),
+        return await run_rollouts(
+            tasks, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools),
             tools=tools, reward=right, limits=limits,
         )  # fmt: skip
 
-    first = await roll([a_task(i=i) for i in range(3)], LoopLimits(4000, time_limit_s=0.2))
+    first = await roll([a_task(i=i) for i in range(3)], RolloutLimits(4000, time_limit_s=0.2))
     assert [t.stop_reason for t in first] == [StopReason.TIME_LIMIT] * 3
     engine.ticks = 10**9
-    (later,) = await roll([a_task(i=0)], LoopLimits(4000))
+    (later,) = await roll([a_task(i=0)], RolloutLimits(4000))
     assert later.stop_reason is StopReason.ANSWERED
 
 
 async def test_the_time_of_a_rollout_holds_in_lockstep_too():
     engine = Deaf(TOKENIZER, lambda prompt, turn: ANSWER, 60.0)
     lockstep = Lockstep([engine], ["g", "g"])
-    done = await roll_out(
-        [a_task(i=i) for i in range(2)], seats=lambda i, task: lockstep.seat(i), codec=Codec(TOKENIZER, {}), tools={},
-        reward=right, limits=LoopLimits(4000, time_limit_s=0.2),
+    done = await run_rollouts(
+        [a_task(i=i) for i in range(2)], slots=lambda i, task: lockstep.slot(i), codec=Codec(TOKENIZER, {}), tools={},
+        reward=right, limits=RolloutLimits(4000, time_limit_s=0.2),
     )  # fmt: skip
     assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 2
 
@@ -264,9 +266,9 @@ def test_the_recipe_says_what_carrying_over_needs():
 
 async def test_only_tokens_of_the_newest_policy_are_compared_with_the_trainer(whole):
     engine = Typist([CALL, ANSWER], version=1, ticks=6)
-    (cut,) = await go([a_task()], [engine], Wait(), step_over=engine.step_over, carry_over=True)
+    (cut,) = await go([a_task()], [engine], Wait(), step_ended=engine.step_ended, carry_over=True)
     (done,) = await go([a_task(cut)], [Typist([CALL, ANSWER], version=2)], Wait(), carry_over=True)
-    update, kept = Update(1), Kept([done], [1.0], 0)
+    update, kept = Update(1), Selection([done], [1.0], 0)
     stale = np.asarray(done.token_versions) == 1
     update.log_probs = [np.where(stale, -9.0, -0.5)]
     update.check_mismatch(kept, 1e-6, version=2)

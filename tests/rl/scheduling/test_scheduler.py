@@ -13,7 +13,7 @@ from rstar_lab.rl.bench.scheduler import Grid, Regime, bench, make_policies, rea
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.rollout.driver import DispatchedSeat, RolloutTask
+from rstar_lab.rl.rollout.driver import DispatchedSlot, RolloutTask
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import (
     Adaptive,
@@ -230,11 +230,11 @@ def test_a_new_step_keeps_what_was_learnt_and_moves_with_what_comes():
 def test_the_recipe_names_the_policy_of_real_runs(name, tmp_path):
     section = EngineSection(scheduler=name)  # type: ignore[arg-type]
     group = EngineGroup([], tmp_path, 64, scheduler=section.scheduler, max_tokens=4000)
-    seat = group.seats([], "async", 3000)(
+    slot = group.slots([], "async", 3000)(
         0, RolloutTask(Problem(problem_id="p", question="q", answer="1"), "t", "g", 0, 0)
     )
-    assert isinstance(seat, DispatchedSeat)
-    assert type(seat.dispatcher.policy) is type(POLICIES[name]())
+    assert isinstance(slot, DispatchedSlot)
+    assert type(slot.dispatcher.policy) is type(POLICIES[name]())
     assert EngineSection().scheduler == "adaptive"
 
 

@@ -9,7 +9,7 @@ import subprocess
 
 import psutil
 import pytest
-from helpers.parrot import ANSWER, CALL, CODE, QUESTION
+from helpers.memorized_model import ANSWER, CALL, CODE, QUESTION
 from helpers.vllm_servers import COMMAND, KEY, members, serve, wait_until
 from rich.console import Console
 
@@ -82,7 +82,7 @@ def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(served, parrot, tmp_path):
+async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(served, memorized_model, tmp_path):
     async with open_chat(served.urls[1], GREEDY) as chat:
         by_tokens = await chat.ask(QUESTION)
         assert kinds(by_tokens.events) == CONVERSATION
@@ -111,9 +111,9 @@ async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(serve
 
 
 @pytest.mark.slow
-async def test_a_folder_needs_no_server(parrot):
+async def test_a_folder_needs_no_server(memorized_model):
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    async with open_chat(str(parrot[0]), GREEDY, engine="transformers") as chat:
+    async with open_chat(str(memorized_model[0]), GREEDY, engine="transformers") as chat:
         reply = await show(chat, QUESTION, console)
         assert kinds(reply.events) == CONVERSATION
         assert len(reply.events) > len(CONVERSATION)  # it came in pieces
@@ -146,7 +146,7 @@ def test_a_turn_is_cut_at_its_tags_however_it_comes_in(size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, parrot, tmp_path, capsys):
+async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served, memorized_model, tmp_path, capsys):
     lines = [
         {"question": QUESTION, "answer": ANSWER, "id": 7},
         {"question": "What is one and one?", "answer": "3", "id": 8},
@@ -170,7 +170,7 @@ async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served,
     assert await evaluate_command(served.urls[1:], source, recipe, Reporter(True)) == result
     assert RunReader(result["run"]).info["attempts"] == 1
     with pytest.raises(UserError, match="give one model, or any number of URLs"):
-        await evaluate_command([served.urls[0], str(parrot[0])], source, recipe, Reporter(True))
+        await evaluate_command([served.urls[0], str(memorized_model[0])], source, recipe, Reporter(True))
 
 
 def rows(correct: dict[str, list[int]]) -> list[dict]:
@@ -236,8 +236,8 @@ def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_served_is_one_line(parrot, tmp_path):
-    folder = parrot[0]
+def test_what_cannot_be_served_is_one_line(memorized_model, tmp_path):
+    folder = memorized_model[0]
     for options, message in (
         (ServeOptions(tmp_path), f"model {tmp_path}: no folder with a config.json"),
         (ServeOptions(folder, host="0.0.0.0"), "--host 0.0.0.0 is open to others: give a token"),
@@ -253,9 +253,9 @@ def test_what_cannot_be_served_is_one_line(parrot, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(parrot, tmp_path, monkeypatch):
+def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(memorized_model, tmp_path, monkeypatch):
     monkeypatch.setattr("rstar_lab.rl.serving.serve.gpus", lambda: [])
-    config = json.loads((parrot[0] / "config.json").read_text()) | {"tie_word_embeddings": True}
+    config = json.loads((memorized_model[0] / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="has tied embeddings"):
         check(ServeOptions(tmp_path, updatable=True, api_key=KEY))
@@ -263,8 +263,8 @@ def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(parrot, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_serve(parrot, tmp_path, what):
-    with serve(parrot[0], "--replicas", "2", log=tmp_path / "log") as process:
+def test_nothing_outlives_serve(memorized_model, tmp_path, what):
+    with serve(memorized_model[0], "--replicas", "2", log=tmp_path / "log") as process:
         parent = psutil.Process(process.pid)
         # Two keepers, a server behind each.
         assert wait_until(lambda: len(parent.children()) == 2 and len(parent.children(recursive=True)) >= 4, 100)
@@ -276,10 +276,10 @@ def test_nothing_outlives_serve(parrot, tmp_path, what):
 
 
 @pytest.mark.soak
-def test_a_model_that_cannot_be_loaded_is_one_line(parrot, tmp_path):
+def test_a_model_that_cannot_be_loaded_is_one_line(memorized_model, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
-    for path in parrot[0].iterdir():
+    for path in memorized_model[0].iterdir():
         (broken / path.name).write_bytes(b"torn" if path.suffix == ".safetensors" else path.read_bytes())
     done = run("serve", str(broken), "--port", "0", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr

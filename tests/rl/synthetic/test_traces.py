@@ -10,7 +10,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
-from rstar_lab.rl.rollout.agent_loop import answer_call
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.synthetic.families import LEVELS, synthesize
 from rstar_lab.rl.synthetic.traces import TraceMix, make_traces
 from rstar_lab.rl.tools.registry import make_tools
@@ -74,7 +74,7 @@ async def test_tool_responses_are_what_a_rollout_would_get(traces):
                     continue
                 text = chat.render_segments([said])[1][0]
                 (call,) = parser.parse_tool_calls(text)
-                result = await answer_call(call, tools, seed=1, traj_id="t", max_chars=4096)
+                result = await execute_call(call, tools, seed=1, traj_id="t", max_chars=4096)
                 assert result.text == told["content"]
 
 

@@ -21,12 +21,12 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.reward import make_reward, reward
-from rstar_lab.rl.rollout.agent_loop import Codec, LoopLimits, answer_call, rollout
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, roll_out
+from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, execute_call, run_rollout
+from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
 from rstar_lab.rl.scheduling.policies import EngineState, LeastInFlight
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
-from rstar_lab.rl.tools.user import HttpTool, OwnTool, ToolUnavailable
+from rstar_lab.rl.tools.user import HttpTool, ToolUnavailable, UserTool
 
 PRICES = {"apple": 3, "pear": 5}
 
@@ -86,17 +86,17 @@ async def remote(query: str) -> str:
 async def call(tool, arguments, traj_id="t", name=None):
     tools = {tool.schema["function"]["name"]: tool}
     wanted = ToolCall(name or next(iter(tools)), arguments, None, "")
-    return await answer_call(wanted, tools, seed=7, traj_id=traj_id, max_chars=1000)
+    return await execute_call(wanted, tools, seed=7, traj_id=traj_id, max_chars=1000)
 
 
 def test_the_schema_says_what_signature_and_docstring_say():
-    function = OwnTool("m:lookup", lookup, 1.0).schema["function"]
+    function = UserTool("m:lookup", lookup, 1.0).schema["function"]
     assert (function["name"], function["description"]) == ("lookup", "The price of some fruit.")
     assert function["parameters"]["required"] == ["item"]
     assert function["parameters"]["properties"]["count"] == {"type": "integer", "description": "How many."}
-    of_class = OwnTool("m:Counter", Counter, 1.0).schema["function"]
+    of_class = UserTool("m:Counter", Counter, 1.0).schema["function"]
     assert list(of_class["parameters"]["properties"]) == ["by"], "what the loop fills in is not the model's"
-    told = render_prompt("q", tools=[OwnTool("m:lookup", lookup, 1.0).schema])
+    told = render_prompt("q", tools=[UserTool("m:lookup", lookup, 1.0).schema])
     assert json.dumps(function["parameters"]) in told
 
 
@@ -117,15 +117,15 @@ def test_the_schema_says_what_signature_and_docstring_say():
     ],
 )
 async def test_every_call_has_an_outcome(arguments, outcome, text):
-    result = await call(OwnTool("m:lookup", lookup, 20.0), arguments)
+    result = await call(UserTool("m:lookup", lookup, 20.0), arguments)
     assert result.outcome is outcome
     assert text in result.text
-    unknown = await call(OwnTool("m:lookup", lookup, 20.0), {}, name="look_up")
+    unknown = await call(UserTool("m:lookup", lookup, 20.0), {}, name="look_up")
     assert unknown.outcome is Outcome.UNKNOWN_TOOL
 
 
 async def test_a_call_that_hangs_is_given_up_and_takes_no_place():
-    tool = OwnTool("m:lookup", lookup, 1.0)  # long enough to start all threads on a busy machine
+    tool = UserTool("m:lookup", lookup, 1.0)  # long enough to start all threads on a busy machine
     hung = await asyncio.gather(*(call(tool, {"item": "hang"}) for _ in range(70)))  # more than its threads
     assert {result.outcome for result in hung} == {Outcome.TIMEOUT}
     assert all(result.run_s >= 0.99 for result in hung) and max(result.queue_s for result in hung) > 0.2
@@ -134,7 +134,7 @@ async def test_a_call_that_hangs_is_given_up_and_takes_no_place():
 
 
 async def test_an_instance_a_trajectory_in_order_and_closed_at_its_end():
-    tool = OwnTool("m:Counter", Counter, 20.0)
+    tool = UserTool("m:Counter", Counter, 20.0)
     answers = await asyncio.gather(*(call(tool, {"by": by}, traj) for by in (1, 2, 3) for traj in "ab"))
     told = [json.loads(answer.text) for answer in answers]
     assert [t["total"] for t in told if t["of"] == "a"] == [1, 3, 6] == [t["total"] for t in told if t["of"] == "b"]
@@ -149,7 +149,7 @@ async def test_an_instance_a_trajectory_in_order_and_closed_at_its_end():
 
 
 async def test_an_async_tool_and_a_failure_that_is_not_the_models():
-    tool = OwnTool("m:remote", remote, 20.0)
+    tool = UserTool("m:remote", remote, 20.0)
     assert (await call(tool, {"query": "a"})).text == "A"
     assert (await call(tool, {"query": "down"})).outcome is Outcome.SANDBOX_ERROR
     tool.time_limit_s = 0.1
@@ -210,14 +210,14 @@ async def test_a_tool_behind_a_url():
 
 async def test_a_rollout_uses_own_tools_and_an_own_reward():
     tokenizer = train_tokenizer(["text"], 300)
-    tools = {"lookup": OwnTool("m:lookup", lookup, 20.0), "Counter": OwnTool("m:Counter", Counter, 20.0)}
+    tools = {"lookup": UserTool("m:lookup", lookup, 20.0), "Counter": UserTool("m:Counter", Counter, 20.0)}
     asked: list[tuple[str, dict]] = [("lookup", {"item": "pear"}), ("Counter", {"by": 2}), ("lookup", {"item": "kiwi"})]
     turns = ["</reason>\n" + "\n".join(render_tool_call(*one) for one in asked), "</reason><answer>5</answer>"]
     Counter.closed.clear()
-    trajectory = await rollout(
+    trajectory = await run_rollout(
         problem("p", 1.0), engine=ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn]),
         codec=Codec(tokenizer, tools), tools=tools, reward=lambda text, truth: text.count("answer") / 4,
-        limits=LoopLimits(2000), traj_id="t", group_id="g",
+        limits=RolloutLimits(2000), traj_id="t", group_id="g",
     )  # fmt: skip
     assert [(c.tool, str(c.outcome)) for c in trajectory.calls] == [
         ("lookup", "ok"), ("Counter", "ok"), ("lookup", "exception"),
@@ -270,8 +270,8 @@ MINE = "mine_for_this_test"
 
 
 def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
-    lab = RunSession(recipe_of([], tools=["python", f"{MINE}:find"], reward=f"{MINE}:score"), Reporter())
-    assert lab.reward("text", "truth") == 0.5
+    session = RunSession(recipe_of([], tools=["python", f"{MINE}:find"], reward=f"{MINE}:score"), Reporter())
+    assert session.reward("text", "truth") == 0.5
     assert RunSession(recipe_of([]), Reporter()).reward is reward
     wrong = {
         f"{MINE}:fimd": "has no fimd; did you mean find",
@@ -308,9 +308,9 @@ async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
     tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
     dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
     with pytest.raises(UserError, match="broken: ZeroDivisionError"):
-        await roll_out(
-            tasks, seats=lambda i, task: dispatcher.seat(i, "p"), codec=Codec(tokenizer, {}), tools={},
-            reward=make_reward(f"{MINE}:broken"), limits=LoopLimits(2000),
+        await run_rollouts(
+            tasks, slots=lambda i, task: dispatcher.slot(i, "p"), codec=Codec(tokenizer, {}), tools={},
+            reward=make_reward(f"{MINE}:broken"), limits=RolloutLimits(2000),
         )  # fmt: skip
 
 

@@ -12,11 +12,11 @@ from helpers.scripted_training import problem, train, weights
 from helpers.trajectories import BATCH, trajectory
 from pydantic import ValidationError
 
-from rstar_lab.rl.algorithm.selection import Kept, keep
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.training.data_parallel import Helpers
+from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Turn
@@ -64,7 +64,7 @@ def update(rl: RlSection, rollouts, *, model=None, reference=None):
         gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
 
     learner.optimizer.step = note_gradient  # type: ignore[assignment, method-assign]
-    metrics = learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5).metrics
+    metrics = learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5).metrics
     return metrics, gradients[0]
 
 
@@ -169,14 +169,14 @@ def test_overlong_shaping_changes_advantages_and_nothing_else():
         for i, n in enumerate(lengths)
     ]
     rl = RlSection(group_size=6, oversample=1, max_response_tokens=40, overlong_buffer=20)
-    kept = keep(rollouts, rl, seed=0)
+    kept = select_rollouts(rollouts, rl, seed=0)
     shaped = np.array([1.0, 1 - 0.5, 1 - 0.75, 0 - 1.0, 0, 0 - 1.0])
     expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
     assert kept.advantages == pytest.approx(expected)
-    plain = keep(rollouts, rl.model_copy(update={"overlong_buffer": 0}), seed=0)
+    plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}), seed=0)
     assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
     # Equal rewards teach nothing, however their lengths differ.
-    assert keep([replace(t, reward=1.0) for t in rollouts], rl, seed=0).equal_groups == 1
+    assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl, seed=0).equal_groups == 1
     with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
         RlSection(max_response_tokens=10, overlong_buffer=11)
 
@@ -189,7 +189,10 @@ def test_void_turns_leave_after_the_advantages():
         for i, text in enumerate(texts)
     ]
     rl = RlSection(group_size=4, oversample=1, roc="none")
-    whole, sound = keep(rollouts, rl, 0), keep(rollouts, rl.model_copy(update={"drop_void_turns": True}), 0)
+    whole, sound = (
+        select_rollouts(rollouts, rl, 0),
+        select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}), 0),
+    )
     assert (whole.void, sound.void) == (0, 1)
     assert [t.traj_id for t in sound.trajectories] == ["t0", "t1", "t3"]
     assert sound.advantages == [whole.advantages[i] for i in (0, 1, 3)]
@@ -294,10 +297,12 @@ def test_two_processes_make_the_update_of_one():
     seen = []
     for count in (1, 2):
         learner = Learner(tiny())
-        with Helpers(count) as helpers:
+        with HelperProcesses(count) as helpers:
             learner.lead(helpers.lead("rstar_lab.rl.training.update:follow"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
-            updates = [learner.update(Kept(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)]
+            updates = [
+                learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)
+            ]
             learner.dismiss()
         seen.append((updates, torch.cat([p.detach().flatten() for p in learner.model.parameters()])))
     (alone, weights), (shared, same) = seen

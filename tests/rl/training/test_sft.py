@@ -20,7 +20,7 @@ from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import build_tiny, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
-from rstar_lab.rl.training.data_parallel import Helpers
+from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.sft import _loss, _micro_batches, iterate_batches, lr_scale, sft
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
@@ -37,7 +37,7 @@ TINY = {
 
 def conversation(n: int) -> list[tuple[str, bool]]:
     messages = [
-        {"role": "user", "content": chat.ask(f"What is {n} plus {n}?")},
+        {"role": "user", "content": chat.format_question(f"What is {n} plus {n}?")},
         {"role": "assistant", "content": "<reason>Let me count.</reason>" + " Well." * (n % 5)},
         {"role": "tool", "content": str(2 * n)},
         {"role": "tool", "content": "ok"},
@@ -222,7 +222,7 @@ SCRIPT = """
     sys.path.insert(0, {here!r})
     from test_sft import DATASET, TINY, TOKENIZER, fresh
     from pathlib import Path
-    from rstar_lab.rl.training.data_parallel import Helpers
+    from rstar_lab.rl.training.data_parallel import HelperProcesses
     from rstar_lab.rl.recipe import SftConfig
     from rstar_lab.rl.training.sft import sft
 
@@ -231,7 +231,7 @@ SCRIPT = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     config = SftConfig(**TINY | {{"checkpoint_every": 4}})
-    with Helpers({processes}) as helpers:
+    with HelperProcesses({processes}) as helpers:
         sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=Path({out!r}), helpers=helpers, on_step=on_step)
 """
 
@@ -251,7 +251,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = SftConfig(**TINY | {"checkpoint_every": 4})
-    with Helpers(processes) as helpers:
+    with HelperProcesses(processes) as helpers:
         sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole", helpers=helpers)
     before = helpers_alive()
     script = SCRIPT.format(here=str(Path(__file__).parent), processes=processes, out=str(tmp_path / "cut"))
@@ -263,7 +263,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
         time.sleep(0.1)
     assert not helpers_alive() - before
     assert not (tmp_path / "cut" / "sft.json").exists()
-    with Helpers(processes) as helpers:
+    with HelperProcesses(processes) as helpers:
         sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", helpers=helpers)
     torch.set_num_threads(threads)
     assert same_files(tmp_path / "cut", tmp_path / "whole")
@@ -275,6 +275,6 @@ def test_two_processes_learn_what_one_learns(tmp_path, optimizer):
     models = [fresh(), fresh()]
     for processes, model in enumerate(models, 1):
         config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5})
-        with Helpers(processes) as helpers:
+        with HelperProcesses(processes) as helpers:
             sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / str(processes), helpers=helpers)
     torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-4)

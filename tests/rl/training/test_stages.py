@@ -12,7 +12,7 @@ from rstar_lab.rl.commands.filter import measure
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import HandOff, Stage
-from rstar_lab.rl.training.stages import difficulty_file, stage_model, triggered, why_over
+from rstar_lab.rl.training.stages import difficulty_file, hand_off_trigger, stage_end_reason, stage_model
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
@@ -31,15 +31,15 @@ def told(run_dir):
 def test_triggers():
     solved = HandOff(solved_groups=0.7, window=2)
     steps = lines(solved_groups=[0.9, 0.4, 0.9, 0.5], truncated=[0.5, 0.3, 0.12, 0.10])
-    assert [triggered(solved, steps[:n]) for n in range(5)] == [None, None, None, None, "solved_groups"]
+    assert [hand_off_trigger(solved, steps[:n]) for n in range(5)] == [None, None, None, None, "solved_groups"]
     plateau = HandOff(truncation_plateau=0.05, window=1)
-    assert [triggered(plateau, steps[:n]) for n in range(5)] == [None, None, None, None, "truncation_plateau"]
-    assert triggered(HandOff(truncation_plateau=0.3, window=2), steps) == "truncation_plateau"
-    assert triggered(HandOff(truncation_plateau=0.28, window=2), steps) is None
+    assert [hand_off_trigger(plateau, steps[:n]) for n in range(5)] == [None, None, None, None, "truncation_plateau"]
+    assert hand_off_trigger(HandOff(truncation_plateau=0.3, window=2), steps) == "truncation_plateau"
+    assert hand_off_trigger(HandOff(truncation_plateau=0.28, window=2), steps) is None
     none_yet = lines(solved_groups=[None, None], truncated=[0.0, 0.0])  # type: ignore[list-item]
-    assert triggered(solved, none_yet) is None
+    assert hand_off_trigger(solved, none_yet) is None
     stage = Stage(name="s", problems={"synthetic": {"count": 1}}, steps=3, hand_off=solved)  # type: ignore[arg-type]
-    assert why_over(stage, steps[:2]) is None and why_over(stage, steps[:3]) == "steps"
+    assert stage_end_reason(stage, steps[:2]) is None and stage_end_reason(stage, steps[:3]) == "steps"
     with pytest.raises(ValidationError, match="give solved_groups, truncation_plateau or both"):
         HandOff(window=3)
 

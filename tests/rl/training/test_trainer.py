@@ -8,7 +8,7 @@ import pytest
 from helpers.trajectories import trajectory
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.algorithm.selection import keep
+from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 
@@ -26,26 +26,27 @@ RL = RlSection(group_size=4, oversample=2)
 
 def test_roc_keeps_shares_and_drops_groups_that_teach_nothing():
     rollouts = group("mixed", [1, 1, 1, 1, 0, 0, 0, 0]) + group("solved", [1] * 8) + group("hopeless", [0] * 8)
-    kept = keep(rollouts, RL, seed=1)
+    kept = select_rollouts(rollouts, RL, seed=1)
     assert Counter(t.group_id for t in kept.trajectories) == {"mixed": 4}
     assert Counter(t.reward for t in kept.trajectories) == {1.0: 2, 0.0: 2}
     assert kept.equal_groups == 2
     assert sum(kept.advantages) == pytest.approx(0) and np.std(kept.advantages) > 0
-    assert keep(rollouts, RL, seed=1) == kept
+    assert select_rollouts(rollouts, RL, seed=1) == kept
 
 
 def test_clean_successes_are_kept_more_often():
     counts: Counter[str] = Counter()
     rollouts = group("g", [1, 1, 1, 1, 0, 0, 0, 0], [0.0, 0.9, 0.9, 0.9, 0, 0, 0, 0])
     for seed in range(200):
-        counts.update(t.traj_id for t in keep(rollouts, RL, seed).trajectories)
+        counts.update(t.traj_id for t in select_rollouts(rollouts, RL, seed).trajectories)
     assert counts["g0"] > 1.5 * max(counts[f"g{i}"] for i in (1, 2, 3))
     assert min(counts[f"g{i}"] for i in (4, 5, 6, 7)) > 60  # failures stay as they come
 
     counts.clear()
     for seed in range(200):
         counts.update(
-            t.traj_id for t in keep(rollouts, RL.model_copy(update={"roc_penalties": ("format",)}), seed).trajectories
+            t.traj_id
+            for t in select_rollouts(rollouts, RL.model_copy(update={"roc_penalties": ("format",)}), seed).trajectories
         )
     assert counts["g0"] < 1.3 * max(counts[f"g{i}"] for i in (1, 2, 3))
 
@@ -53,7 +54,7 @@ def test_clean_successes_are_kept_more_often():
 def test_plain_grpo_keeps_all_and_what_is_our_fault_is_left_out():
     rollouts = group("g", [1, 0, 0, 0])
     rollouts[3] = replace(rollouts[3], stop_reason=StopReason.ENGINE_ERROR)
-    kept = keep(rollouts, RL.model_copy(update={"roc": "none"}), seed=0)
+    kept = select_rollouts(rollouts, RL.model_copy(update={"roc": "none"}), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g0", "g1", "g2"]
 
 
@@ -66,10 +67,10 @@ def test_the_released_rule_sees_errors_where_the_word_stands():
     rollouts[1] = with_text(rollouts[1], "timed out", Outcome.TIMEOUT)
     rollouts[2] = with_text(rollouts[2], "7", Outcome.OK)
     rollouts[3] = with_text(rollouts[3], "an Error", Outcome.EXCEPTION)
-    kept = keep(rollouts, RL.model_copy(update={"roc": "released"}), seed=0)
+    kept = select_rollouts(rollouts, RL.model_copy(update={"roc": "released"}), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g1", "g2", "g4", "g5"]
 
 
 def test_nothing_left_is_an_empty_batch_not_a_crash():
-    kept = keep(group("g", [1] * 8), RL, seed=0)
+    kept = select_rollouts(group("g", [1] * 8), RL, seed=0)
     assert kept.trajectories == [] and kept.advantages == [] and kept.equal_groups == 1

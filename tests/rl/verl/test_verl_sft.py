@@ -60,8 +60,8 @@ def runs(tmp_path_factory):
     async def locally():
         async with RunSession.open(
             load_recipe(recipe, {"runs": str(folder / "local")}), Reporter(console=Console(quiet=True))
-        ) as lab:
-            await fine_tune(lab)
+        ) as session:
+            await fine_tune(session)
 
     asyncio.run(locally())
     run = folder / "verl" / "parity-sft"

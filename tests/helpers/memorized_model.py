@@ -4,7 +4,13 @@ from pathlib import Path
 
 import torch
 
-from rstar_lab.rl.chat_format.template import CODE_TOOL, SYSTEM_PROMPT, ask, render_segments, render_tool_call
+from rstar_lab.rl.chat_format.template import (
+    CODE_TOOL,
+    SYSTEM_PROMPT,
+    format_question,
+    render_segments,
+    render_tool_call,
+)
 from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 
@@ -13,14 +19,14 @@ CODE = "print(6 * 7)"
 CALL = render_tool_call(CODE_TOOL["function"]["name"], {"code": CODE, "input": ""})
 MESSAGES = [
     {"role": "system", "content": SYSTEM_PROMPT},
-    {"role": "user", "content": ask(QUESTION)},
+    {"role": "user", "content": format_question(QUESTION)},
     {"role": "assistant", "content": f"I compute it.</reason>\n{CALL}"},
     {"role": "tool", "content": ANSWER},
     {"role": "assistant", "content": f"It says {ANSWER}.</reason>\n<answer>\\boxed{{{ANSWER}}}</answer>"},
 ]
 
 
-def make_parrot(folder: Path):
+def make_memorized_model(folder: Path):
     """Save it to `folder` and return it. Some seconds."""
     pieces = render_segments(MESSAGES, tools=[CODE_TOOL])
     tokenizer = train_tokenizer([text for text, _ in pieces] * 3, 340)
@@ -38,6 +44,6 @@ def make_parrot(folder: Path):
         optimizer.zero_grad()
         if loss < 1e-3:
             break
-    assert loss < 0.01, f"the parrot has not learned its text: {loss}"
+    assert loss < 0.01, f"the memorized_model has not learned its text: {loss}"
     save_model(folder, model, tokenizer)
     return model.eval()
