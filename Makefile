@@ -1,10 +1,11 @@
 # Every target sets up what it needs first. The environment is the active one (conda or venv) if rstar_lab is installed in it, else .venv.
 #   make setup                               CPU builds (default)
-#   make setup TORCH_BACKEND=auto EXTRAS=gpu,notebooks,verl     a machine with GPUs
+#   make setup BACKEND=cuda                  a machine with NVIDIA GPUs (for AMD GPUs: cluster/rocm/Dockerfile)
 #   make setup VENV="$$CONDA_PREFIX"          install into the active conda environment
 PYTHON ?= python3
+BACKEND ?= cpu
 TORCH_BACKEND ?= cpu
-EXTRAS ?= all,dev
+EXTRAS ?= sandbox,notebooks,$(BACKEND),verl,inspect,hub,dev
 UV_VERSION = 0.13.8
 ACTIVE := $(firstword $(VIRTUAL_ENV) $(CONDA_PREFIX))
 INSTALLED := $(and $(ACTIVE),$(wildcard $(ACTIVE)/lib/python3.*/site-packages/rstar_lab-*.dist-info))
@@ -16,8 +17,10 @@ PYTEST = $(BIN)/python -m pytest
 # uv does not read pip's settings, so pass pip's folder of wheels on if it has a torch build; otherwise uv selects the index for torch.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torch-backend $(TORCH_BACKEND))
+# pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
+RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt
 
-.PHONY: help setup demo test test-fast test-all lab bench docs screenshots services constraints clean
+.PHONY: help setup demo test test-fast test-all lab bench docs screenshots services resolve constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -25,11 +28,11 @@ help:  ## show this list
 
 setup: $(VENV)/.done  ## install everything into .venv, with a Jupyter kernel (a few seconds if it is there already)
 
-$(VENV)/.done: pyproject.toml constraints.txt
+$(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@# Compile to bytecode once: every process that imports torch and vLLM then starts in half the time.
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(RESOLVE) --editable '.[$(EXTRAS)]'
 	@$(BIN)/python -m ipykernel install --sys-prefix --name rstar_lab --display-name "Python (rstar_lab)" >/dev/null 2>&1 || echo "no Jupyter kernel: the extra 'notebooks' is not installed"
 	@# Outputs of executed notebooks do not show up as changes (.gitattributes).
 	@if [ -x $(BIN)/nbstripout ] && git rev-parse --git-dir >/dev/null 2>&1; then git config filter.nbstripout.clean "$(abspath $(BIN))/nbstripout --keep-id" && git config filter.nbstripout.smudge cat; fi
@@ -63,11 +66,15 @@ docs: setup  ## build the documentation into site/ (warnings are errors, no netw
 screenshots: setup services  ## take the screenshots of the README from the golden run
 	$(BIN)/python docs/screenshots.py
 
-constraints:  ## resolve newer versions of all dependencies
-	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links $(TORCH) \
-	  | grep -vE '^(nvidia-|cuda-|torch==|torchaudio|torchvision|torchcodec|triton)' > constraints.new
-	{ printf '%s\n' '# Versions that were tested together; written by `make constraints`. torch: the CPU or CUDA build of the same version.' 'torch==2.13.0'; cat constraints.new; } > constraints.txt
-	rm constraints.new
+resolve: setup  ## check that the locked versions of cpu, cuda and rocm resolve (needs the registry, installs nothing)
+	$(BIN)/python constraints/resolve.py check
+
+constraints:  ## resolve newer versions of all dependencies, for cpu, cuda and rocm
+	$(BIN)/uv pip compile pyproject.toml --extra all --extra dev --universal --upgrade --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links $(TORCH) \
+	  | grep -vE '^(nvidia-|cuda-|torch==|torchaudio|torchvision|torchcodec|triton)' > constraints/cpu.new
+	{ printf '%s\n' '# Versions that were tested together on a CPU; written by `make constraints`.' 'torch==2.13.0'; cat constraints/cpu.new; } > constraints/cpu.txt
+	rm constraints/cpu.new
+	$(BIN)/python constraints/resolve.py update
 
 clean:  ## remove the environment, runs and reports
 	rm -rf .venv out runs site

@@ -16,7 +16,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 def pins() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    for line in (ROOT / "constraints" / "cpu.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             name, version = line.split(";")[0].strip().split("==")
             found.setdefault(name.lower().replace("_", "-"), set()).add(version)
@@ -74,7 +74,14 @@ def test_the_light_extras_bring_no_torch(extra):
 
 
 def test_the_repository_names_no_registry_and_no_foreign_path():
-    for name in ("constraints.txt", "pyproject.toml", "Makefile", "environment.yml"):
+    for name in (
+        "constraints/cpu.txt",
+        "constraints/cuda.txt",
+        "constraints/rocm.txt",
+        "pyproject.toml",
+        "Makefile",
+        "environment.yml",
+    ):
         assert not re.search(
             r"https?://(?!github\.com|arxiv\.org)|file:|(?<![\w.$)])/(opt|home|root|mnt)/", (ROOT / name).read_text()
         ), name

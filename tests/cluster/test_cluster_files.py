@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -148,9 +149,27 @@ def test_files_the_page_and_the_readme_name_are_there():
         assert (ROOT / name).exists() or name.endswith("cluster.ipynb"), name
 
 
-def test_the_rocm_image_pins_what_the_tests_ran_with():
-    constraints = (ROOT / "constraints.txt").read_text()
-    dockerfile = (ROOT / "cluster/rocm/Dockerfile").read_text()
-    for pin in re.findall(r'"((?:verl|TransferQueue|math-verify)==[\d.]+)"', dockerfile):
-        assert pin.lower() in constraints.lower(), pin
-    assert "--no-deps" in dockerfile
+@pytest.mark.parametrize("backend", ["cuda", "rocm"])
+def test_images_have_a_pinned_base_and_install_the_locked_set(backend):
+    text = (ROOT / "cluster" / backend / "Dockerfile").read_text()
+    (base,) = re.findall(r"^(?:ARG BASE=|FROM )([a-z][^\s$]+)$", text, re.MULTILINE)
+    assert re.search(r":v?\d+\.\d+\.\d+", base), "an image without a version changes under our feet"
+    assert f"--requirement constraints/{backend}.txt" in text
+    assert "--no-deps" in text
+    locked = (ROOT / "constraints" / f"{backend}.txt").read_text()
+    for package, version in re.findall(r"v\('(\w+)'\) == '([\d.]+)'", text):
+        assert f"{package}=={version}\n" in locked
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm"])
+def test_dockerfiles_pass_hadolint(backend):
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed (extra dev)")
+    done = subprocess.run([hadolint, str(ROOT / "cluster" / backend / "Dockerfile")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_rocm_image_has_the_vllm_of_the_cuda_set():
+    version = re.search(r"^vllm==(\S+)$", (ROOT / "constraints" / "cuda.txt").read_text(), re.MULTILINE)
+    assert version and f"vllm-openai-rocm:v{version[1]}\n" in (ROOT / "cluster/rocm/Dockerfile").read_text()
