@@ -12,41 +12,40 @@
 # ---
 
 # %% [markdown]
-# # From random weights to a tool user
+# # From random weights to a tool-using model
 #
-# `rstar-lab demo` has just trained a small model on this machine, by the path of rStar2-Agent:
+# `make demo` trains a small model on your machine with the method of rStar2-Agent. This notebook shows the result.
 #
-# 1. **Non-reasoning SFT**: the model imitates executed conversations. It learns to write JSON tool calls and to put its
-#    answer into `\boxed{}`; many of the conversations hold errors, wrong programs and guesses.
-# 2. **GRPO-RoC**: it solves fresh problems with a real Python sandbox. Each problem is rolled out twice as often as is
-#    trained on; of the failures a random share is kept, of the successes the cleaner ones are kept more often.
-# 3. **Evaluation** on problems that neither stage has seen.
+# 1. **Non-reasoning SFT.** The model imitates conversations whose programs were executed. It learns to write tool calls
+#    as JSON and to put its answer into `\boxed{}`. Many of the conversations contain errors, wrong programs or guesses.
+# 2. **GRPO-RoC.** The model solves new problems with a real Python sandbox. Each problem is rolled out twice as often as
+#    needed. RoC keeps a random half of the failures, and prefers successes with few tool errors.
+# 3. **Evaluation** on problems that neither phase has seen.
 #
-# Everything below is computed from the run store in this notebook.
+# Every number below is computed in this notebook from the stored runs. If there are no runs yet, run `make demo` first.
 
 # %% tags=["parameters"]
-runs_dir = "../runs"  # what `make demo` leaves
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
 name = "tiny"  # the recipe's name: tiny, or tiny_fast
 
 # %%
-from pathlib import Path
-
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes
 from rstar_lab.analysis.metrics import measure
+from rstar_lab.runs import find_runs_dir
 
-root = Path(runs_dir)
+root = find_runs_dir(runs_dir)
 training = open_runs(root, run_ids=[f"{name}-rl"])
-stages = {"from nothing": f"{name}-eval-base", "after SFT": f"{name}-eval-sft", "after GRPO-RoC": f"{name}-eval-rl"}
+stages = {"random weights": f"{name}-eval-base", "after SFT": f"{name}-eval-sft", "after GRPO-RoC": f"{name}-eval-rl"}
 evaluations = open_runs(root, run_ids=list(stages.values()))
 
 # %% [markdown]
-# ## What it learned
+# ## What did it learn?
 #
-# Held-out problems, several samples each; the interval is a 95% bootstrap over problems.
+# Held-out problems, several rollouts each. Intervals are 95%, bootstrapped over problems.
 
 # %%
 table = measure(evaluations, ["pass1", "tool_error_rate_correct", "response_tokens"])
@@ -60,22 +59,22 @@ passed = table[table.metric == "pass1"].set_index("model")
 display(
     Markdown(
         " → ".join(f"**{row.value:.1%}** [{row.low:.1%}, {row.high:.1%}] {model}" for model, row in passed.loc[order].iterrows())
-        + f"  (pass@1, {int(passed.n.iloc[0])} rollouts of {int(passed.clusters.iloc[0])} problems each)"
+        + f"  (pass@1, {int(passed.clusters.iloc[0])} problems; {', '.join(f'{int(row.n)} rollouts {model}' for model, row in passed.loc[order].iterrows())})"
     )
 )
 
 # %% [markdown]
-# ## How it learned it
+# ## How did it learn?
 #
-# Each point is a step of training, over all rollouts of the step, dropped ones too. **Tool errors inside correct
-# trajectories** is what RoC is about: a right answer that came by way of failing code is rewarded all the same, and
-# without RoC nothing tells the model to write cleaner code.
+# Each point is one training step, measured over all rollouts of the step, including the ones that RoC dropped. Watch
+# **tool errors in correct trajectories**: the reward does not penalise failing code on the way to a correct answer, so
+# without RoC nothing pushes the model to write cleaner code.
 
 # %%
 plot_curves(training)
 
 # %% [markdown]
-# How calls ended, step by step, and how long the responses were.
+# How tool calls ended at each step, and how long the responses were.
 
 # %%
 plot_outcomes(training)
@@ -84,9 +83,9 @@ plot_outcomes(training)
 plot_lengths(training)
 
 # %% [markdown]
-# ## What it does now
+# ## What changed through RL?
 #
-# The same held-out problems before and after RL, problem by problem.
+# The same held-out problems before and after RL, compared problem by problem.
 
 # %%
 card = compare(
@@ -98,8 +97,8 @@ card
 # %% [markdown]
 # ## Read the trajectories
 #
-# Filter by step, reward, kept and errors; open one to read what the model wrote, what its code did, and the value of
-# every token. `j` and `k` go through the list. Here is one that RoC kept, from the last step.
+# Filter by step, reward, errors, or whether RoC kept the rollout. Open one to read what the model wrote, what its code
+# returned, and the entropy of every token. `j` and `k` move through the list. The list starts at the last step.
 
 # %%
 last = training.steps().step.max()
@@ -107,8 +106,8 @@ kept = training.trajectories(f"step = {last} AND reward > 0", columns=["traj_id"
 inspect(training, where={"steps": [int(last), int(last)]}, selected=kept.traj_id.iloc[0] if len(kept) else "")
 
 # %% [markdown]
-# ## What next
+# ## Next steps
 #
-# - `05_inspect` links curves to the rollouts behind them; `07_tokens` looks at entropy and reflection.
-# - `03_train` trains with any recipe and any change to it, as a job outside the notebook.
-# - `06_ablation` sets GRPO against GRPO-RoC over several seeds: one run, as here, proves nothing about RoC.
+# - `05_inspect` links curves to the rollouts behind them. `07_tokens` analyses entropy and reflection.
+# - `03_train` trains any recipe, with your changes, as a job outside of the notebook.
+# - `06_ablation` compares GRPO with GRPO-RoC over several seeds. One run, as here, is no evidence about RoC.

@@ -12,24 +12,23 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
-# # Teach the form, not the reasoning
+# # SFT: teach the format, not the reasoning
 #
-# rStar2-Agent begins with a **non-reasoning SFT**: the model learns to follow instructions, to write a tool call as JSON
-# and to put its answer into `\boxed{}`, and no more, so that responses stay short and RL finds its own way of reasoning.
-# Here a small model starts from random weights and imitates conversations whose every program was run in the sandbox.
+# rStar2-Agent starts with a **non-reasoning SFT**. The model learns to follow instructions, to write tool calls as JSON
+# and to put its answer into `\boxed{}`. It does not learn to reason: responses stay short, and RL finds a way of
+# reasoning by itself. Here a small model starts from random weights and imitates conversations whose programs were all
+# executed in the sandbox.
 #
-# The job below runs the recipe's SFT and evaluates the model before and after it.
+# The job below runs the SFT of a recipe and evaluates the model before and after it.
 
 # %% tags=["parameters"]
-recipe = "tiny"  # a recipe's file, or the name of one that ships
+recipe = "tiny"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"sft.epochs": 2, "sft.problems.synthetic.count": 4000}
-name = ""  # of this run; empty: the recipe's name
+name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = "../runs"
-job_id = ""  # attach to this job instead of submitting one
-wait = True  # until the job ends; papermill wants it, people may rather not
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+job_id = ""  # attach to this job instead of submitting a new one
+wait = True  # block until the job ends (needed for papermill)
 
 # %%
 from html import escape
@@ -44,19 +43,22 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, submit
 from rstar_lab.rl.chat_format.template import CODE_TOOL, render_segments
+from rstar_lab.runs import find_runs_dir
+
+runs_dir = find_runs_dir(runs_dir)
 
 if job_id:
     job = attach(job_id, runs_dir=runs_dir)
 else:
-    # `run` without RL stages: SFT and the evaluations.
+    # Without RL stages, the job runs SFT and the evaluations.
     job = submit(recipe, profile, overrides | {"stages": []}, command="run", runs_dir=runs_dir, name=name or None)
 job
 
 # %% [markdown]
-# ## While it runs
+# ## Watch the job
 #
-# `job.watch()` prints its lines; interrupting the cell ends the watching, not the job. Killed, it goes on from its last
-# checkpoint when this notebook is run again.
+# `job.watch()` prints the log. Interrupting the cell stops the printing, not the job. If the job is killed, submit it
+# again: it continues from its last checkpoint.
 
 # %%
 if wait:
@@ -64,10 +66,10 @@ if wait:
     assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% [markdown]
-# ## What it imitates
+# ## The training data
 #
-# One conversation a problem, imperfect on purpose: errors that are mended, wrong programs, guesses, answers given twice.
-# What is good among all that is for RL to find out.
+# One conversation per problem. Some are imperfect on purpose: errors that are fixed in the next turn, wrong programs,
+# guesses, answers given twice. RL has to find out which of these behaviours lead to a correct answer.
 
 # %%
 run = name or Path(recipe).stem
@@ -76,8 +78,8 @@ kinds = traces.groupby("kind").agg(conversations=("kind", "size"), correct=("cor
 kinds.sort_values("conversations", ascending=False).style.format({"correct": "{:.0%}", "calls": "{:.2f}"})
 
 # %% [markdown]
-# One of them, as the model reads it. The loss counts on the model's own tokens alone, <mark>marked</mark> here; problem,
-# tools and what the tool said are context.
+# One conversation as the model reads it. Only the model's own tokens, <mark>marked</mark> here, contribute to the loss.
+# The problem, the tool schemas and the tool responses are context.
 
 # %%
 shown = traces[traces.kind == "error_then_fix"].iloc[0]
@@ -86,21 +88,20 @@ text = "".join(f"<mark>{escape(piece)}</mark>" if own else escape(piece) for pie
 HTML(f'<pre style="white-space: pre-wrap; font-size: 12px; line-height: 1.45">{text}</pre>')
 
 # %% [markdown]
-# ## How it learned
+# ## The loss curve
 
 # %%
 steps = open_runs(runs_dir, run_ids=[f"{run}-sft"]).steps()
-figure = px.line(steps, x="step", y="loss", template=style.template(), labels={"loss": "loss (nats a token of the model's own)"})
+figure = px.line(steps, x="step", y="loss", template=style.template(), labels={"loss": "loss (nats per model token)"})
 figure.update_yaxes(rangemode="tozero").update_layout(height=360)
 
 # %% [markdown]
-# ## What it can do now
+# ## Before and after
 #
-# Held-out problems before and after. The mark of a good start is not the pass rate but the form: calls that parse, answers
-# in their box, short responses; the rest is RL's work.
+# Held-out problems before and after SFT. A good starting point for RL is not a high pass rate. It is the right format:
+# calls that parse, boxed answers, short responses.
 
 # %%
-stages = {"from nothing": "base", "after SFT": "sft"}
 found = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]
 evaluations = open_runs(runs_dir, run_ids=[run_id for run_id in found if run_id != f"{run}-sft"])
 table = measure(evaluations, ["pass1", "calls", "tool_error_rate", "response_tokens", "truncation_rate"])
@@ -115,14 +116,13 @@ display(
 )
 
 # %% [markdown]
-# Read some: the calls, what the sandbox said, where an answer came from.
+# Read some rollouts: the calls, what the sandbox returned, how the model reached its answer.
 
 # %%
 inspect(evaluations)
 
 # %% [markdown]
-# ## What next
+# ## Next steps
 #
-# `03_train` goes on with RL from this model (`rstar-lab train` takes up the same run); `10_recipe` runs all stages.
-# On a cluster the same recipe's SFT runs through verl, on the paper's mix of function calling, instructions and chat
-# ([docs/data.md](../docs/data.md) says how that mix is made).
+# `03_train` continues with RL from this model. `10_recipe` runs all stages. On a cluster, the SFT of a recipe runs through
+# verl on the paper's mixture of function calling, instruction following and chat ([docs/data.md](../docs/data.md)).

@@ -12,20 +12,20 @@
 # ---
 
 # %% [markdown]
-# # Train, outside the notebook
+# # Train a recipe as a job
 #
-# A recipe and any change to it, submitted as a job. The job is a process of its own: closing the notebook, restarting
-# the kernel or losing the browser does not touch it, and the same cells find it again. Killed, it goes on from its last
-# checkpoint when it is submitted anew under the same name.
+# This notebook submits a recipe, with your changes, as a job. The job is a separate process: it keeps running when you
+# close the notebook, restart the kernel or lose the browser. Run the cells again and they attach to the running job. If
+# the job was killed, they submit it again and it continues from its last checkpoint.
 
 # %% tags=["parameters"]
-recipe = "tiny"  # a recipe's file, or the name of one that ships
+recipe = "tiny"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"stages.0.steps": 20, "rl.roc": "none"}
-name = ""  # of this run; empty: the recipe's name
+name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = "../runs"
-job_id = ""  # attach to this job instead of submitting one
-wait = True  # until the job ends; papermill wants it, people may rather not
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+job_id = ""  # attach to this job; empty: to a running job of this run, else submit a new one
+wait = True  # block until the job ends (needed for papermill); False: watch live below
 
 # %%
 from pathlib import Path
@@ -33,17 +33,23 @@ from pathlib import Path
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import attach, list_jobs, submit
+from rstar_lab.runs import find_runs_dir
 
+runs_dir = find_runs_dir(runs_dir)
+run = name or Path(recipe).stem
+running = [job for job in list_jobs(runs_dir) if job.spec.run == f"{run}-rl" and job.status() == "running"]
 if job_id:
     job = attach(job_id, runs_dir=runs_dir)
+elif running:
+    job = running[-1]
 else:
     job = submit(recipe, profile, overrides, runs_dir=runs_dir, name=name or None)
 job
 
 # %% [markdown]
-# ## While it runs
+# ## Watch the job
 #
-# `job.watch()` prints its lines; interrupting the cell ends the watching, not the job.
+# `job.watch()` prints the log. Interrupting the cell stops the printing, not the job.
 
 # %%
 if wait:
@@ -55,11 +61,10 @@ run_dir = job.run_dir
 watch(run_dir) if run_dir else "not begun yet: run this cell again"
 
 # %% [markdown]
-# ## What it did
+# ## Result
 
 # %%
-run_name = (name or Path(recipe).stem) + "-rl"
-runs = open_runs(runs_dir, run_ids=[run_name])
+runs = open_runs(runs_dir, run_ids=[f"{run}-rl"])
 plot_curves(runs)
 
 # %%
@@ -71,7 +76,7 @@ inspect(runs)
 # %% [markdown]
 # ## All jobs of this folder
 #
-# `attach(id)` takes one up again, from any notebook; `job.stop()` ends it with every process it started.
+# `attach(id)` connects to a job from any notebook. `job.stop()` ends it together with every process that it started.
 
 # %%
 list_jobs(runs_dir)

@@ -12,44 +12,53 @@
 # ---
 
 # %% [markdown]
-# # How good is it, and how sure are we?
+# # Evaluate and compare models
 #
-# A model on a set of problems, several samples each. What you get: avg@k, pass@k and maj@k with intervals that know that
-# samples share problems, a table of the problems, a comparison with another evaluation on the same problems, and every
-# rollout to read.
+# Evaluate a model on a set of problems with several rollouts each. You get avg@k, pass@k and maj@k with intervals that
+# account for rollouts sharing a problem, a table of problems, a comparison with another evaluation on the same problems,
+# and every rollout to read.
 #
-# The same from a terminal is `rstar-lab evaluate MODEL --problems FILE`; both land in the run store, and what is there
-# already is not made again.
+# `rstar-lab evaluate MODEL --problems FILE` does the same in a terminal. Results go to the run store. Evaluations that
+# are finished are not repeated.
 
 # %% tags=["parameters"]
-runs_dir = "../runs"
-models = ["tiny-rl"]  # a model folder, a run (its last model), or the URL of a server; empty: only look at `evaluations`
-problems = "problems.jsonl"  # a file; aime24=FILE for one in that set's schema; aime24, HuggingFaceH4/aime_2024 ... from the hub
-fields = ""  # names in the file, where they are others: question=problem,answer=final_answer
-samples = 16
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+models = ["tiny-sft", "tiny-rl"]  # model folders, runs (their last model) or server URLs; empty: only show `evaluations`
+problems = ""  # a file, aime24=FILE (schema of that set), or aime24, math500 ... from the hub; empty: 32 generated problems
+fields = ""  # names of the columns in the file, if they differ: question=problem,answer=final_answer
+samples = 4  # rollouts per problem; the paper uses 16
 overrides = {}  # recipe keys: {"evaluate.max_response_tokens": 8192, "engine.kind": "transformers"}
-evaluations = []  # run ids of evaluations that are there already, to look at beside the new ones
+evaluations = []  # run ids of earlier evaluations to show beside the new ones
 
 # %%
 import json
 import subprocess
 import sys
 
+import pandas as pd
 from IPython.display import display
 
 from rstar_lab.analysis import compare, inspect, link, open_runs, plot_pass_at_k
 from rstar_lab.analysis import problems as problem_table
+from rstar_lab.runs import find_runs_dir
+
+runs_dir = find_runs_dir(runs_dir)
 
 # %% [markdown]
 # ## Evaluate
 #
-# In a process of its own: interrupting the cell ends it, and running the cell again goes on where it was.
+# The evaluation runs in a separate process. Interrupting the cell ends it; running the cell again continues it.
 
 # %%
+if not problems:
+    problems = str(runs_dir / ".cache" / "problems_04.jsonl")
+    subprocess.run([sys.executable, "-m", "rstar_lab.cli", "data", "synthesize", "--seed", "4", "--count", "32", "--out", problems], check=True)
+
+
 def evaluate(model):
     sets = [item for key, value in overrides.items() for item in ("--set", f"{key}={json.dumps(value)}")]
     command = [sys.executable, "-m", "rstar_lab.cli", "evaluate", model, "--problems", problems, "--samples", str(samples), "--fields", fields]
-    done = subprocess.run([*command, "--runs-dir", runs_dir, *sets, "--json"], capture_output=True, text=True)
+    done = subprocess.run([*command, "--runs-dir", str(runs_dir), *sets, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -61,21 +70,25 @@ runs = open_runs(runs_dir, run_ids=shown)
 runs.runs()[["run_id", "status", "trajectories"]]
 
 # %% [markdown]
-# ## The numbers
+# ## Results
 #
-# 95% intervals, a bootstrap over problems: with few problems they are wide, however many samples each has.
+# 95% intervals, bootstrapped over problems. With few problems they are wide, no matter how many rollouts each has.
+# maj@k is the share of problems whose most frequent answer is correct.
 
 # %%
 from rstar_lab.analysis.metrics import measure
 
 table = measure(runs, ["pass1", "response_tokens", "calls", "tool_error_rate", "truncation_rate"])
 table["shown"] = [f"{row.value:.3g} [{row.low:.3g}, {row.high:.3g}]" for row in table.itertuples()]
-table.pivot(index="run_id", columns="metric", values="shown").loc[shown]
+summary = table.pivot(index="run_id", columns="metric", values="shown").loc[shown]
+majority = {result["run"].rsplit("/", 1)[-1]: result.get(f"maj{samples}") for result in results}
+summary[f"maj@{samples}"] = [f"{value[0]:.3g} [{value[1]:.3g}, {value[2]:.3g}]" if (value := majority.get(run)) else "" for run in shown]
+summary
 
 # %% [markdown]
 # ## pass@k
 #
-# The chance that at least one of k samples is right. Where the curve still rises, sampling more would find more.
+# The probability that at least one of k rollouts is correct. If the curve still rises, more rollouts would solve more problems.
 
 # %%
 counts = runs.sql("SELECT min(n) AS n FROM (SELECT count(*) AS n FROM trajectories GROUP BY run_id, problem_id)")
@@ -84,18 +97,17 @@ inspector = inspect(runs)
 link(plot_pass_at_k(runs, ks), inspector)
 
 # %% [markdown]
-# ## Problem by problem
+# ## Per problem
 #
-# The ones in the middle are where a model is undecided: there the rollouts are worth reading.
+# One row per model and problem. Problems with a pass rate in the middle are the most informative to read.
 
 # %%
-per_problem = problem_table(runs).sort_values("pass_rate")
-per_problem[["problem_id", "runs", "rollouts", "pass_rate"]]
+pd.concat({run: problem_table(open_runs(runs_dir, run_ids=[run])) for run in shown}, names=["model"])[["problem_id", "rollouts", "pass_rate"]].sort_values("pass_rate")
 
 # %% [markdown]
-# ## Against another
+# ## Comparison
 #
-# The first and the last of the evaluations, on the problems that both met.
+# The first and the last evaluation, on the problems that both contain.
 
 # %%
 if len(shown) > 1:
@@ -103,9 +115,9 @@ if len(shown) > 1:
     display(compare(open_runs(runs_dir, run_ids=[first]), open_runs(runs_dir, run_ids=[last]), name_a=first, name_b=last))
 
 # %% [markdown]
-# ## Read them
+# ## Read the rollouts
 #
-# Click a point of the curve above, or choose here.
+# Click a point of the curve above, or choose in the list.
 
 # %%
 inspector

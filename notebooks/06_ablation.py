@@ -12,17 +12,18 @@
 # ---
 
 # %% [markdown]
-# # Does Resample-on-Correct do anything?
+# # Ablation: does Resample-on-Correct help?
 #
-# GRPO rewards the final answer only, so a right answer that came by way of failing code is reinforced, failures and
-# all. RoC rolls out twice as much and keeps the cleaner successes. Here the arms differ in that alone: same start, same
-# problems, same number of kept rollouts a step.
+# GRPO rewards only the final answer, so a correct answer reached through failing code is reinforced together with its
+# failures. RoC generates twice as many rollouts and prefers the successes with fewer tool errors. The arms below differ
+# only in this: they share the starting model, the problems and the number of rollouts trained on per step.
 #
-# RoC pays for its choice with twice the generation. Two controls belong beside it: plain GRPO, and **twice the rollouts
-# kept at random**, which costs the same and chooses nothing. One run proves nothing: every arm is run with several seeds.
+# RoC costs twice the generation. It needs two controls: plain GRPO, and **twice the rollouts, kept at random**, which
+# costs the same. *Quotas* keeps the same numbers of successes and failures as RoC but ignores the penalties: it separates
+# the effect of the quotas from the effect of the preference. Every arm runs with several seeds.
 
 # %% tags=["parameters"]
-runs_dir = "../runs"
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
 recipe = "tiny"
 name = "ablation"
 seeds = [0, 1, 2, 3, 4]
@@ -30,13 +31,14 @@ steps = 24
 arms = {
     "GRPO": {"rl.roc": "none"},
     "2x at random": {"rl.roc": "random"},
+    "2x, quotas": {"rl.roc": "paper", "rl.roc_penalties": []},
     "RoC (paper)": {"rl.roc": "paper"},
     "RoC (released)": {"rl.roc": "released"},
     "RoC, errors only": {"rl.roc": "paper", "rl.roc_penalties": ["errors"]},
     "RoC, format only": {"rl.roc": "paper", "rl.roc_penalties": ["format"]},
 }
-overrides = {"rl.problems_per_step": 8}  # for all arms, the SFT included; half a step of the recipe
-train = True  # False: only draw what is there
+overrides = {"rl.problems_per_step": 8}  # for all arms, SFT included; the recipe has 16
+train = True  # False: only show runs that exist
 
 # %%
 import pandas as pd
@@ -46,6 +48,9 @@ from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs.grid import run_grid
+from rstar_lab.runs import RunStoreError, find_runs_dir
+
+runs_dir = find_runs_dir(runs_dir)
 
 if train:
     made = run_grid(
@@ -53,22 +58,25 @@ if train:
     )
 else:
     made = [run for run in open_runs(runs_dir).runs().run_id if run.startswith(f"{name}-") and run.endswith("-rl")]
+    if not made:
+        raise RunStoreError(f"{runs_dir} has no run {name}-*-rl: set train = True, or another name")
 runs = open_runs(runs_dir, run_ids=made)
 runs.runs()[["run_id", "status", "steps", "trajectories"]]
 
 # %% [markdown]
-# ## Against steps
+# ## By step
 #
-# Over all rollouts of a step, dropped ones too. Lines are means over seeds, bands 95% intervals over seeds (Student's t).
+# All rollouts of a step, including the dropped ones. Lines are means over seeds, bands are 95% intervals over seeds
+# (Student's t).
 
 # %%
 metrics = ["pass1", "tool_error_rate_correct", "response_tokens", "duplicate_answers", "entropy", "reflection_tokens"]
 plot_ablation(runs, "label", metrics)
 
 # %% [markdown]
-# ## Against compute
+# ## By compute
 #
-# The same against the tokens generated so far, where oversampling shows what it costs.
+# The same curves over the number of generated tokens, which shows the cost of oversampling.
 
 # %%
 plot_ablation(runs, "label", metrics[:4], x="tokens")
@@ -76,7 +84,7 @@ plot_ablation(runs, "label", metrics[:4], x="tokens")
 # %% [markdown]
 # ## Paired differences
 #
-# Each arm against the control that costs as much, over the last third of the steps, on the problems that both met.
+# Each arm minus the control of equal cost, over the last third of the steps, on the problems that both saw.
 
 # %%
 late = f"step > {2 * steps // 3}"
@@ -91,7 +99,7 @@ for card in cards.values():
     display(card)
 
 # %% [markdown]
-# A click on a trajectory that a card lists opens it here.
+# Click a trajectory in a table above to open it here.
 
 # %%
 inspect(runs)

@@ -12,22 +12,22 @@
 # ---
 
 # %% [markdown]
-# # Tokens: where the policy hesitates
+# # Tokens: entropy, forking and reflection
 #
-# Most tokens are foregone conclusions. The paper looks at the others, the fifth with the highest entropy, and finds two
-# kinds that matter: **forking tokens**, where the model explores or doubts by itself, and **reflection tokens**, which
-# follow the answer of a tool: checking a result, or finding out what went wrong. Here both are told apart by where they
-# stand (before any tool response, after one that went well, after an error) and by words. Code inside a tool call is
-# counted apart, since it is usually low in entropy.
+# Most tokens have low entropy. The paper analyses the 20% of tokens with the highest entropy and finds two kinds that
+# matter: **forking tokens**, where the model explores or doubts, and **reflection tokens**, which follow a tool response:
+# the model checks a result or diagnoses an error. This notebook separates them by position (before any tool response,
+# after a successful one, after an error) and by words. Code inside a tool call is counted separately, because its entropy
+# is usually low.
 #
-# It needs runs that keep token arrays (recipe key `token_arrays: kept`, the default of the laptop recipes).
+# It needs runs with token arrays (recipe key `token_arrays: kept`, the default).
 
 # %% tags=["parameters"]
-runs_dir = "runs"  # a folder of runs, or one run
-run = ""  # a run's id; empty: the newest training run that keeps entropies
-limit = 200  # trajectories to sample at each end of the run
-top = 0.2  # share of tokens that count as uncertain
-words = []  # your own words; empty: the lists in rstar_lab.runs.words
+runs_dir = ""  # folder of runs, or one run; empty: the nearest runs/ folder
+run = ""  # run id; empty: the newest training run that stores entropies
+limit = 200  # trajectories to sample from the start and from the end of the run
+top = 0.2  # share of tokens that count as high-entropy
+words = []  # words to count; empty: the lists in rstar_lab.runs.words
 
 # %%
 import pandas as pd
@@ -48,7 +48,10 @@ from rstar_lab.analysis import (
     word_list,
     word_shift,
 )
+from rstar_lab.runs import find_runs_dir
 from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS
+
+runs_dir = find_runs_dir(runs_dir)
 
 pd.set_option("display.max_colwidth", 120)
 if not run:
@@ -63,8 +66,8 @@ runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 # %% [markdown]
 # ## Over the run
 #
-# Entropy a token, words of reflection a trajectory, and how far engine and trainer disagree about the tokens that were
-# sampled. Click a point and the list below it shows the rollouts.
+# Entropy per token, reflection words per trajectory, and the difference between the engine's and the trainer's
+# log-probs of the sampled tokens. Click a point to list its rollouts below.
 
 # %%
 inspector = inspect(runs)
@@ -74,9 +77,9 @@ link(plot_curves(runs, ["entropy", "reflection_tokens", "log_prob_gap", "respons
 inspector
 
 # %% [markdown]
-# ## How uncertain are tokens?
+# ## Distribution of entropy
 #
-# A sample of the trajectories of the last steps. The line marks where the uncertain share begins.
+# A sample of trajectories from the last steps. The line marks the threshold of the high-entropy share.
 
 # %%
 third = max(1, int((steps["last"] - steps["first"]) / 3))
@@ -84,7 +87,7 @@ late = token_table(runs, f"step > {steps['last'] - third}", limit=limit, top=top
 plot_entropy(late)
 
 # %% [markdown]
-# ## Before and after the tool has answered
+# ## Before and after a tool response
 
 # %%
 plot_kinds(late)
@@ -93,15 +96,15 @@ plot_kinds(late)
 kinds(late)
 
 # %% [markdown]
-# In their context, the most uncertain tokens of each kind:
+# The tokens with the highest entropy of each kind, in context:
 
 # %%
 excerpts(late)
 
 # %% [markdown]
-# ## Which words?
+# ## Words
 #
-# The list the data give: words by the entropy at which they begin. Those in the word list are hatched.
+# Words ranked by the entropy of their first token. Words of the word list are hatched.
 
 # %%
 plot_words(late)
@@ -110,9 +113,9 @@ plot_words(late)
 word_list(late).head(20)
 
 # %% [markdown]
-# ## What changed in training?
+# ## Change during training
 #
-# Uses of a word per 1000 of the model's tokens, in the first and in the last third of the run.
+# Uses of each word per 1,000 model tokens, in the first and in the last third of the run.
 
 # %%
 early = token_table(runs, f"step < {steps['first'] + third}", limit=limit, top=top, words=chosen)
@@ -120,9 +123,9 @@ shift = word_shift(early, late)
 display(shift.head(10), shift.tail(10))
 
 # %% [markdown]
-# ## Your own words
+# ## Count words
 #
-# Counted in the text of every kept transcript, not in a sample.
+# Counted in the text of every stored transcript, not in a sample.
 
 # %%
 count_words(runs, chosen)

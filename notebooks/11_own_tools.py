@@ -12,27 +12,29 @@
 # ---
 
 # %% [markdown]
-# # Your own tool, your own reward
+# # Train with your own tool and reward
 #
-# A dozen lines of Python become a tool that the model may call and a reward that it is trained on. A recipe names them as
-# `module:function`; the module is found from the folder you work in. Here a model from nothing learns to ask for prices
-# that it cannot know, in two or three minutes on two CPU cores.
+# A Python function becomes a tool that the model can call, and another function becomes the reward. A recipe names them
+# as `module:function`; the module is imported from the working directory. Here a model with random weights learns to look
+# up prices that it cannot know, in two to three minutes on two CPU cores.
 #
-# Your functions are yours: they run in the trainer's process, with a time limit and without a sandbox. Code that a *model* writes
-# never does. [docs/own-tools.md](../docs/own-tools.md) has the rest: tools with state, remote ones, what becomes of their failures.
+# Your functions are trusted code: they run in the trainer's process with a time limit, without a sandbox. Code that a
+# *model* writes always runs in the sandbox. [docs/own-tools.md](../docs/own-tools.md) describes tools with state, remote
+# tools and how failures are handled.
 
 # %% tags=["parameters"]
-runs_dir = "../runs"
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
 name = "own_tools"
-examples = 1000  # conversations to imitate before RL
+examples = 1000  # conversations for SFT
 steps = 6
-overrides = {}  # recipe keys, for smaller or larger trials
+overrides = {}  # recipe keys, for example {"rl.group_size": 4}
 
 # %% [markdown]
-# ## A dozen lines
+# ## The tool and the reward
 #
-# The signature and the docstring are what the model is told; each argument needs a type and a line. The reward sees the
-# model's own text and the right answer. This one takes a fifth off for every call after the first.
+# The model sees a schema that is generated from the signature and the docstring: every argument needs a type and a
+# description. The reward receives the model's own text and the correct answer. This one multiplies the reward by 0.8 for
+# every call after the first.
 
 # %%
 # %%writefile my_tools.py
@@ -40,17 +42,17 @@ from rstar_lab.rl.reward import verify
 
 
 def price(fruit: str, market: str) -> int:
-    """What a fruit costs at a market, in coins.
+    """Return the price of a fruit at a market, in coins.
 
     Args:
-        fruit: Its name.
-        market: Where it is sold.
+        fruit: Name of the fruit.
+        market: Name of the market.
     """
     return (7 * len(fruit) + 3 * ord(fruit[0]) + 5 * ord(market[0])) % 10
 
 
 def thrifty(text: str, answer: str) -> float:
-    """1 for the right price, a fifth less for every call after the first."""
+    """1 for the correct price, times 0.8 for every call after the first."""
     return float(verify(text, answer)) * 0.8 ** max(text.count("<tool_call>") - 1, 0)
 
 
@@ -64,14 +66,14 @@ print(json.dumps(tools["price"].schema, indent=1))
 
 # %%
 for arguments in ({"fruit": "kiwi", "market": "north"}, {"fruit": "", "market": "north"}, {"fruit": "kiwi", "market": 4}):
-    result = await tools["price"](arguments, seed=0, traj_id="by hand")
+    result = await tools["price"](arguments, seed=0, traj_id="test")
     print(arguments, "->", result.outcome, "|", result.text)
 
 # %% [markdown]
-# ## Something to imitate
+# ## SFT data
 #
-# The model starts from nothing, so it is first shown conversations that use the tool: some ask once, some ask twice, many
-# just guess. What is good among that is for RL to find out.
+# The model starts from random weights, so SFT shows it conversations with the tool: in some the assistant calls the tool
+# once, in some twice, in many it only guesses. RL has to find out which behaviour is rewarded.
 
 # %%
 import random
@@ -82,6 +84,7 @@ from my_tools import price
 from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.chat_format.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.runs import find_runs_dir
 
 rng = random.Random(0)
 fruits = ["apple", "pear", "plum", "kiwi", "fig", "lime", "melon", "grape"]
@@ -96,18 +99,19 @@ def make_problem(number):
 
 def make_conversation(number):
     problem, fruit, market = make_problem(number)
-    said = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=format_question(problem.question))]
+    messages = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=format_question(problem.question))]
     calls = rng.choices([0, 1, 2], [0.5, 0.3, 0.2])[0]
     for i in range(calls):
-        asks = "I look it up." if i == 0 else "I look again."
-        said.append(Message(role="assistant", content=tool_calls([("price", {"fruit": fruit, "market": market})], asks)))
-        said.append(Message(role="tool", content=problem.answer))
-    answer, why = (problem.answer, "That is it.") if calls else (str(rng.randrange(10)), "I guess.")
-    said.append(Message(role="assistant", content=f"<reason>{why}</reason>\n<answer>\\boxed{{{answer}}}</answer>"))
-    return Conversation(conversation_id=str(number), source="notebook", messages=said, tools=[tools["price"].schema])
+        thought = "I look up the price." if i == 0 else "I look up the price again."
+        messages.append(Message(role="assistant", content=tool_calls([("price", {"fruit": fruit, "market": market})], thought)))
+        messages.append(Message(role="tool", content=problem.answer))
+    answer, thought = (problem.answer, "The tool returned the price.") if calls else (str(rng.randrange(10)), "I guess.")
+    messages.append(Message(role="assistant", content=f"<reason>{thought}</reason>\n<answer>\\boxed{{{answer}}}</answer>"))
+    return Conversation(conversation_id=str(number), source="notebook", messages=messages, tools=[tools["price"].schema])
 
 
-folder = Path(runs_dir).resolve() / f".{name}"
+runs_dir = find_runs_dir(runs_dir)
+folder = runs_dir / f".{name}"
 folder.mkdir(parents=True, exist_ok=True)
 write_conversations(folder / "conversations.jsonl", [make_conversation(i) for i in range(examples)])
 write_problems(folder / "problems.jsonl", [make_problem(i)[0] for i in range(500)])
@@ -116,7 +120,7 @@ print("\n".join(message.content for message in make_conversation(7).messages[1:]
 # %% [markdown]
 # ## The recipe
 #
-# Two keys of it are new: `rl.tools` and `rl.reward`.
+# `rl.tools` and `rl.reward` name your functions.
 
 # %%
 import yaml
@@ -145,7 +149,7 @@ print(yaml.safe_dump({"rl": {key: recipe["rl"][key] for key in ("tools", "reward
 # %% [markdown]
 # ## Train
 #
-# As a job, which finds `my_tools.py` where this notebook runs.
+# The job imports `my_tools.py` from the folder of this notebook.
 
 # %%
 from rstar_lab.jobs import submit
@@ -155,32 +159,32 @@ status = job.watch()
 assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% [markdown]
-# ## What became of it
+# ## Result
 #
-# The reward of each step, and what the rollouts did: guessing gives way to one call.
+# Mean reward per step, and the share of rollouts that guessed, called the tool once, or called it more than once.
 
 # %%
 from rstar_lab.analysis import inspect, open_runs
 
 runs = open_runs(runs_dir, run_ids=[f"{name}-rl"])
 runs.sql(
-    "SELECT step, avg(reward) AS reward, avg((calls = 0)::INT) AS guessed, avg((calls = 1)::INT) AS asked_once, "
-    "avg((calls > 1)::INT) AS asked_again FROM trajectories GROUP BY step ORDER BY step"
+    "SELECT step, avg(reward) AS reward, avg((calls = 0)::INT) AS guessed, avg((calls = 1)::INT) AS one_call, "
+    "avg((calls > 1)::INT) AS more_calls FROM trajectories GROUP BY step ORDER BY step"
 ).round(2)
 
 # %%
 runs.sql("SELECT tool, outcome, count(*) AS calls FROM calls GROUP BY ALL ORDER BY calls DESC")
 
 # %% [markdown]
-# A rollout that used the tool, as the model wrote it:
+# A rewarded rollout that used the tool:
 
 # %%
 best = runs.trajectories("calls > 0 AND reward > 0", order_by="step DESC", limit=1)
 if len(best):
-    for message in json.loads(runs.transcript(best.iloc[0].traj_id)["messages"]):
-        print(f"{message['role']:9} | {message['content'].strip()}")
+    for message in runs.transcript(best.iloc[0].traj_id).itertuples():
+        print(f"{message.role:9} | {message.content.strip()}")
 else:
-    print("none was right: give it more examples, or more steps")
+    print("no rollout that used the tool was rewarded: increase examples or steps")
 
 # %%
 inspect(runs)

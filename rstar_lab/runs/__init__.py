@@ -1,6 +1,7 @@
 """The run store: schema, writer, reader. The one contract between what trains and what reads."""
 
 from rstar_lab.runs.errors import RunLocked, RunStoreError
+from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.runs.reader import RunReader, list_runs
 from rstar_lab.runs.schema import CALLS, SCHEMA_VERSION, TRAJECTORIES, TRANSCRIPTS
 from rstar_lab.runs.writer import RunWriter
@@ -14,5 +15,6 @@ __all__ = [
     "RunReader",
     "RunStoreError",
     "RunWriter",
+    "find_runs_dir",
     "list_runs",
 ]

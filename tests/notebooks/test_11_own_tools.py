@@ -7,6 +7,7 @@ import nbformat
 import papermill
 import pytest
 
+from rstar_lab.analysis import open_runs
 from rstar_lab.runs.reader import RunReader
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -21,7 +22,7 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_trains_with_a_tool_and_a_reward_of_its_own(tmp_path):
+def test_notebook_11_trains_with_its_own_tool_and_reward(tmp_path):
     out = tmp_path / "out.ipynb"
     parameters = {"runs_dir": str(tmp_path / "runs"), "examples": 120, "steps": 1, "overrides": SMALL}
     papermill.execute_notebook(
@@ -29,19 +30,18 @@ def test_it_trains_with_a_tool_and_a_reward_of_its_own(tmp_path):
         progress_bar=False, start_timeout=300, execution_timeout=700, store_widget_state=False,
     )  # fmt: skip
     cells = nbformat.read(out, as_version=4).cells
-    told = "\n".join(str(output) for cell in cells for output in cell.get("outputs", []))
-    assert '"name": "price"' in told and "What a fruit costs at a market, in coins." in told
-    assert "invalid_arguments" in told and "exception" in told
+    text = "\n".join(str(output) for cell in cells for output in cell.get("outputs", []))
+    assert '"name": "price"' in text and "Return the price of a fruit at a market, in coins." in text
+    assert "invalid_arguments" in text and "exception" in text
     reader = RunReader(tmp_path / "runs" / "own_tools-rl")
     assert reader.status == "finished" and len(reader.metrics()) == 1
     assert reader.info["recipe"]["rl"]["tools"] == ["my_tools:price"]
     assert (tmp_path / "my_tools.py").exists()
 
 
-def test_the_pair_is_in_step_and_without_outputs():
-    text = jupytext.read(NOTEBOOKS / "11_own_tools.py")
-    notebook = jupytext.read(NOTEBOOKS / "11_own_tools.ipynb")
-    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
-        (cell.cell_type, cell.source) for cell in notebook.cells
-    ]
-    assert not any(cell.get("outputs") for cell in notebook.cells)
+def test_the_last_cell_prints_a_rewarded_rollout(capsys):
+    cells = jupytext.read(NOTEBOOKS / "11_own_tools.py").cells
+    (cell,) = [cell for cell in cells if "best = runs.trajectories" in cell.source]
+    exec(cell.source, {"runs": open_runs(NOTEBOOKS.parent / "tests" / "golden" / "runs", run_ids=["tiny_fast-rl"])})
+    printed = capsys.readouterr().out
+    assert "assistant | " in printed and "tool      | " in printed

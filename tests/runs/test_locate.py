@@ -1,0 +1,35 @@
+"""The folder of runs is found from the root, from notebooks/, from a copy elsewhere, and by the environment."""
+
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.runs import find_runs_dir
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("RSTAR_LAB_RUNS", raising=False)
+    (tmp_path / "notebooks" / "deep").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("start", [".", "notebooks", "notebooks/deep"])
+def test_the_nearest_folder_with_a_run_is_found_upwards(project, monkeypatch, start):
+    (project / "runs" / "one").mkdir(parents=True)
+    (project / "runs" / "one" / "run.json").write_text("{}")
+    monkeypatch.chdir(project / start)
+    assert find_runs_dir() == project / "runs"
+
+
+@pytest.mark.parametrize("start", [".", "notebooks"])
+def test_without_runs_it_is_beside_the_notebooks(project, monkeypatch, start):
+    monkeypatch.chdir(project / start)
+    assert find_runs_dir() == project / "runs"
+
+
+def test_an_argument_and_the_environment_take_precedence(project, monkeypatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("RSTAR_LAB_RUNS", str(project / "elsewhere"))
+    assert find_runs_dir() == project / "elsewhere"
+    assert find_runs_dir("mine") == project / "mine"
