@@ -20,7 +20,7 @@ def command_line() -> str:
     """Return the command line reference in Markdown, from the help texts of the commands."""
     from rstar_lab import cli
 
-    cli._mount()
+    cli.mount()
     command = typer.main.get_command(cli.app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="rstar-lab")
     return (

@@ -1,11 +1,11 @@
-"""The `rstar-lab` command. Every floor brings its own part; heavy imports wait until a command needs them."""
+"""The `rstar-lab` command. Heavy imports wait until a command needs them, so `--help` is fast and needs no extra."""
 
 import asyncio
 import gc
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +18,18 @@ from rstar_lab import __version__
 from rstar_lab.errors import UserError
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False,
-    help="A workbench for agentic RL with a Python tool. Start with `rstar-lab demo --fast`.",
+    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
 )  # fmt: skip
+
+# Extra that installs a package, for the error of a command that needs it.
+EXTRA_OF = {
+    "duckdb": "analysis", "pandas": "analysis", "plotly": "analysis", "pyarrow": "analysis", "anywidget": "analysis",
+    "papermill": "notebooks", "nbconvert": "notebooks", "jupytext": "notebooks",
+    "fastapi": "sandbox", "httpx": "sandbox", "math_verify": "sandbox", "redis": "sandbox", "sympy": "sandbox",
+    "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox", "prometheus_client": "sandbox",
+    "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu",
+    "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "inspect_ai": "inspect",
+}  # fmt: skip
 
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs (default: the recipe's, runs/).")]
 Sets = Annotated[
@@ -43,6 +52,24 @@ def _read(recipe: str, sets: list[str] | None, runs_dir: Path | None) -> Any:
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A workbench for reinforcement learning with a Python tool. Start with `rstar-lab demo --fast`.
+
+    Install rstar_lab[sandbox], [analysis], [notebooks] or, with `make setup`, everything.
+    """
 
 
 @app.command()
@@ -312,35 +339,60 @@ def version() -> None:
     print(__version__)
 
 
-def _mount() -> None:
-    floors = {
-        "sandbox": ("rstar_lab.sandbox.cli", "Run model-written code: a server, workers, a check of this machine."),
+def mount() -> None:
+    """Add the command groups of the other packages; a group whose extra is missing says so when it is called."""
+    groups = {
+        "sandbox": (
+            "rstar_lab.sandbox.cli",
+            "Run untrusted Python: serve the sandbox, start workers, check this machine.",
+        ),
         "runs": ("rstar_lab.runs.cli", "List, show and compact runs."),
-        "jobs": ("rstar_lab.jobs.cli", "Submit recipes as jobs, here, to Ray or to Slurm."),
-        "data": ("rstar_lab.rl.commands.data", "Make and prepare problems and conversations."),
+        "jobs": ("rstar_lab.jobs.cli", "Submit recipes as jobs: on this machine, to Ray or to Slurm."),
+        "data": ("rstar_lab.rl.commands.data", "Synthesize problems; prepare problems and conversations."),
     }
-    for name, (module, text) in floors.items():
-        app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)
+    for name, (module, text) in groups.items():
+        try:
+            app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)
+        except ModuleNotFoundError as error:
+            settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+            app.command(name, help=text, context_settings=settings)(_command_without_extra(error))
+
+
+def _command_without_extra(error: ModuleNotFoundError) -> Callable[[], None]:
+    def fail() -> None:
+        _missing(error)
+
+    return fail
+
+
+def _missing(error: ModuleNotFoundError) -> None:
+    package = (error.name or "").split(".")[0]
+    if package not in EXTRA_OF:
+        raise error
+    raise UserError(f"this command needs {package}: install rstar_lab[{EXTRA_OF[package]}]") from error
 
 
 def main() -> None:
-    """Entry point: errors that the user can mend are one line, not a traceback."""
-    # Before torch is imported: threads of OpenMP that spin while they wait starve the engines beside them.
+    """Run the command line; print errors that a user can fix as one line instead of a traceback."""
+    # Must be set before torch is imported: OpenMP threads that spin while they wait starve the engines beside them.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    gc.set_threshold(50_000)  # looking for garbage would take a fifth of the time that imports take
-    _mount()
+    gc.set_threshold(50_000)  # garbage collection would take a fifth of the import time
+    mount()
     try:
-        app()
+        try:
+            app()
+        except ModuleNotFoundError as error:
+            _missing(error)
     except UserError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("stopped; the same command goes on where it was", 130)
+        _fail("stopped; run the same command again to continue", 130)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
 
 
 def _fail(message: str, code: int) -> None:
-    Console(stderr=True, highlight=False).print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
+    Console(stderr=True, highlight=False, emoji=False).print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
     sys.exit(code)
 
 

@@ -48,6 +48,11 @@ def test_the_sandbox_extra_runs_code_and_shows_help(wheel, tmp_path):
     bin_folder = install(wheel, "sandbox", tmp_path / "venv")
     assert "sandbox" in run(bin_folder / "rstar-lab", "--help", cwd=tmp_path)
     assert "serve" in run(bin_folder / "rstar-lab", "sandbox", "--help", cwd=tmp_path)
+    for command, extra in (("runs list", "analysis"), ("run tiny", "cpu")):
+        done = subprocess.run(
+            [bin_folder / "rstar-lab", *command.split()], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 1 and f"install rstar_lab[{extra}]" in done.stderr, (command, done.stderr[-500:])
     program = """
 import asyncio
 from rstar_lab.sandbox import LocalSandbox

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rstar_lab.cli import _mount, app
+from rstar_lab.cli import app, mount
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec
@@ -21,7 +21,7 @@ from rstar_lab.profiles import load_profile, profile_names
 
 ROOT = Path(__file__).parent.parent.parent
 if not app.registered_groups:
-    _mount()
+    mount()
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 
 
