@@ -110,7 +110,7 @@ sandbox.missing_layers or "nothing is missing"
 # %%
 from rstar_lab.sandbox.bench import MIX, mixed
 from rstar_lab.sandbox.figures import plot_load, plot_outcomes
-from rstar_lab.sandbox.load import run_load
+from rstar_lab.sandbox.load_generator import run_load
 
 kinds = dict(zip((code for code, _ in MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
 load = [(kinds[code], code) for code in mixed(calls)]
@@ -152,7 +152,7 @@ print(f"{cpu_ms:.1f} CPU ms a call: {cores} cores; simulated: mean {latencies.me
 # the sandbox's own interface.
 
 # %%
-from rstar_lab.sandbox.processes import serving
+from rstar_lab.sandbox.launch import serving
 
 with serving("serve", "--port", "0", "--time-limit", str(time_limit_s)) as service:
     async with SandboxClient(service["url"]) as client:

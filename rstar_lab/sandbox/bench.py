@@ -20,7 +20,7 @@ import numpy as np
 
 from rstar_lab.outcomes import OURS
 from rstar_lab.sandbox.client import SandboxClient
-from rstar_lab.sandbox.processes import own_redis, serving
+from rstar_lab.sandbox.launch import serving, temporary_redis
 from rstar_lab.sandbox.sizing import simulate
 
 WORKERS = 2
@@ -231,7 +231,7 @@ def over_redis(count: int = 768) -> Iterator[dict[str, Any]]:
     """Rates with one, two and three one-call workers behind a Redis of our own."""
     with contextlib.ExitStack() as stack:
         try:
-            redis = stack.enter_context(own_redis()).url
+            redis = stack.enter_context(temporary_redis()).url
         except FileNotFoundError:
             print("redis-server is not installed: the Redis lines are left out", file=sys.stderr)
             return

@@ -5,8 +5,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from rstar_lab.sandbox.box.isolation import LAYERS
-from rstar_lab.sandbox.fleet import Fleet
+from rstar_lab.sandbox.runtime.isolation import LAYERS
+from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
 _LEAVES_OPEN = {
     "cgroup": "a call's memory is watched, not bounded: one that eats it fast can take its neighbours with it",
@@ -50,12 +50,12 @@ def layers(missing: dict[str, str]) -> list[Layer]:
 
 
 async def _probe() -> dict[str, str]:
-    fleet = Fleet(1)
-    await fleet.start()
+    pool = SupervisorPool(1)
+    await pool.start()
     try:
-        return dict(fleet.missing)
+        return dict(pool.missing)
     finally:
-        await fleet.close()
+        await pool.close()
 
 
 def check() -> list[Layer]:

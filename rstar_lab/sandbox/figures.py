@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.outcomes import OURS, Outcome
-from rstar_lab.sandbox.load import Sample
+from rstar_lab.sandbox.load_generator import Sample
 
 GOOD, MODELS, OUR = "#2a9d8f", ("#e9c46a", "#f4a261", "#e76f51", "#bc6c25", "#9b5de5", "#577590"), "#6c757d"
 

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Iterable
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.box import frames
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.check import layers
-from rstar_lab.sandbox.fleet import Fleet, KeeperDied, KeeperSilent
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
+from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.sessions import ENDED, Session, Sessions
-from rstar_lab.sandbox.slots import Slots, Turn
+from rstar_lab.sandbox.supervisor_pool import SupervisorDied, SupervisorPool, SupervisorUnresponsive
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
@@ -56,24 +56,24 @@ class LocalSandbox:
         self.outcomes: Counter[Outcome] = Counter()
         self.retries = 0
         self.in_flight = 0
-        self._slots = Slots(self.workers, limits.make_room)
+        self._scheduler = Scheduler(self.workers, limits.make_room)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
-        self._fleet: Fleet | None = None
+        self._pool: SupervisorPool | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._quiet = asyncio.Event()
-        self._quiet.set()
-        self._housekeeper: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._session_cleaner: asyncio.Task[None] | None = None
 
     @property
     def queue_depth(self) -> int:
         """Calls that wait for a slot."""
-        return self._slots.depth
+        return self._scheduler.depth
 
     @property
     def zygotes(self) -> int:
         """Zygotes that are warm."""
-        return self._fleet.zygotes if self._fleet else 0
+        return self._pool.zygotes if self._pool else 0
 
     @property
     def sessions(self) -> int:
@@ -83,7 +83,7 @@ class LocalSandbox:
     @property
     def missing_layers(self) -> dict[str, str]:
         """Layers of the boundary that this machine did not give, and why. Known once started."""
-        return dict(self._fleet.missing) if self._fleet else {}
+        return dict(self._pool.missing) if self._pool else {}
 
     async def __aenter__(self) -> "LocalSandbox":
         await self.start()
@@ -97,23 +97,23 @@ class LocalSandbox:
 
         Raises RuntimeError where they cannot start, LayersMissing where the sandbox is strict and a layer is missing.
         """
-        await self._live_fleet()
+        await self._running_pool()
 
     async def drain(self) -> None:
         """Wait until every call is answered."""
-        await self._quiet.wait()
+        await self._idle.wait()
 
     async def aclose(self) -> None:
         """End every process; calls that wait raise RuntimeError. Closing twice is fine."""
         self._closed = True
-        self._slots.close(RuntimeError("the sandbox was closed"))
-        if self._housekeeper:
-            self._housekeeper.cancel()
-            self._housekeeper = None
+        self._scheduler.close(RuntimeError("the sandbox was closed"))
+        if self._session_cleaner:
+            self._session_cleaner.cancel()
+            self._session_cleaner = None
         self._sessions.close()
-        fleet, self._fleet = self._fleet, None
-        if fleet:
-            await fleet.close()
+        pool, self._pool = self._pool, None
+        if pool:
+            await pool.close()
 
     async def run(
         self,
@@ -138,29 +138,29 @@ class LocalSandbox:
     async def close_session(self, name: str) -> None:
         """End a session's interpreter. A name that is not in use is fine."""
         self._sessions.drop(name, None)
-        self._sessions.take_loss(name)
+        self._sessions.pop_loss(name)
 
     async def _run(self, call: Call) -> CallResult:
         request = self._request(call)
         message = self._message(call, request)
         wall_s = request.timeout_s + request.wall_slack_s
         self.in_flight += 1
-        self._quiet.clear()
+        self._idle.clear()
         try:
             run = self._run_once if call.session is None else self._run_cell
             result = await run(call, message, wall_s)
         finally:
             self.in_flight -= 1
             if not self.in_flight:
-                self._quiet.set()
+                self._idle.set()
         self.outcomes[result.outcome] += 1
         return result
 
-    def _request(self, call: Call) -> frames.Request:
+    def _request(self, call: Call) -> protocol.Request:
         limits = self.limits
-        if call.seed is not None and abs(call.seed) >= frames.MAX_SEED:
+        if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
             raise ValueError(f"seed: {call.seed} does not fit 64 bits")
-        return frames.Request(
+        return protocol.Request(
             seed=call.seed,
             session=call.session is not None,
             timeout_s=limits.timeout_s if call.timeout_s is None else check_timeout(call.timeout_s),
@@ -173,144 +173,148 @@ class LocalSandbox:
             value_bytes=limits.value_bytes,
         )
 
-    def _message(self, call: Call, request: frames.Request) -> bytes:
+    def _message(self, call: Call, request: protocol.Request) -> bytes:
         code, stdin = (text.encode("utf-8", "surrogatepass") for text in (call.code, call.stdin))
         for name, data in (("code", code), ("stdin", stdin)):
             if len(data) > MAX_STDIN_BYTES:
                 raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
-        return frames.pack_request(request, code, stdin)
+        return protocol.pack_request(request, code, stdin)
 
     async def _run_once(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         queued = time.monotonic()
         tier = tier_of(call.code)
-        await self._warm(tier)
+        await self._wait_for_tier(tier)
         try:
-            async with self._turn() as turn:
+            async with self._slot() as slot:
                 started = time.monotonic()
                 for attempt in range(ATTEMPTS):
                     if attempt:
                         self.retries += 1
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
-                        return _answer(await self._on_keeper(tier, message, wall_s, turn), started - queued)
-                    except KeeperDied:
+                        return _to_call_result(
+                            await self._run_on_supervisor(tier, message, wall_s, slot), started - queued
+                        )
+                    except SupervisorDied:
                         continue
-                    except KeeperSilent:
+                    except SupervisorUnresponsive:
                         break
-                return _ours(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
+                return _infrastructure_failure(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
         except TimeoutError:
-            return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return _infrastructure_failure(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
-    async def _on_keeper(self, tier: str, message: bytes, wall_s: float, turn: Turn) -> frames.Result:
-        fleet = await self._live_fleet()
-        link = await fleet.borrow(tier)
+    async def _run_on_supervisor(self, tier: str, message: bytes, wall_s: float, slot: Slot) -> protocol.Result:
+        pool = await self._running_pool()
+        link = await pool.acquire(tier)
         try:
-            link.on_long = lambda: self._slots.found_long(turn)
-            turn.step_aside = link.yield_slot
+            link.on_long = lambda: self._scheduler.mark_long(slot)
+            slot.on_preempt = link.preempt
             result = await link.call(message, wall_s)
         except BaseException:
-            fleet.lose(link)
+            pool.discard(link)
             raise
-        fleet.give_back(link)
+        pool.release(link)
         return result
 
     async def _run_cell(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         assert call.session is not None
         queued = time.monotonic()
         tier = tier_of(call.code)
-        await self._warm("sympy" if tier != "scipy" else tier)
+        await self._wait_for_tier("sympy" if tier != "scipy" else tier)
         session = self._sessions.open(call.session)
         try:
-            async with session.lock, self._turn() as turn:
+            async with session.lock, self._slot() as slot:
                 started = time.monotonic()
                 note = ""
                 if session.link is not None and not session.alive:
-                    self._sessions.lose(session.name, "it was lost")
+                    self._sessions.record_loss(session.name, "it was lost")
                 if not session.alive:
-                    reason = self._sessions.take_loss(session.name)
+                    reason = self._sessions.pop_loss(session.name)
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                     session.link = None
                 try:
-                    result = await self._on_session(session, tier, message, wall_s, turn)
-                except (KeeperDied, KeeperSilent):
+                    result = await self._on_session(session, tier, message, wall_s, slot)
+                except (SupervisorDied, SupervisorUnresponsive):
                     session.link = None
-                    self._sessions.lose(session.name, "it was lost")
-                    return _ours(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued, note)
+                    self._sessions.record_loss(session.name, "it was lost")
+                    return _infrastructure_failure(
+                        Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued, note
+                    )
                 if not result.alive and session.link is not None:
                     session.link.close()
                     session.link = None
-                    self._sessions.lose(session.name, f"its interpreter ended ({result.outcome})")
+                    self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
-                return _answer(result, started - queued, note)
+                return _to_call_result(result, started - queued, note)
         except TimeoutError:
-            return _ours(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return _infrastructure_failure(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
         finally:
             self._sessions.done(session)
 
     async def _on_session(
-        self, session: Session, tier: str, message: bytes, wall_s: float, turn: Turn
-    ) -> frames.Result:
-        fleet = await self._live_fleet()
+        self, session: Session, tier: str, message: bytes, wall_s: float, slot: Slot
+    ) -> protocol.Result:
+        pool = await self._running_pool()
         if session.link is None:
             # Later cells may import what the first does not.
-            session.link = await fleet.new_keeper("scipy" if tier == "scipy" else "sympy")
+            session.link = await pool.start_supervisor("scipy" if tier == "scipy" else "sympy")
         link = session.link
         try:
-            link.on_long = lambda: self._slots.found_long(turn)
-            turn.step_aside = link.yield_slot
+            link.on_long = lambda: self._scheduler.mark_long(slot)
+            slot.on_preempt = link.preempt
             return await link.call(message, wall_s)
         except BaseException:
-            fleet.lose(link)
+            pool.discard(link)
             raise
 
-    async def _warm(self, tier: str) -> None:
+    async def _wait_for_tier(self, tier: str) -> None:
         """Wait for the tier's zygote outside the slots, so that an import holds up nobody else."""
-        with contextlib.suppress(KeeperDied):
-            await (await self._live_fleet()).nearest(tier)
+        with contextlib.suppress(SupervisorDied):
+            await (await self._running_pool()).wait_for_tier(tier)
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[Turn]:
-        turn = await self._slots.take(self.limits.queue_timeout_s)
+    async def _slot(self) -> AsyncIterator[Slot]:
+        slot = await self._scheduler.take(self.limits.queue_timeout_s)
         try:
-            yield turn
+            yield slot
         finally:
-            self._slots.free(turn)
+            self._scheduler.free(slot)
 
-    async def _live_fleet(self) -> Fleet:
-        if self._fleet and self._fleet.alive:
-            return self._fleet
+    async def _running_pool(self) -> SupervisorPool:
+        if self._pool and self._pool.alive:
+            return self._pool
         async with self._starting:
             if self._closed:
                 raise RuntimeError("the sandbox is closed")
-            if self._fleet and not self._fleet.alive:
+            if self._pool and not self._pool.alive:
                 log.warning("the sandbox's zygotes ended; starting new ones")
-                fleet, self._fleet = self._fleet, None
-                await fleet.close()
-            if self._fleet is None:
-                fleet = Fleet(self.workers)
-                await fleet.start()
-                await self._examine(fleet)
-                self._fleet = fleet
-            if self._housekeeper is None:
-                self._housekeeper = asyncio.create_task(self._keep_house())
-            return self._fleet
+                pool, self._pool = self._pool, None
+                await pool.close()
+            if self._pool is None:
+                pool = SupervisorPool(self.workers)
+                await pool.start()
+                await self._check_layers(pool)
+                self._pool = pool
+            if self._session_cleaner is None:
+                self._session_cleaner = asyncio.create_task(self._drop_idle_sessions())
+            return self._pool
 
-    async def _examine(self, fleet: Fleet) -> None:
-        missing = [layer for layer in layers(fleet.missing) if not layer.present]
+    async def _check_layers(self, pool: SupervisorPool) -> None:
+        missing = [layer for layer in layers(pool.missing) if not layer.present]
         if missing and self.strict:
-            await fleet.close()
+            await pool.close()
             names = "; ".join(f"{layer.name} ({layer.detail})" for layer in missing)
             raise LayersMissing(f"the sandbox is strict and this machine does not give: {names}")
         for layer in missing:
             log.warning("sandbox without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
 
-    async def _keep_house(self) -> None:
+    async def _drop_idle_sessions(self) -> None:
         while True:
             await asyncio.sleep(min(30.0, self.limits.session_idle_s / 4))
             self._sessions.drop_idle()
 
 
-def _answer(result: frames.Result, queue_s: float, note: str = "") -> CallResult:
+def _to_call_result(result: protocol.Result, queue_s: float, note: str = "") -> CallResult:
     return CallResult(
         Outcome(result.outcome),
         _text(result.stdout, result.stdout_cut),
@@ -326,5 +330,5 @@ def _text(data: bytes, cut: bool) -> str:
     return f"{text}\n[output cut after {len(data)} bytes]\n" if cut else text
 
 
-def _ours(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
+def _infrastructure_failure(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
     return CallResult(outcome, "", note, None, duration_s, queue_s)

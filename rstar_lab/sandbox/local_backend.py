@@ -73,6 +73,6 @@ class LocalBackend:
         return self.sandbox.sessions
 
     @property
-    def room(self) -> int:
+    def prefetch_limit(self) -> int:
         """How many calls a worker holds at once: no core waits for the next one, and other workers get some too."""
         return 4 * self.workers + 8

@@ -66,10 +66,10 @@ class RedisBackend:
     async def start(self) -> Self:
         """Raises UserError where Redis is not there or not protected."""
         await transport.check(self.redis, self.url)
-        await self.look_around()
+        await self.refresh_workers()
         self.tasks = [
             asyncio.create_task(forever(self.send_batch, "send calls")),
-            asyncio.create_task(forever(Reader(self).read_batch, "read results")),
+            asyncio.create_task(forever(Reader(self).read_calls, "read results")),
             asyncio.create_task(forever(self.watch, "watch the queue")),
         ]
         return self
@@ -104,7 +104,7 @@ class RedisBackend:
         if session is None:
             return await self.submit(work, transport.CALLS)
         try:
-            holder, lost = await self.holder_of(session)
+            holder, lost = await self.worker_of_session(session)
         except (RedisError, OSError) as error:
             return failure(Outcome.SANDBOX_ERROR, f"Redis: {error}")
         if holder is None:
@@ -134,7 +134,7 @@ class RedisBackend:
                 with contextlib.suppress(RedisError, OSError):
                     await self.redis.xdel(pending.stream, pending.entry)
 
-    async def holder_of(self, session: str) -> tuple[str | None, bool]:
+    async def worker_of_session(self, session: str) -> tuple[str | None, bool]:
         """The worker that holds the session, and whether an earlier one died with it."""
         deadline = time.monotonic() + self.wait_s
         while not self.workers:
@@ -143,7 +143,7 @@ class RedisBackend:
             await asyncio.sleep(0.2)
         proposal = secrets.choice(list(self.workers))
         holder, lost = await self.redis.eval(
-            transport.HOLD_SESSION, 2, transport.session_key(session), transport.WORKERS,
+            transport.CLAIM_SESSION, 2, transport.session_key(session), transport.WORKERS,
             proposal, SESSION_KEPT_MS, transport.DEAD_AFTER_MS,
         )  # fmt: skip
         return holder.decode(), bool(lost)
@@ -182,13 +182,13 @@ class RedisBackend:
     async def watch(self) -> None:
         await asyncio.sleep(transport.HEARTBEAT_S)
         try:
-            await self.look_around()
-            self.give_up_dead_sessions()
-            await self.find_lost_calls()
+            await self.refresh_workers()
+            self.fail_calls_of_dead_workers()
+            await self.resend_lost_calls()
         finally:
-            self.give_up_on_the_old()
+            self.expire_calls()
 
-    async def look_around(self) -> None:
+    async def refresh_workers(self) -> None:
         await transport.make_group(self.redis, transport.CALLS)
         self.workers = await transport.live_workers(self.redis)
         groups = await self.redis.xinfo_groups(transport.CALLS)
@@ -200,7 +200,7 @@ class RedisBackend:
         """No worker has it yet, as far as we know (a session's calls are not watched: they go to one worker)."""
         return pending.entry is None or (not pending.session and entry_number(pending.entry) > self.last_delivered)
 
-    def give_up_on_the_old(self) -> None:
+    def expire_calls(self) -> None:
         now = time.monotonic()
         for pending in list(self.pending.values()):
             age = now - pending.submitted
@@ -210,14 +210,14 @@ class RedisBackend:
             elif age > self.wait_s + MAX_TIMEOUT_S + ANSWER_GRACE_S:
                 self.answer(pending, failure(Outcome.SANDBOX_ERROR, f"no answer from the workers within {age:.0f} s"))
 
-    def give_up_dead_sessions(self) -> None:
+    def fail_calls_of_dead_workers(self) -> None:
         alive = {transport.calls_of(worker) for worker in self.workers}
         for pending in list(self.pending.values()):
             if pending.session and pending.stream not in alive:
                 why = "the worker that held this session has died, and the session's state with it"
                 self.answer(pending, failure(Outcome.SANDBOX_ERROR, why))
 
-    async def find_lost_calls(self) -> None:
+    async def resend_lost_calls(self) -> None:
         """Send again what Redis has lost: it restarted without its append-only file."""
         now = time.monotonic()
         old = [p for p in self.pending.values() if p.entry and now - p.submitted > 2 * transport.HEARTBEAT_S][:4096]
@@ -249,7 +249,7 @@ class Reader:
         self.backend = backend
         self.last: bytes = b"0"
 
-    async def read_batch(self) -> None:
+    async def read_calls(self) -> None:
         backend = self.backend
         reply: Any = await backend.redis.xread({backend.results: self.last}, count=BATCH, block=transport.BLOCK_MS)
         for entry, fields in reply[0][1] if reply else []:

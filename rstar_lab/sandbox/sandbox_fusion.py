@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from rstar_lab.outcomes import OURS, Outcome
 from rstar_lab.sandbox.call import Call
 from rstar_lab.sandbox.cpp import Command, commands, cpp_call, cpp_outcome
-from rstar_lab.sandbox.staging import Staged, check_files
+from rstar_lab.sandbox.files import FilesResult, check_files
 
 LANGUAGES = ("python", "cpp")
 
@@ -76,7 +76,7 @@ def refused(message: str) -> RunCodeResponse:
     return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=message, outcome=Outcome.INVALID_ARGUMENTS)
 
 
-def to_response(request: RunCodeRequest, staged: Staged) -> RunCodeResponse:
+def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse:
     compiled, result = None, staged.result
     if request.language == "cpp":
         built, _ = commands(result)

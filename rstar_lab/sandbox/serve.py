@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 
 from rstar_lab.errors import UserError
-from rstar_lab.sandbox.gate import LOOPBACK, check_exposure
+from rstar_lab.sandbox.access import LOOPBACK, check_exposure
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.local_backend import LocalBackend

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
+from rstar_lab.sandbox.access import AccessMiddleware
 from rstar_lab.sandbox.call import CallResult
-from rstar_lab.sandbox.gate import Gate
+from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 from rstar_lab.sandbox.service import BusyError, Service
-from rstar_lab.sandbox.staging import run_staged
 from rstar_lab.sandbox.wire import Work, WorkModel, dumps, failure, result_to_dict
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
-    app.add_middleware(Gate, token=token, max_body=max_body, loopback_only=loopback_only)
+    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -154,7 +154,7 @@ def make_app(
     async def run_code(request: Request, body: sandbox_fusion.RunCodeRequest) -> Response:
         try:
             call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
-            staged = await admitted(request, 1, lambda: run_staged(service.run, call, body.files, body.fetch_files))
+            staged = await admitted(request, 1, lambda: run_with_files(service.run, call, body.files, body.fetch_files))
         except ValueError as error:
             return as_json(sandbox_fusion.refused(str(error)))
         return as_json(sandbox_fusion.to_response(body, staged))

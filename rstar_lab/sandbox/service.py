@@ -53,7 +53,7 @@ class Service:
         self.bytes = 0
         self.draining = False
         self.running: set[asyncio.Task[CallResult]] = set()
-        self.recent = Rate()
+        self.recent = ThroughputEstimate()
         self.metrics = Metrics(
             {
                 "queue_depth": ("calls that have not begun", lambda: backend.queued),
@@ -112,7 +112,7 @@ class Service:
             task.cancel()
 
 
-class Rate:
+class ThroughputEstimate:
     """How fast results come, for the advice when to try again."""
 
     def __init__(self) -> None:

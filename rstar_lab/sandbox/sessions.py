@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 
-from rstar_lab.sandbox.fleet import KeeperLink
+from rstar_lab.sandbox.supervisor_pool import SupervisorConnection
 
 REMEMBERED = 10_000
 # Stands before a cell's stderr.
@@ -12,13 +12,13 @@ ENDED = "[the session's interpreter has ended; the next call starts a new one]\n
 
 
 class Session:
-    """One name. link: its keeper, None before the first cell and after its interpreter ended."""
+    """One name. link: its supervisor, None before the first cell and after its interpreter ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock = asyncio.Lock()
         self.users = 0
-        self.link: KeeperLink | None = None
+        self.link: SupervisorConnection | None = None
         self.used = time.monotonic()
 
     @property
@@ -64,14 +64,14 @@ class Sessions:
         if session.link is not None:
             session.link.close()
             if reason:
-                self.lose(name, reason)
+                self.record_loss(name, reason)
 
-    def lose(self, name: str, reason: str) -> None:
+    def record_loss(self, name: str, reason: str) -> None:
         self._lost[name] = reason
         if len(self._lost) > REMEMBERED:
             self._lost.popitem(last=False)
 
-    def take_loss(self, name: str) -> str | None:
+    def pop_loss(self, name: str) -> str | None:
         """Why an earlier state of this name is gone; told once."""
         return self._lost.pop(name, None)
 

@@ -40,7 +40,7 @@ return 1
 
 # Which live worker holds a session; the caller's proposal if none does, and whether an earlier holder has died.
 # KEYS: the session, the workers. ARGV: the proposal, how long a session is kept, when a worker counts as dead (ms).
-HOLD_SESSION = """
+CLAIM_SESSION = """
 local holder = redis.call('GET', KEYS[1])
 if holder then
   local beat = redis.call('ZSCORE', KEYS[2], holder)

@@ -33,7 +33,7 @@ class Backend(Protocol):
     async def run(self, work: Work) -> CallResult: ...
 
     @property
-    def room(self) -> int: ...
+    def prefetch_limit(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +80,28 @@ class Worker:
         """
         await transport.check(self.redis, self.url)
         await self.make_groups()
-        await self.beat()
+        await self.heartbeat()
         announce()
-        reading = asyncio.create_task(forever(self.read_batch, "read calls"))
+        reading = asyncio.create_task(forever(self.read_calls, "read calls"))
         others = [
-            asyncio.create_task(forever(self.publish_batch, "send results")),
-            asyncio.create_task(forever(self.keep_beating, "send heartbeats")),
-            asyncio.create_task(forever(self.take_over, "look for the calls of dead workers")),
+            asyncio.create_task(forever(self.publish_results, "send results")),
+            asyncio.create_task(forever(self.send_heartbeats, "send heartbeats")),
+            asyncio.create_task(forever(self.claim_stale_calls, "look for the calls of dead workers")),
         ]
         await self.stopping.wait()
         reading.cancel()
         await self.drain()
         await end([reading, *others])
         with contextlib.suppress(RedisError, OSError):
-            await self.leave()
+            await self.deregister()
         await self.redis.aclose()
 
     async def make_groups(self) -> None:
         for stream in (transport.CALLS, self.own_stream):
             await transport.make_group(self.redis, stream)
 
-    async def read_batch(self) -> None:
-        room = self.backend.room - len(self.in_flight)
+    async def read_calls(self) -> None:
+        room = self.backend.prefetch_limit - len(self.in_flight)
         if room <= 0:
             self.room_changed.clear()
             await self.room_changed.wait()
@@ -158,7 +158,7 @@ class Worker:
                 result = failure(Outcome.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
         self.results.put_nowait((delivery, dumps(result_to_dict(result))))
 
-    async def publish_batch(self) -> None:
+    async def publish_results(self) -> None:
         batch = [await self.results.get()]
         while len(batch) < RESULTS_BATCH and not self.results.empty():
             batch.append(self.results.get_nowait())
@@ -179,11 +179,11 @@ class Worker:
         for delivery, _ in batch:
             self.done(delivery.stream, delivery.entry)
 
-    async def keep_beating(self) -> None:
+    async def send_heartbeats(self) -> None:
         await asyncio.sleep(transport.HEARTBEAT_S)
-        await self.beat()
+        await self.heartbeat()
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """Say that we live and that what we hold is still ours."""
         before = time.time() * 1000
         server = await transport.now_ms(self.redis)
@@ -198,10 +198,10 @@ class Worker:
                     pipe.xclaim(stream, transport.GROUP, self.name, 0, held, idle=0, justid=True)  # type: ignore[arg-type]
             await pipe.execute()
 
-    async def take_over(self) -> None:
+    async def claim_stale_calls(self) -> None:
         """Take the calls of workers that have not been heard of, as far as there is room."""
         await asyncio.sleep(transport.HEARTBEAT_S)
-        room = self.backend.room - len(self.in_flight)
+        room = self.backend.prefetch_limit - len(self.in_flight)
         if room <= 0:
             return
         idle: Any = await self.redis.xpending_range(
@@ -230,7 +230,7 @@ class Worker:
         while self.in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    async def leave(self) -> None:
+    async def deregister(self) -> None:
         """Hand back what was not finished, at once, and say good-bye."""
         for stream, entry in self.in_flight:
             if stream == transport.CALLS:

@@ -3,7 +3,7 @@ import shutil
 import httpx
 import pytest
 
-from rstar_lab.sandbox.processes import own_redis, serving
+from rstar_lab.sandbox.launch import serving, temporary_redis
 
 
 @pytest.fixture(scope="session")
@@ -24,5 +24,5 @@ def redis():
     """A redis-server of its own for each test, on loopback, with a password and an append-only file."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
-    with own_redis() as server:
+    with temporary_redis() as server:
         yield server

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.sandbox.box import frames
-from rstar_lab.sandbox.fleet import Fleet
+from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
 GROUPS = Path("/sys/fs/cgroup")
-LIMITS = frames.Request(
+LIMITS = protocol.Request(
     seed=None, session=False, timeout_s=2.0, wall_slack_s=1.0, memory_mb=512, processes=256, open_files=64, file_mb=1,
     output_bytes=1024, value_bytes=1024,
 )  # fmt: skip
@@ -36,7 +36,7 @@ def busy() -> Iterator[None]:
 
 
 def first_group(owner: int) -> Path:
-    """That of the first keeper, where processors are shared out."""
+    """That of the first supervisor, where processors are shared out."""
     for path in GROUPS.rglob("cpu.idle"):
         if f"rstar-sandbox-{owner}" in str(path) and path.parent.name.split("-")[-2:] == ["bare", "1"]:
             return path.parent
@@ -57,42 +57,44 @@ def weighs_less(owner: int) -> bool:
     )
 
 
-def keepers_apart(owner: int) -> int:
-    """Keepers that have left their programs to the background."""
+def supervisors_outside(owner: int) -> int:
+    """Supervisors that have left their programs to the background."""
     groups = [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
-    files = [group / name for group in groups if group.name.endswith("apart") for name in ("tasks", "cgroup.threads")]
+    files = [
+        group / name for group in groups if group.name.endswith("background") for name in ("tasks", "cgroup.threads")
+    ]
     return sum(len(file.read_text().split()) for file in files if file.exists())
 
 
 @pytest.mark.parametrize(("code", "alone"), [(LOOP, True), (BOMB, False)], ids=["loop", "fork bomb"])
 async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes, alone: bool):
-    fleet = Fleet(1)
+    pool = SupervisorPool(1)
     try:
-        await fleet.start()
-        link = await fleet.new_keeper("bare")
-        assert fleet._process is not None
-        link.on_long = link.yield_slot
+        await pool.start()
+        link = await pool.start_supervisor("bare")
+        assert pool._process is not None
+        link.on_long = link.preempt
         with busy():
             began = time.monotonic()
-            call = asyncio.create_task(link.call(frames.pack_request(LIMITS, code, b""), 3.0))
+            call = asyncio.create_task(link.call(protocol.pack_request(LIMITS, code, b""), 3.0))
             seen, light, left = False, False, 0
             while not call.done():
-                seen |= in_background(fleet._process.pid)
-                light |= time.monotonic() - began > 0.5 and weighs_less(fleet._process.pid)
-                left = max(left, keepers_apart(fleet._process.pid))
+                seen |= in_background(pool._process.pid)
+                light |= time.monotonic() - began > 0.5 and weighs_less(pool._process.pid)
+                left = max(left, supervisors_outside(pool._process.pid))
                 await asyncio.sleep(0.05)
-            # KeeperSilent is raised here where the keeper could not end it.
+            # SupervisorUnresponsive is raised here where the supervisor could not end it.
             result = await call
             assert result.outcome == "timeout" and time.monotonic() - began < 5.5
             assert seen is alone, "a loop goes to the background; processes that share locks with others stay out of it"
             assert light is alone, "a tree that holds those locks is to come to its end soon"
-            assert left == alone, "its keeper stays out of the background, to end it"
+            assert left == alone, "its supervisor stays out of the background, to end it"
             assert not (alone and result.dying), "a single process dies at once"
-            result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
+            result = await link.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
-        assert not keepers_apart(fleet._process.pid) and not in_background(fleet._process.pid)
+        assert not supervisors_outside(pool._process.pid) and not in_background(pool._process.pid)
     finally:
-        await fleet.close()
+        await pool.close()
 
 
 @contextlib.contextmanager
@@ -113,29 +115,29 @@ def freezer() -> Iterator[Path]:
 
 
 async def test_what_is_slow_to_die_is_answered_first():
-    fleet = Fleet(1)
+    pool = SupervisorPool(1)
     try:
-        await fleet.start()
-        link = await fleet.borrow("bare")
-        assert fleet._process is not None
+        await pool.start()
+        link = await pool.acquire("bare")
+        assert pool._process is not None
         with freezer() as group:
             code = b"import os, time\nif os.fork() == 0: time.sleep(60)\n" + LOOP
-            call = asyncio.create_task(link.call(frames.pack_request(LIMITS, code, b""), 3.0))
+            call = asyncio.create_task(link.call(protocol.pack_request(LIMITS, code, b""), 3.0))
             tasks: list[str] = []
-            while len(tasks) < 4:  # the keeper, the namespace's init, the program, its child
+            while len(tasks) < 4:  # the supervisor, the namespace's init, the program, its child
                 await asyncio.sleep(0.05)
-                tasks = (first_group(fleet._process.pid) / "tasks").read_text().split()
+                tasks = (first_group(pool._process.pid) / "tasks").read_text().split()
             (group / "tasks").write_text(tasks[-1])
             (group / "freezer.state").write_text("FROZEN")
             result = await call
             assert (result.outcome, result.dying) == ("timeout", True)
-            fleet.give_back(link)
-            assert await fleet.borrow("bare") is not link
+            pool.release(link)
+            assert await pool.acquire("bare") is not link
         async with asyncio.timeout(10):
             while link.dying:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert await fleet.borrow("bare") is link
-        result = await link.call(frames.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
+        assert await pool.acquire("bare") is link
+        result = await link.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
         assert (result.outcome, result.stdout, result.dying) == ("ok", b"2\n", False)
     finally:
-        await fleet.close()
+        await pool.close()

@@ -41,7 +41,7 @@ async def sandbox():
 
 
 def box_processes(parent: int) -> list[psutil.Process]:
-    """Zygotes, keepers and programs of the sandboxes in a process."""
+    """Zygotes, supervisors and programs of the sandboxes in a process."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(parent).children(recursive=True)
     return []
@@ -158,7 +158,7 @@ def errno(*call):
     return ctypes.get_errno() if libc.syscall(*call) < 0 else 0
 print(json.dumps([
     errno(56, 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0),  # clone into a user namespace
-    errno(157, 1, 0, 0, 0, 0),                           # prctl: outlive the keeper
+    errno(157, 1, 0, 0, 0, 0),                           # prctl: outlive the supervisor
     errno(157, 22, 2, 0, 0, 0),                          # prctl: another seccomp filter
     errno(16, 0, 0x5412, 0),                             # ioctl: type into a terminal
     errno(41, 2, 1, 0), errno(41, 10, 1, 0), errno(41, 16, 3, 0), errno(41, 17, 3, 0),  # inet, inet6, netlink, packet
@@ -248,7 +248,7 @@ asyncio.run(main())"""
 
 @needs_every_layer
 async def test_the_memory_of_the_last_call_is_gone():
-    """Programs are forks of one keeper: what passed through it must not be found in its pages."""
+    """Programs are forks of one supervisor: what passed through it must not be found in its pages."""
     scan = """
 import re
 needle = re.compile(b"(?:whispe[r]){3}")  # a pattern that does not match itself
@@ -336,14 +336,14 @@ async def kill_later(processes: list[psutil.Process], seconds: float) -> None:
             process.kill()
 
 
-async def test_calls_survive_the_death_of_zygotes_and_keepers():
+async def test_calls_survive_the_death_of_zygotes_and_supervisors():
     before = set(box_processes(os.getpid()))
     async with LocalSandbox(Limits(timeout_s=20), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("import numpy") for _ in range(2)))
         mine = [process for process in box_processes(os.getpid()) if process not in before]
         assert len(mine) > 4
         calls = [Call(f"import time\ntime.sleep(0.2)\nprint({i})") for i in range(40)]
-        # One after another: keepers, tier zygotes, the first zygote and its parent.
+        # One after another: supervisors, tier zygotes, the first zygote and its parent.
         killer = asyncio.create_task(_kill_one_by_one(sandbox, mine))
         results = await sandbox.run_many(calls)
         await killer
@@ -363,7 +363,7 @@ async def _kill_one_by_one(sandbox: LocalSandbox, processes: list[psutil.Process
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_keeper_leaves_no_program_running():
+async def test_a_killed_supervisor_leaves_no_program_running():
     async with LocalSandbox(workers=1) as sandbox:
         await sandbox.run("1")
         before = set(box_processes(os.getpid()))

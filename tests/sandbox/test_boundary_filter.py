@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from rstar_lab.sandbox.box import seccomp
+from rstar_lab.sandbox.runtime import seccomp
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x50000, 0x80000000
 

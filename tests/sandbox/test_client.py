@@ -11,7 +11,7 @@ import pytest
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, LocalSandbox, SandboxClient
-from rstar_lab.sandbox.processes import free_port, serving
+from rstar_lab.sandbox.launch import free_port, serving
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, transport
-from rstar_lab.sandbox.processes import own_redis, serving
+from rstar_lab.sandbox.launch import serving, temporary_redis
 from rstar_lab.sandbox.redis_backend import RedisBackend
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import SessionEnd, dumps, work_to_dict
@@ -62,7 +62,7 @@ def calm():
     """A Redis with a worker of two, for the tests that kill nothing."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
-    with own_redis() as redis, worker(redis, 2):
+    with temporary_redis() as redis, worker(redis, 2):
         yield redis
 
 
@@ -89,7 +89,7 @@ async def test_a_session_stays_with_its_worker(calm):
 async def test_a_session_that_died_with_its_worker_is_reported_and_begun_anew(redis):
     async with backend(redis) as client:
         with worker(redis) as first:
-            await client.look_around()
+            await client.refresh_workers()
             assert (await client.run(Call("x = 41", session="a"))).outcome is Outcome.OK
             running = asyncio.create_task(client.run(Call("import time\ntime.sleep(4)", session="a")))
             await asyncio.sleep(0.5)
@@ -157,7 +157,7 @@ async def test_a_redis_that_is_killed_and_restarted_loses_nothing(redis, caplog)
 
 
 async def test_without_append_only_the_loss_is_said_and_the_calls_are_sent_again(redis, caplog):
-    with own_redis(append_only=False) as forgetful, worker(forgetful):
+    with temporary_redis(append_only=False) as forgetful, worker(forgetful):
         async with backend(forgetful) as client:
             running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.1)))
             await asyncio.sleep(1)
@@ -323,7 +323,7 @@ async def test_a_cut_network_loses_nothing(cable):
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed")
     prefix, address, cut = cable
-    with own_redis(bind=f"127.0.0.1 {address}") as redis:
+    with temporary_redis(bind=f"127.0.0.1 {address}") as redis:
         far = serving("worker", "--workers", "1", "--time-limit", "5", redis=redis.url, prefix=prefix)
         with far, worker(redis):
             async with backend(redis) as client:

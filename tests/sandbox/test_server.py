@@ -13,8 +13,8 @@ import pytest
 
 from rstar_lab.errors import UserError
 from rstar_lab.sandbox import SandboxClient
-from rstar_lab.sandbox.gate import check_exposure, is_loopback
-from rstar_lab.sandbox.processes import serving
+from rstar_lab.sandbox.access import check_exposure, is_loopback
+from rstar_lab.sandbox.launch import serving
 
 JSON = {"Content-Type": "application/json"}
 SLEEP = "import time\ntime.sleep({})\nprint('slept')"

@@ -1,4 +1,4 @@
-"""Files beside a program: laid into its folder before it runs, fetched from there afterwards.
+"""Files beside a program: written into its folder before it runs, fetched from there afterwards.
 
 The three are cells of one short session, so that the program itself runs as any other and the files stay in its box.
 """
@@ -22,7 +22,7 @@ STEP_TIMEOUT_S = 10.0
 FETCHED = TypeAdapter(tuple[dict[str, str], list[str]])
 
 # Both run in the sandbox, in a namespace of their own.
-LAY = """
+WRITE_FILES = """
 import base64, os
 for name, content in files.items():
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
@@ -30,7 +30,7 @@ for name, content in files.items():
         file.write(base64.b64decode(content))
 print(os.getcwd(), end="")
 """
-FETCH = """
+READ_FILES = """
 import base64, contextlib, gc, io, json, os
 for thing in gc.get_objects():  # what the program did not close
     with contextlib.suppress(Exception):
@@ -53,7 +53,7 @@ with open(1, "w", closefd=False) as out:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class FilesResult:
     """What came of a program with files. files: name -> base64, of those fetched; message: why others are not there."""
 
     result: CallResult
@@ -70,18 +70,18 @@ def check_files(files: Mapping[str, str | None]) -> None:
             raise ValueError(f"files: {name!r} is not base64 ({error})") from error
 
 
-async def run_staged(
+async def run_with_files(
     run: Callable[[Work], Awaitable[CallResult]],
     call: Call,
     files: Mapping[str, str | None],
     fetch: Sequence[str],
-) -> Staged:
+) -> FilesResult:
     """Run a call among its files (name -> base64, None: no file); paths are relative to its folder.
 
-    Raises ValueError where a file cannot be laid there.
+    Raises ValueError where a file cannot be written there.
     """
     if not files and not fetch:
-        return Staged(await run(call), {})
+        return FilesResult(await run(call), {})
     session = f"staged-{uuid.uuid4().hex}"
 
     async def step(script: str, **names: object) -> CallResult:
@@ -89,19 +89,21 @@ async def run_staged(
         return await run(Call(code, timeout_s=STEP_TIMEOUT_S, memory_mb=call.memory_mb, session=session))
 
     try:
-        laid = await step(LAY, files={name: content for name, content in files.items() if content is not None})
-        if laid.outcome in OURS:
-            return Staged(laid, {})
-        if laid.outcome is not Outcome.OK:
-            raise ValueError(reason("files", laid))
+        written = await step(
+            WRITE_FILES, files={name: content for name, content in files.items() if content is not None}
+        )
+        if written.outcome in OURS:
+            return FilesResult(written, {})
+        if written.outcome is not Outcome.OK:
+            raise ValueError(reason("files", written))
         result = await run(replace(call, session=session))
         if result.stderr.startswith(ENDED):
             message = "fetch_files: the program ended its interpreter, and its files went with it" if fetch else ""
-            return Staged(replace(result, stderr=result.stderr.removeprefix(ENDED)), {}, message)
+            return FilesResult(replace(result, stderr=result.stderr.removeprefix(ENDED)), {}, message)
         if not fetch:
-            return Staged(result, {})
-        fetched = await step(FETCH, names=list(fetch), folder=laid.stdout, most=FETCH_BYTES)
-        return Staged(result, *contents(fetched, fetch))
+            return FilesResult(result, {})
+        fetched = await step(READ_FILES, names=list(fetch), folder=written.stdout, most=FETCH_BYTES)
+        return FilesResult(result, *contents(fetched, fetch))
     finally:
         await run(SessionEnd(session))
 

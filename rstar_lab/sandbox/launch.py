@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rstar_lab.sandbox.box import kernel
+from rstar_lab.sandbox.runtime import kernel
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """Runs in a child before its program: nothing of ours outlives who started it, killed or not."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -28,7 +28,7 @@ def serving(*arguments: str, redis: str | None = None, prefix: Sequence[str] = (
     """
     command = [*prefix, sys.executable, "-c", "from rstar_lab.sandbox.cli import main; main()", *arguments, "--json"]
     environment = {**os.environ, "RSTAR_LAB_REDIS_URL": redis} if redis else os.environ
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=end_with_parent)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=exit_with_parent)
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
@@ -44,7 +44,7 @@ def serving(*arguments: str, redis: str | None = None, prefix: Sequence[str] = (
             process.wait()
 
 
-class OwnRedis:
+class TemporaryRedis:
     """A redis-server of our own, with a password, in a folder of its own, which can be killed and started again."""
 
     def __init__(self, folder: str, *, append_only: bool = True, bind: str = "127.0.0.1") -> None:
@@ -60,7 +60,7 @@ class OwnRedis:
         keep = "yes" if self.append_only else "no"
         settings = f'port {self.port}\nbind {self.bind}\ndir {self.folder}\nrequirepass {self.password}\nappendonly {keep}\nsave ""\n'
         self.process = subprocess.Popen(
-            ["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+            ["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=exit_with_parent
         )
         assert self.process.stdin is not None
         self.process.stdin.write(settings.encode())
@@ -75,10 +75,10 @@ class OwnRedis:
 
 
 @contextlib.contextmanager
-def own_redis(*, append_only: bool = True, bind: str = "127.0.0.1") -> Iterator[OwnRedis]:
+def temporary_redis(*, append_only: bool = True, bind: str = "127.0.0.1") -> Iterator[TemporaryRedis]:
     """Raises FileNotFoundError where redis-server is not installed."""
     with tempfile.TemporaryDirectory() as folder:
-        redis = OwnRedis(folder, append_only=append_only, bind=bind)
+        redis = TemporaryRedis(folder, append_only=append_only, bind=bind)
         redis.start()
         try:
             yield redis

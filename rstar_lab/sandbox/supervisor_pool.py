@@ -1,4 +1,4 @@
-"""The trusted side's view of the box: starts the zygotes, asks them for keepers, talks to keepers."""
+"""The trusted side's view of the box: starts the zygotes, asks them for supervisors, talks to supervisors."""
 
 import array
 import asyncio
@@ -12,31 +12,31 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rstar_lab.sandbox.box import frames
+from rstar_lab.sandbox.runtime import protocol
 
 TIERS = ("bare", "numpy", "sympy", "scipy")
 START_TIMEOUT_S = 60.0
-# A keeper answers within the limit and its slack; silent for so much longer, it is taken for dead.
+# A supervisor answers within the limit and its slack; silent for so much longer, it is taken for dead.
 SILENCE_S = 2.5
 _BOOT = """import sys
 sys.path.insert(0, {root!r})
-from rstar_lab.sandbox.box.zygote import entry
+from rstar_lab.sandbox.runtime.zygote import entry
 sys.path[0] = ""
 sys.argv, arguments = ["main.py"], sys.argv
 entry(arguments)
 """
 
 
-class KeeperDied(Exception):
-    """A keeper or its zygote ended without an answer."""
+class SupervisorDied(Exception):
+    """A supervisor or its zygote ended without an answer."""
 
 
-class KeeperSilent(Exception):
-    """A keeper did not answer in time; it is ended."""
+class SupervisorUnresponsive(Exception):
+    """A supervisor did not answer in time; it is ended."""
 
 
-class KeeperLink(asyncio.Protocol):
-    """The socket to one keeper."""
+class SupervisorConnection(asyncio.Protocol):
+    """The socket to one supervisor."""
 
     def __init__(self, tier: str) -> None:
         self.tier = tier
@@ -46,46 +46,49 @@ class KeeperLink(asyncio.Protocol):
         self.on_ready = lambda: None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._answer: asyncio.Future[frames.Result] | None = None
+        self._pending_result: asyncio.Future[protocol.Result] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, error: Exception | None) -> None:
         self.alive = False
-        if self._answer and not self._answer.done():
-            self._answer.set_exception(KeeperDied())
+        if self._pending_result and not self._pending_result.done():
+            self._pending_result.set_exception(SupervisorDied())
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while len(self._buffer) >= frames.HEAD.size:
-            size, kind = frames.HEAD.unpack_from(self._buffer)
-            end = frames.HEAD.size + size
+        while len(self._buffer) >= protocol.HEAD.size:
+            size, kind = protocol.HEAD.unpack_from(self._buffer)
+            end = protocol.HEAD.size + size
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[frames.HEAD.size : end])
+            body = bytes(self._buffer[protocol.HEAD.size : end])
             del self._buffer[:end]
-            if kind == frames.LONG:
+            if kind == protocol.LONG:
                 self.on_long()
-            elif kind == frames.READY:
+            elif kind == protocol.READY:
                 self.dying = False
                 self.on_ready()
-            elif kind == frames.RESULT and self._answer and not self._answer.done():
-                result = frames.unpack_result(body)
+            elif kind == protocol.RESULT and self._pending_result and not self._pending_result.done():
+                result = protocol.unpack_result(body)
                 self.dying = result.dying
-                self._answer.set_result(result)
+                self._pending_result.set_result(result)
 
-    async def call(self, message: bytes, wall_s: float) -> frames.Result:
-        """Send a packed request, which the keeper ends after wall_s. Raises KeeperDied, and KeeperSilent where no answer comes."""
+    async def call(self, message: bytes, wall_s: float) -> protocol.Result:
+        """Send a packed request and return its result. wall_s: seconds after which the supervisor ends the call.
+
+        Raises SupervisorDied, or SupervisorUnresponsive if no result arrives in time.
+        """
         if not self.alive or self._transport is None:
-            raise KeeperDied
+            raise SupervisorDied
         loop = asyncio.get_running_loop()
         self.on_ready = lambda: None
-        self._answer = loop.create_future()
+        self._pending_result = loop.create_future()
         self._transport.write(message)
-        timer = loop.call_later(wall_s + SILENCE_S, self._give_up)
+        timer = loop.call_later(wall_s + SILENCE_S, self._on_no_answer)
         try:
-            return await self._answer
+            return await self._pending_result
         except asyncio.CancelledError:
             self.close()
             raise
@@ -93,15 +96,15 @@ class KeeperLink(asyncio.Protocol):
             timer.cancel()
             self.on_long = lambda: None
 
-    def _give_up(self) -> None:
-        if self._answer and not self._answer.done():
-            self._answer.set_exception(KeeperSilent())
+    def _on_no_answer(self) -> None:
+        if self._pending_result and not self._pending_result.done():
+            self._pending_result.set_exception(SupervisorUnresponsive())
         self.close()
 
-    def yield_slot(self) -> None:
-        """Tell the keeper that others need its processor more."""
+    def preempt(self) -> None:
+        """Tell the supervisor that others need its processor more."""
         if self._transport is not None:
-            self._transport.write(frames.HEAD.pack(0, frames.YIELD))
+            self._transport.write(protocol.HEAD.pack(0, protocol.YIELD))
 
     def close(self) -> None:
         self.alive = False
@@ -109,14 +112,14 @@ class KeeperLink(asyncio.Protocol):
             self._transport.abort()
 
 
-class Fleet:
+class SupervisorPool:
     """All zygotes of one sandbox. Ends when closed, and by itself when this process ends."""
 
     def __init__(self, workers: int) -> None:
         self.missing: dict[str, str] = {}
-        self.keepers: set[KeeperLink] = set()
+        self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
-        self._idle: dict[str, list[KeeperLink]] = {tier: [] for tier in TIERS}
+        self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in TIERS}
         self._broken = False
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen | None = None
@@ -167,7 +170,7 @@ class Fleet:
         for sock in theirs:
             sock.close()
         for tier, control in self._controls.items():
-            loop.add_reader(control, self._hear, tier, control)
+            loop.add_reader(control, self._on_control_message, tier, control)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 started = await asyncio.shield(self._ready["bare"])
@@ -177,7 +180,7 @@ class Fleet:
             await self.close()
             raise RuntimeError("the sandbox's zygote did not start; what it said stands above, on stderr")
 
-    def _hear(self, tier: str, control: socket.socket) -> None:
+    def _on_control_message(self, tier: str, control: socket.socket) -> None:
         try:
             word = control.recv(65536)
         except (BlockingIOError, InterruptedError):
@@ -197,39 +200,39 @@ class Fleet:
                 self.missing = json.loads(word[1:])
             ready.set_result(word[:1] == b"+")
 
-    async def nearest(self, tier: str) -> str:
+    async def wait_for_tier(self, tier: str) -> str:
         """Wait until the tier's zygote is warm; its name, or where its libraries are missing that of the next below.
 
-        Raises KeeperDied where not even the bare one is there.
+        Raises SupervisorDied where not even the bare one is there.
         """
         for name in reversed(TIERS[: TIERS.index(tier) + 1]):
             if await asyncio.shield(self._ready[name]):
                 return name
-        raise KeeperDied
+        raise SupervisorDied
 
-    async def borrow(self, tier: str) -> KeeperLink:
-        """An idle keeper, or a new one."""
+    async def acquire(self, tier: str) -> SupervisorConnection:
+        """An idle supervisor, or a new one."""
         idle = self._idle[tier]
         while idle:
             link = idle.pop()
             if link.alive:
                 return link
-        return await self.new_keeper(tier)
+        return await self.start_supervisor(tier)
 
-    def give_back(self, link: KeeperLink) -> None:
+    def release(self, link: SupervisorConnection) -> None:
         """For the next call; that of processes still dying when they are gone."""
         link.on_ready = lambda: self._idle[link.tier].append(link)
         if not link.dying:
             link.on_ready()
 
-    def lose(self, link: KeeperLink) -> None:
-        """Forget a keeper that ended or is to end."""
+    def discard(self, link: SupervisorConnection) -> None:
+        """Forget a supervisor that ended or is to end."""
         link.close()
-        self.keepers.discard(link)
+        self.supervisors.discard(link)
 
-    async def new_keeper(self, tier: str) -> KeeperLink:
-        """Fork a keeper from the tier's zygote, or from the nearest one below it that this machine has."""
-        name, number = await self.nearest(tier), next(self._numbers)
+    async def start_supervisor(self, tier: str) -> SupervisorConnection:
+        """Fork a supervisor from the tier's zygote, or from the nearest one below it that this machine has."""
+        name, number = await self.wait_for_tier(tier), next(self._numbers)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -239,18 +242,18 @@ class Fleet:
                 )
             except OSError as error:
                 ours.close()
-                raise KeeperDied from error
-        link = KeeperLink(tier)
+                raise SupervisorDied from error
+        link = SupervisorConnection(tier)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
-        self.keepers.add(link)
+        self.supervisors.add(link)
         return link
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for link in self.keepers:
+        for link in self.supervisors:
             link.close()
-        self.keepers.clear()
+        self.supervisors.clear()
         for control in self._controls.values():
             loop.remove_reader(control)
             control.close()

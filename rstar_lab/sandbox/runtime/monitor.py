@@ -4,9 +4,9 @@ import contextlib
 import os
 import time
 
-from rstar_lab.sandbox.box import processes
-from rstar_lab.sandbox.box.cgroup import ASIDE, BOOSTED, NORMAL, Group
-from rstar_lab.sandbox.box.frames import Request
+from rstar_lab.sandbox.runtime import procfs
+from rstar_lab.sandbox.runtime.cgroup import BOOSTED, NORMAL, PREEMPTED, Group
+from rstar_lab.sandbox.runtime.protocol import Request
 
 TICK_S = 0.05
 # A call longer than this may be asked to make room for shorter ones. Less than a tick, so that the first look can tell.
@@ -17,7 +17,7 @@ BACKGROUND_TICK_S = 0.2
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
 
 
-class Watch:
+class CallMonitor:
     """Judges one call at every tick.
 
     The limit is on the seconds the program had: on a processor, or asleep and blocked with all it started. Seconds in
@@ -34,9 +34,9 @@ class Watch:
         self.yielded = False
         self.last_cpu_s = 0.0
         self._idle_s = 0.0
-        self._base_s = processes.usage([pid])[0] if request.session and not group else 0.0
+        self._base_s = procfs.usage([pid])[0] if request.session and not group else 0.0
         if group:
-            group.begin()
+            group.start_accounting()
 
     @property
     def in_background(self) -> bool:
@@ -55,17 +55,17 @@ class Watch:
             self.last_cpu_s = self.group.cpu_s()
         return self.last_cpu_s
 
-    def make_room(self) -> None:
+    def preempt(self) -> None:
         """Shorter calls wait: this one no longer counts among the workers."""
         self.yielded = True
 
-    def verdict(self) -> str | None:
+    def exceeded_limit(self) -> str | None:
         """The outcome, where the call has to be ended now."""
         request = self.request
         tree: list[int] = []
         if self.group is None:
-            tree = [self.pid, *processes.descendants(self.pid)]
-            cpu_s, memory_mb = processes.usage(tree)
+            tree = [self.pid, *procfs.descendants(self.pid)]
+            cpu_s, memory_mb = procfs.usage(tree)
             self.last_cpu_s = cpu_s - self._base_s
             if memory_mb > request.memory_mb:
                 return "memory"
@@ -82,37 +82,37 @@ class Watch:
             return "timeout"
         left_s = self.left_s()
         if left_s <= 0:
-            return "timeout" if self._much() else "sandbox_error"
-        self._weigh(request.timeout_s - had_s, left_s)
+            return "timeout" if self._belongs_in_background() else "sandbox_error"
+        self._adjust_weight(request.timeout_s - had_s, left_s)
         return None
 
     def _ready(self, tree: list[int]) -> bool:
         """Is any thread of the call running, or would be but for others?"""
-        if processes.ready(self.pid):
+        if procfs.ready(self.pid):
             return True
-        return any(processes.ready(task) for task in self._others(tree))
+        return any(procfs.ready(task) for task in self._others(tree))
 
     def _others(self, tree: list[int]) -> list[int]:
         """Threads of the call beside the program's first one; the namespace's init is among them."""
         tasks = self.group.tasks() if self.group else tree
         return [task for task in tasks if task not in (self.pid, os.getpid())]
 
-    def _much(self) -> bool:
+    def _belongs_in_background(self) -> bool:
         """Has a call that made room had enough for the background?"""
         return self.yielded and self.last_cpu_s > max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
 
-    def _weigh(self, needed_s: float, left_s: float) -> None:
+    def _adjust_weight(self, needed_s: float, left_s: float) -> None:
         if self.group is None:
-            if self._much():
+            if self._belongs_in_background():
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, self.pid, 19)
             return
         # Forks share locks in the kernel with all of their zygote's, so a tree of them is better soon at its end.
         alone = len(self._others([])) <= 1
-        if alone and self._much():
+        if alone and self._belongs_in_background():
             with contextlib.suppress(OSError):
                 self.group.enter_background()
                 return
         aside = self.yielded and alone
         behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
-        self.group.weigh(ASIDE if aside else BOOSTED if behind else NORMAL)
+        self.group.set_weight(PREEMPTED if aside else BOOSTED if behind else NORMAL)

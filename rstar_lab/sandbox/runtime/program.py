@@ -1,7 +1,7 @@
 """The forked process that becomes the user's program: compile, run, report, end.
 
 Everything here runs beside the user's code and counts as untrusted. What it may say is its own value and whether it
-raised; the keeper decides everything else by what the kernel tells it.
+raised; the supervisor decides everything else by what the kernel tells it.
 """
 
 import ast
@@ -68,7 +68,7 @@ def open_streams() -> None:
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def rehearse(code: str) -> None:
+def warm_up(code: str) -> None:
     """Run code in the zygote, so that what every program would do for the first time is done once for all of them:
     caches are filled, lazy imports done, hot bytecode is specialised."""
     out, err = sys.stdout, sys.stderr

@@ -1,4 +1,4 @@
-"""A keeper runs one call at a time: forks the program, watches it, ends all of it, answers.
+"""A supervisor runs one call at a time: forks the program, watches it, ends all of it, answers.
 
 It is a fork of a zygote, so its own forks start with the zygote's imports. It lives on the trusted side: programs
 cannot reach it, and what it reports of time, memory and endings comes from the kernel.
@@ -12,11 +12,11 @@ import signal
 import socket
 import time
 
-from rstar_lab.sandbox.box import kernel, processes, program
-from rstar_lab.sandbox.box.cgroup import BOOSTED, Group
-from rstar_lab.sandbox.box.frames import LONG, READY, YIELD, Closed, Line, Request
-from rstar_lab.sandbox.box.isolation import Isolation, fork_into
-from rstar_lab.sandbox.box.watch import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, Watch
+from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
+from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
+from rstar_lab.sandbox.runtime.monitor import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, CallMonitor
+from rstar_lab.sandbox.runtime.protocol import LONG, READY, YIELD, Channel, Closed, Request
 
 ENDINGS = {
     program.DONE: "ok",
@@ -24,7 +24,7 @@ ENDINGS = {
     program.INVALID: "syntax_error",
     program.NO_MEMORY: "memory",
 }
-# Processes of a slot's group that are not the program's: the keeper and the namespace's init.
+# Processes of a slot's group that are not the program's: the supervisor and the namespace's init.
 OWN_PROCESSES = 2
 OWN_MEMORY_MB = 16
 GRACE_S = 0.5
@@ -58,7 +58,7 @@ class Streams:
 class Program:
     """A forked program with all it started."""
 
-    def __init__(self, keeper: "Keeper", request: Request, code: memoryview, streams: Streams) -> None:
+    def __init__(self, supervisor: "Supervisor", request: Request, code: memoryview, streams: Streams) -> None:
         self.streams = streams
         self.channel, theirs, self.cell = None, None, -1
         self._status: int | None = None
@@ -67,29 +67,31 @@ class Program:
             self.cell = os.memfd_create("cell")
         # The program's last sign before the user's code is a byte here; then it lets go of the page for ever.
         self._started = mmap.mmap(-1, mmap.PAGESIZE)
-        self.init = kernel.new_pid_namespace() if keeper.isolation.has("pid_namespace") else 0
-        self.pid = fork_into(self.init, keeper.own_pid_namespace)
+        self.init = kernel.new_pid_namespace() if supervisor.isolation.has("pid_namespace") else 0
+        self.pid = fork_into(self.init, supervisor.own_pid_namespace)
         if self.pid == 0:
             try:
-                self._become(keeper, request, code, theirs)
+                self._become(supervisor, request, code, theirs)
             finally:
                 os._exit(70)
         if theirs is not None:
             theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
 
-    def _become(self, keeper: "Keeper", request: Request, code: memoryview, channel: socket.socket | None) -> None:
+    def _become(
+        self, supervisor: "Supervisor", request: Request, code: memoryview, channel: socket.socket | None
+    ) -> None:
         self.streams.attach()
         if channel is not None:
             os.dup2(channel.fileno(), 3)
             os.dup2(self.cell, 4)
-        keeper.isolation.enter(request, keeper.number, keeper.scratch, 5 if channel else 3)
+        supervisor.isolation.enter(request, supervisor.number, supervisor.scratch, 5 if channel else 3)
         self._started[0] = 1
         self._started.close()
         if channel is not None:
-            program.run_session(3, 4, request.value_bytes, keeper.report)
+            program.run_session(3, 4, request.value_bytes, supervisor.report)
         else:
-            program.run_program(bytes(code), request.seed, request.value_bytes, keeper.report)
+            program.run_program(bytes(code), request.seed, request.value_bytes, supervisor.report)
 
     @property
     def started(self) -> bool:
@@ -144,7 +146,7 @@ class Program:
         if self.init:
             os.waitpid(self.init, 0)
         else:
-            processes.end_all(os.getpid())
+            procfs.end_all(os.getpid())
         os.close(self.pidfd)
         self._started.close()
         if self.channel is not None:
@@ -153,9 +155,9 @@ class Program:
         return status
 
 
-class Keeper:
+class Supervisor:
     def __init__(self, sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
-        self.line = Line(sock)
+        self.channel = Channel(sock)
         self.isolation = isolation
         self.group = group
         self.number = number
@@ -171,7 +173,7 @@ class Keeper:
                 if self.running is not None:
                     self._idle()
                 streams = Streams()
-                _, request, code = self.line.receive(streams.stdin)
+                _, request, code = self.channel.receive(streams.stdin)
                 if request is not None:
                     answer = self._cell if request.session else self._call
                     answer(request, code, streams)
@@ -189,10 +191,10 @@ class Keeper:
         """One call in a process of its own."""
         self._prepare(request)
         self.running = running = Program(self, request, code, streams)
-        self.line.wipe()
-        watch = Watch(request, running.pid, self.group, streams.outputs)
-        verdict, _ = self._wait(watch, running)
-        self._conclude(request, verdict, running, watch)
+        self.channel.wipe()
+        monitor = CallMonitor(request, running.pid, self.group, streams.outputs)
+        outcome_by_limit, _ = self._wait(monitor, running)
+        self._finish_call(request, outcome_by_limit, running, monitor)
 
     def _cell(self, request: Request, code: memoryview, streams: Streams) -> None:
         """One cell of a session; the first starts its interpreter."""
@@ -201,21 +203,21 @@ class Keeper:
             self.running = Program(self, request, code, Streams())
         running = self.running
         running.submit(request, code, streams.stdin)
-        self.line.wipe()
-        watch = Watch(request, running.pid, self.group, running.streams.outputs)
-        verdict, done = self._wait(watch, running)
-        if verdict == "timeout":
+        self.channel.wipe()
+        monitor = CallMonitor(request, running.pid, self.group, running.streams.outputs)
+        outcome_by_limit, done = self._wait(monitor, running)
+        if outcome_by_limit == "timeout":
             # An interrupt keeps the session's state, if the cell lets it through.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGINT)
             done = self._finished(running, GRACE_S)
         if not done:
-            self._conclude(request, verdict, running, watch)
+            self._finish_call(request, outcome_by_limit, running, monitor)
             running.streams.close()
             return
         ending, value = self.report.read(request.value_bytes)
-        outcome = verdict or ENDINGS.get(ending, "killed")
-        self._answer(request, outcome, value, running.streams, watch.wall_s(), watch.cpu_s(), alive=True)
+        outcome = outcome_by_limit or ENDINGS.get(ending, "killed")
+        self._send_result(request, outcome, value, running.streams, monitor.wall_s(), monitor.cpu_s(), alive=True)
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
@@ -235,35 +237,35 @@ class Keeper:
         if self.isolation.root and self.isolation.has("user_id"):
             os.chown(self.scratch, self.isolation.uid(self.number), -1)
 
-    def _wait(self, watch: Watch, running: Program) -> tuple[str | None, bool]:
-        """Wait until the program or its cell ends, or has to be ended: (verdict, the cell is done)."""
+    def _wait(self, monitor: CallMonitor, running: Program) -> tuple[str | None, bool]:
+        """Wait until the program or its cell ends, or has to be ended: (outcome_by_limit, the cell is done)."""
         poller = select.poll()
         poller.register(running.pidfd, select.POLLIN)
-        poller.register(self.line, select.POLLIN)
+        poller.register(self.channel, select.POLLIN)
         if running.channel is not None:
             poller.register(running.channel, select.POLLIN)
-        told = False
+        reported_long = False
         tick_s = TICK_S
         while True:
             for fd, _ in poller.poll(tick_s * 1000):
-                if fd == self.line.fileno():
-                    if self.line.receive()[0] == YIELD:
-                        watch.make_room()
+                if fd == self.channel.fileno():
+                    if self.channel.receive()[0] == YIELD:
+                        monitor.preempt()
                 elif fd == running.pidfd:
                     return None, False
                 else:
                     assert running.channel is not None
                     return None, running.channel.recv(1) == b"."
             looked = time.monotonic()
-            verdict = watch.verdict()
-            if verdict:
-                return verdict, False
-            if not told and watch.last_cpu_s > LONG_CPU_S:
-                told = True
-                self.line.tell(LONG)
+            outcome_by_limit = monitor.exceeded_limit()
+            if outcome_by_limit:
+                return outcome_by_limit, False
+            if not reported_long and monitor.last_cpu_s > LONG_CPU_S:
+                reported_long = True
+                self.channel.send_message(LONG)
             # Looking at hundreds of processes takes a while; it must not become the work.
-            least_s = BACKGROUND_TICK_S if watch.in_background else TICK_S
-            tick_s = min(max(least_s, 4 * (time.monotonic() - looked)), watch.left_s())
+            least_s = BACKGROUND_TICK_S if monitor.in_background else TICK_S
+            tick_s = min(max(least_s, 4 * (time.monotonic() - looked)), monitor.left_s())
 
     def _finished(self, running: Program, within_s: float) -> bool:
         assert running.channel is not None
@@ -272,41 +274,45 @@ class Keeper:
     def _idle(self) -> None:
         """Wait for the session's next cell; end it where it works on meanwhile."""
         if self.group:
-            self.group.begin()
+            self.group.start_accounting()
         poller = select.poll()
-        poller.register(self.line, select.POLLIN)
+        poller.register(self.channel, select.POLLIN)
         while not poller.poll(IDLE_TICK_S * 1000):
             if self.group and self.group.cpu_s() > IDLE_CPU_S:
                 raise Closed
 
-    def _conclude(self, request: Request, verdict: str | None, running: Program, watch: Watch) -> None:
+    def _finish_call(
+        self, request: Request, outcome_by_limit: str | None, running: Program, monitor: CallMonitor
+    ) -> None:
         """End the program and answer for it."""
-        duration_s, cpu_s = watch.wall_s(), watch.cpu_s()
+        duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
         if self.group:
             # Dying takes processor time too: that of a bomb's processes seconds, in the background.
-            self.group.weigh(BOOSTED)
-        if verdict:
+            self.group.set_weight(BOOSTED)
+        if outcome_by_limit:
             running.kill()
         # Hundreds of processes die slowly, and one that waits for a lock which they hold does too.
-        dying = verdict is not None and not running.gone(DEATH_S)
-        if verdict and dying:
-            self._answer(request, verdict, None, running.streams, duration_s, cpu_s, dying=True)
-        outcome, value = self._ending(request, verdict, running)
+        dying = outcome_by_limit is not None and not running.gone(DEATH_S)
+        if outcome_by_limit and dying:
+            self._send_result(request, outcome_by_limit, None, running.streams, duration_s, cpu_s, dying=True)
+        outcome, value = self._ending(request, outcome_by_limit, running)
         self.running = None
         if dying:
-            self.line.tell(READY)
+            self.channel.send_message(READY)
         else:
-            self._answer(request, outcome, value, running.streams, duration_s, cpu_s)
+            self._send_result(request, outcome, value, running.streams, duration_s, cpu_s)
 
-    def _ending(self, request: Request, verdict: str | None, running: Program) -> tuple[str, memoryview | None]:
+    def _ending(
+        self, request: Request, outcome_by_limit: str | None, running: Program
+    ) -> tuple[str, memoryview | None]:
         """End the program; its outcome by what the kernel says, and its own word last."""
         started = running.started
         status = running.end()
         # Asked in any case: a kill that nobody asked about would be the next call's.
         out_of_memory = self.group is not None and self.group.out_of_memory()
         ending, value = self.report.read(request.value_bytes)
-        if verdict:
-            return verdict, None
+        if outcome_by_limit:
+            return outcome_by_limit, None
         if not started:
             return "sandbox_error", None
         if out_of_memory:
@@ -315,7 +321,7 @@ class Keeper:
             return ENDINGS[ending], value
         return "ok" if status == 0 else "killed", None
 
-    def _answer(
+    def _send_result(
         self,
         request: Request,
         outcome: str,
@@ -331,17 +337,19 @@ class Keeper:
         if too_much and outcome != "sandbox_error":
             outcome = "output_limit"
         value = value if outcome == "ok" else None
-        self.line.answer(outcome, alive, dying, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
+        self.channel.send_result(outcome, alive, dying, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
 
 
-def keep(sock: socket.socket, isolation: Isolation, group: Group | None, apart: Group | None, number: int) -> None:
-    """Serve calls on this socket until it closes; `apart` takes this process while its program is in the background."""
+def run_supervisor(
+    sock: socket.socket, isolation: Isolation, group: Group | None, background: Group | None, number: int
+) -> None:
+    """Serve calls on this socket until it closes; `background` takes this process while its program is in the background."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     # No handler: what has none cannot be woken in its sleep (kernel.new_pid_namespace).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if group and apart:
-        group.join(apart)
+    if group and background:
+        group.join(background)
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     # Above its programs, so that a fork bomb cannot keep it from the kill.
@@ -349,4 +357,4 @@ def keep(sock: socket.socket, isolation: Isolation, group: Group | None, apart: 
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     if not isolation.has("pid_namespace"):
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    Keeper(sock, isolation, group, number).serve()
+    Supervisor(sock, isolation, group, number).serve()

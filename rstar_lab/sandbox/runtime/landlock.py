@@ -4,7 +4,7 @@ import ctypes
 import os
 import struct
 
-from rstar_lab.sandbox.box import kernel
+from rstar_lab.sandbox.runtime import kernel
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 READ = EXECUTE | READ_FILE | READ_DIR

@@ -11,7 +11,7 @@ import platform
 import struct
 import sys
 
-from rstar_lab.sandbox.box import kernel
+from rstar_lab.sandbox.runtime import kernel
 
 # Allowed whatever their arguments.
 _ALLOWED = {

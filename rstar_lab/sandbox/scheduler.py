@@ -11,22 +11,22 @@ ENOUGH = 16
 ASIDE_PER_WORKER = 12
 
 
-class Turn:
+class Slot:
     """A call's hold on a slot."""
 
     def __init__(self) -> None:
         self.long = False
         self.aside = False
-        self.step_aside: Callable[[], None] = lambda: None
+        self.on_preempt: Callable[[], None] = lambda: None
 
 
-class Slots:
+class Scheduler:
     def __init__(self, workers: int, make_room: bool) -> None:
         self.workers = workers
         self.make_room = make_room
         self.running = 0
-        self._waiting: deque[asyncio.Future[Turn]] = deque()
-        self._long: dict[Turn, None] = {}
+        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._long: dict[Slot, None] = {}
         self._aside = 0
         self._recent: deque[bool] = deque(maxlen=RECENT)
 
@@ -35,14 +35,14 @@ class Slots:
         """Calls that wait."""
         return sum(not future.done() for future in self._waiting)
 
-    async def take(self, timeout_s: float) -> Turn:
+    async def take(self, timeout_s: float) -> Slot:
         """Raises TimeoutError."""
         if self.running < self.workers:
             self.running += 1
-            return Turn()
-        waiting: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+            return Slot()
+        waiting: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
-        self._make_room()
+        self._preempt_long_calls()
         try:
             async with asyncio.timeout(timeout_s):
                 return await waiting
@@ -51,44 +51,44 @@ class Slots:
                 self.free(waiting.result())
             raise
 
-    def free(self, turn: Turn) -> None:
-        if turn.long:
-            self._long.pop(turn, None)
+    def free(self, slot: Slot) -> None:
+        if slot.long:
+            self._long.pop(slot, None)
         else:
             self._recent.append(False)
-        if turn.aside:
+        if slot.aside:
             self._aside -= 1
         else:
-            self._hand_on()
+            self._start_next()
 
-    def found_long(self, turn: Turn) -> None:
+    def mark_long(self, slot: Slot) -> None:
         """This call has run longer than most do."""
-        if not turn.long:
-            turn.long = True
+        if not slot.long:
+            slot.long = True
             self._recent.append(True)
-            self._long[turn] = None
-            self._make_room()
+            self._long[slot] = None
+            self._preempt_long_calls()
 
     def close(self, error: Exception) -> None:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(error)
 
-    def _make_room(self) -> None:
+    def _preempt_long_calls(self) -> None:
         """Move long calls aside, where calls wait and long ones are rare; beside those that had to, the last ones too."""
         rare = self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
         while rare and self._long and (self.depth or self._aside) and self._aside < ASIDE_PER_WORKER * self.workers:
-            turn = next(iter(self._long))
-            del self._long[turn]
-            turn.aside = True
+            slot = next(iter(self._long))
+            del self._long[slot]
+            slot.aside = True
             self._aside += 1
-            turn.step_aside()
-            self._hand_on()
+            slot.on_preempt()
+            self._start_next()
 
-    def _hand_on(self) -> None:
+    def _start_next(self) -> None:
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
-                waiting.set_result(Turn())
+                waiting.set_result(Slot())
                 return
         self.running -= 1

@@ -24,7 +24,7 @@ def check_exposure(host: str, token: str | None) -> None:
         raise UserError("the token must have at least 16 characters; `openssl rand -hex 32` makes one")
 
 
-class Gate:
+class AccessMiddleware:
     """ASGI middleware.
 
     Without a token, only requests addressed to this machine by a loopback name pass: a web page the user visits can

@@ -1,6 +1,6 @@
-"""What the sandbox and its keepers say to each other over a socket pair: a length, a kind, a body of fixed layout.
+"""What the sandbox and its supervisors say to each other over a socket pair: a length, a kind, a body of fixed layout.
 
-Nothing is unpickled on either side. A keeper must keep no copy of what programs read and wrote, for the next program is
+Nothing is unpickled on either side. A supervisor must keep no copy of what programs read and wrote, for the next program is
 a fork of it: it receives into one buffer, wipes it, and passes output on from the file that the program wrote.
 """
 
@@ -16,7 +16,7 @@ _REQUEST = struct.Struct("=?q?ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16
 
-# Fixed by position: the outcomes a keeper can see.
+# Fixed by position: the outcomes a supervisor can see.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
 MAX_SEED = 2**63
 
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the keeper saw. alive: the session's interpreter still runs. dying: others do, and READY follows when all are gone."""
+    """What the supervisor saw. alive: the session's interpreter still runs. dying: others do, and READY follows when all are gone."""
 
     outcome: str
     alive: bool
@@ -79,8 +79,8 @@ class Closed(Exception):
     """The other side is gone."""
 
 
-class Line:
-    """A keeper's end of its socket."""
+class Channel:
+    """A supervisor's end of its socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -151,10 +151,10 @@ class Line:
             self._buffer[: self._used] = bytes(self._used)
         self._used = 0
 
-    def tell(self, kind: bytes) -> None:
+    def send_message(self, kind: bytes) -> None:
         self._send(HEAD.pack(0, kind))
 
-    def answer(
+    def send_result(
         self,
         outcome: str,
         alive: bool,

@@ -9,7 +9,7 @@ CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # Shares of the processor beside other work, where an ordinary process has 1024. A rollout waits for every call, so one of
 # ours weighs as much as four of them. One that made room weighs less than the service itself, and in the background it takes
 # what all others leave (idle, from Linux 5.15).
-BACKGROUND, ASIDE, NORMAL, BOOSTED = 2, 512, 4096, 32768
+BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
 
 def _write(folder: int, name: str, text: str) -> None:
@@ -82,13 +82,13 @@ class Group:
     def child(self, name: str) -> "Group":
         """Make a group beneath this one."""
         folders: dict[str, int] = {}
-        for controller, (folder, full) in self._places(name).items():
+        for controller, (folder, full) in self._child_folders(name).items():
             with contextlib.suppress(FileExistsError):
                 os.mkdir(full, 0o755, dir_fd=folder)
             folders[controller] = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         return Group(self.version, folders)
 
-    def _places(self, child: str) -> dict[str, tuple[int, str]]:
+    def _child_folders(self, child: str) -> dict[str, tuple[int, str]]:
         """Controller -> folder and name of a child there."""
         return {
             controller: (self.above[controller], f"{self.name}-{child}")
@@ -99,7 +99,7 @@ class Group:
 
     def remove(self, name: str) -> bool:
         """Remove a child; False while it still has processes."""
-        for folder, full in set(self._places(name).values()):
+        for folder, full in set(self._child_folders(name).values()):
             try:
                 os.rmdir(full, dir_fd=folder)
             except FileNotFoundError:
@@ -113,34 +113,34 @@ class Group:
         for folder in set(self.folders.values()):
             os.close(folder)
 
-    def join(self, apart: "Group") -> None:
-        """Move this process, a keeper, in; it waits in `apart` while its program is in the background.
+    def join(self, background: "Group") -> None:
+        """Move this process, a supervisor, in; it waits in `background` while its program is in the background.
 
         The ways there and back are opened now: a cgroup namespace of one's own shuts them.
         """
         for folder in set(self.folders.values()):
             _write(folder, "cgroup.procs", "0")
-        self._out, self._back = apart._door(), self._door()
+        self._out, self._back = background._open_procs_file(), self._open_procs_file()
 
-    def _door(self) -> int:
+    def _open_procs_file(self) -> int:
         """A file: who writes 0 to it moves under this group's weight (version 2: into all of it)."""
         # Version 1: one thread, itself, moves without the lock that every fork on the machine would wait for.
         name = "tasks" if self.version == 1 else "cgroup.procs"
         return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
 
     def enter_background(self) -> None:
-        """Take what all others leave. The keeper goes apart: it has to end the others, and would get no processor for it.
+        """Take what all others leave. The supervisor goes background: it has to end the others, and would get no processor for it.
 
         Raises OSError where the kernel does not let it go.
         """
         if not self.in_background:
             os.write(self._out, b"0")
             self.in_background = True
-        self.weigh(BACKGROUND)
+        self.set_weight(BACKGROUND)
 
     def leave_background(self) -> None:
-        """The keeper comes back, to fork the next program here."""
-        self.weigh(NORMAL)
+        """The supervisor comes back, to fork the next program here."""
+        self.set_weight(NORMAL)
         if self.in_background:
             os.write(self._back, b"0")
             self.in_background = False
@@ -168,7 +168,7 @@ class Group:
                     raise
                 time.sleep(0.005)
 
-    def weigh(self, weight: int) -> None:
+    def set_weight(self, weight: int) -> None:
         """Share of the processor beside other groups; an ordinary process has 1024."""
         if weight == self._weight:
             return
@@ -182,7 +182,7 @@ class Group:
                 _write(self.folders["cpu"], "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
         self._weight = weight
 
-    def begin(self) -> None:
+    def start_accounting(self) -> None:
         """A call begins: count from here."""
         self._cpu_base = self._cpu()
 
@@ -292,7 +292,7 @@ def destroy(group: Group, name: str) -> None:
         os.close(folder)
 
 
-def sweep(prefix: str) -> None:
+def remove_stale_groups(prefix: str) -> None:
     """Remove groups that sandboxes left which were killed outright. Names end in `-<pid>` of the owner."""
     own = _own_paths()
     for kind, root, point, options in _mounts():

@@ -23,4 +23,4 @@ def sympy() -> None:
     str(sp.Matrix([[2, 1], [1, 2]]).eigenvals())
 
 
-EXERCISES = {"sympy": sympy}
+LIBRARY_WARM_UPS = {"sympy": sympy}

@@ -1,4 +1,4 @@
-"""Zygotes: small interpreters with libraries already imported, from which keepers are forked.
+"""Zygotes: small interpreters with libraries already imported, from which supervisors are forked.
 
 One process is started by exec (the embedding program, with its threads and its torch, is never forked). It opens the
 namespaces, becomes the bare zygote, forks the numpy zygote, which forks the sympy one, and so on, each importing more.
@@ -12,10 +12,10 @@ import select
 import signal
 import socket
 
-from rstar_lab.sandbox.box import cgroup, isolation, kernel, processes, program, view
-from rstar_lab.sandbox.box.exercise import EXERCISES
-from rstar_lab.sandbox.box.frames import Request
-from rstar_lab.sandbox.box.keeper import keep
+from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, procfs, program, rootfs
+from rstar_lab.sandbox.runtime.protocol import Request
+from rstar_lab.sandbox.runtime.supervisor import run_supervisor
+from rstar_lab.sandbox.runtime.warm_up import LIBRARY_WARM_UPS
 
 COMMON = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"]
 COMMON += ["heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "time", "typing"]
@@ -27,7 +27,7 @@ TIERS = {
     "scipy": [f"scipy.{part}" for part in SCIPY],
 }
 # What programs of the tier mostly do, done once in the zygote.
-REHEARSALS = {
+WARM_UP_PROGRAMS = {
     "bare": """
 import collections, fractions, itertools, math, random, re
 print(sum(range(10)), f"{math.pi:.3f}", [x * x for x in range(5)], {1: 2}, "a,b".split(","))
@@ -57,30 +57,32 @@ _DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
 class Zygote:
-    """One tier's zygote: forks a keeper for each socket that comes on its control socket."""
+    """One tier's zygote: forks a supervisor for each socket that comes on its control socket."""
 
-    def __init__(self, control: socket.socket, tier: str, box: isolation.Isolation, group: cgroup.Group | None) -> None:
+    def __init__(
+        self, control: socket.socket, tier: str, layers: isolation.Isolation, group: cgroup.Group | None
+    ) -> None:
         self.control = control
         self.tier = tier
-        self.box = box
+        self.isolation = layers
         self.group = group
-        # Its weight is that of one slot: the keepers in it do next to nothing.
-        self.apart = group.child("apart") if group else None
-        if self.apart:
-            self.apart.weigh(cgroup.NORMAL)
-        self.keepers: dict[int, str] = {}
-        self.others: set[int] = set()
+        # Its weight is that of one slot: the supervisors in it do next to nothing.
+        self.background = group.child("background") if group else None
+        if self.background:
+            self.background.set_weight(cgroup.NORMAL)
+        self.supervisors: dict[int, str] = {}
+        self.zygotes: set[int] = set()
         self.stale: set[str] = set()
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Do what every program would have to do for the first time."""
         program.open_streams()
-        program.rehearse(REHEARSALS[self.tier])
-        isolation.settle()
+        program.warm_up(WARM_UP_PROGRAMS[self.tier])
+        isolation.freeze_heap()
 
     def serve(self) -> None:
-        """Fork a keeper for every socket that comes, until the control socket closes."""
-        # Orphans of a killed keeper come to us, and the end of any child wakes us.
+        """Fork a supervisor for every socket that comes, until the control socket closes."""
+        # Orphans of a killed supervisor come to us, and the end of any child wakes us.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -92,7 +94,7 @@ class Zygote:
             for fd, _ in poller.poll():
                 if fd == woken:
                     os.read(woken, 4096)
-                    self._sweep()
+                    self._reap_children()
                     continue
                 data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
                 if not data:
@@ -107,27 +109,27 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            kernel.run_and_exit(keep, sock, self.box, group, self.apart, number)
-        self.keepers[pid] = name
+            kernel.run_and_exit(run_supervisor, sock, self.isolation, group, self.background, number)
+        self.supervisors[pid] = name
         sock.close()
         if group:
             group.close()
 
-    def _sweep(self) -> None:
-        """Forget keepers that ended, end what killed ones left to us, remove their groups."""
+    def _reap_children(self) -> None:
+        """Forget supervisors that ended, end what killed ones left to us, remove their groups."""
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                if pid in self.keepers:
-                    self.stale.add(self.keepers.pop(pid))
-        for pid in processes.children(os.getpid()):
-            if pid not in self.keepers and pid not in self.others:
+                if pid in self.supervisors:
+                    self.stale.add(self.supervisors.pop(pid))
+        for pid in procfs.children(os.getpid()):
+            if pid not in self.supervisors and pid not in self.zygotes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if self.group:
             self.stale = {name for name in self.stale if not self.group.remove(name)}
 
 
-def warm(modules: list[str]) -> bool:
+def import_all(modules: list[str]) -> bool:
     try:
         for module in modules:
             importlib.import_module(module)
@@ -136,39 +138,41 @@ def warm(modules: list[str]) -> bool:
     return True
 
 
-def tiers(
-    controls: list[socket.socket], names: list[str], box: isolation.Isolation, group: cgroup.Group | None, word: str
+def run_zygotes(
+    controls: list[socket.socket], names: list[str], layers: isolation.Isolation, group: cgroup.Group | None, word: str
 ) -> None:
     """Become the zygote of the first name, after forking that of the others; never return."""
-    zygote = Zygote(controls[0], names[0], box, group)
-    present = warm(TIERS[names[0]])
-    if present and names[0] in EXERCISES:
-        EXERCISES[names[0]]()
+    zygote = Zygote(controls[0], names[0], layers, group)
+    present = import_all(TIERS[names[0]])
+    if present and names[0] in LIBRARY_WARM_UPS:
+        LIBRARY_WARM_UPS[names[0]]()
     if names[1:]:
         pid = os.fork()
         if pid == 0:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             controls[0].close()
-            kernel.run_and_exit(tiers, controls[1:], names[1:], box, group, "")
-        zygote.others.add(pid)
+            kernel.run_and_exit(run_zygotes, controls[1:], names[1:], layers, group, "")
+        zygote.zygotes.add(pid)
     for other in controls[1:]:
         other.close()
-    zygote.rehearse()
+    zygote.warm_up()
     with contextlib.suppress(BrokenPipeError):
         controls[0].sendall(f"{'+' if present else '-'}{word}\n".encode())
         zygote.serve()
 
 
-def first(controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None) -> None:
-    """Build the box, try it once, and become its first zygote; never return."""
+def run_first_zygote(
+    controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None
+) -> None:
+    """Build the layers, try it once, and become its first zygote; never return."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    readable = view.readable()
-    isolation.enter_zygote(missing)
-    box = isolation.Isolation(missing, root, readable)
-    box.prepare()
-    for layer, error in isolation.dry_run(box, _DRY).items():
+    readable = rootfs.readable()
+    isolation.create_namespaces(missing)
+    layers = isolation.Isolation(missing, root, readable)
+    layers.prepare()
+    for layer, error in isolation.dry_run(layers, _DRY).items():
         missing.setdefault(layer, error)
-    tiers(controls, list(TIERS), box, group, json.dumps(missing))
+    run_zygotes(controls, list(TIERS), layers, group, json.dumps(missing))
 
 
 def main(parent: int, workers: int, fds: list[int]) -> None:
@@ -181,17 +185,17 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
     controls = [socket.socket(fileno=fd) for fd in fds]
     stopping, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     missing: isolation.Missing = {}
-    cgroup.sweep(PREFIX)
+    cgroup.remove_stale_groups(PREFIX)
     name = f"{PREFIX}-{os.getpid()}"
     group = cgroup.create(name)
     if group is None:
         missing["cgroup"] = "this user may make none with a memory and a process controller"
     else:
-        group.weigh(cgroup.NORMAL * workers)
-    root = isolation.enter_outer(missing)
+        group.set_weight(cgroup.NORMAL * workers)
+    root = isolation.create_pid_namespace(missing)
     pid = os.fork()
     if pid == 0:
-        kernel.run_and_exit(first, controls, missing, root, group)
+        kernel.run_and_exit(run_first_zygote, controls, missing, root, group)
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     for control in controls:
         control.close()

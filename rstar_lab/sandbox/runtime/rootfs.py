@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-from rstar_lab.sandbox.box import kernel
+from rstar_lab.sandbox.runtime import kernel
 
 SCRATCH = "/box"
 WORK, TEMPORARY, SHARED_MEMORY = f"{SCRATCH}/work", f"{SCRATCH}/tmp", f"{SCRATCH}/shm"

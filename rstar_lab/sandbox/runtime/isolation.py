@@ -8,8 +8,8 @@ import signal
 import socket
 from collections.abc import Callable
 
-from rstar_lab.sandbox.box import kernel, landlock, processes, seccomp, view
-from rstar_lab.sandbox.box.frames import Request
+from rstar_lab.sandbox.runtime import kernel, landlock, procfs, rootfs, seccomp
+from rstar_lab.sandbox.runtime.protocol import Request
 
 # Everything a machine can give; in the order of `sandbox check`.
 LAYERS = (
@@ -54,7 +54,7 @@ def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
     _write("/proc/self/gid_map", b"%d %d 1" % (inside, outside_gid))
 
 
-def enter_outer(missing: Missing) -> bool:
+def create_pid_namespace(missing: Missing) -> bool:
     """What the zygotes' parent does before it forks the first: the PID namespace. True where programs can get an id of their own."""
     try:
         kernel.unshare(kernel.CLONE_NEWPID)
@@ -72,8 +72,8 @@ def enter_outer(missing: Missing) -> bool:
         return False
 
 
-def enter_zygote(missing: Missing) -> None:
-    """What the first zygote does before it imports anything of use: namespaces and the read-only view."""
+def create_namespaces(missing: Missing) -> None:
+    """What the first zygote does before it imports anything of use: namespaces and the read-only rootfs."""
     if "pid_namespace" in missing:
         return
     for layer, flag in (
@@ -87,19 +87,19 @@ def enter_zygote(missing: Missing) -> None:
         with contextlib.suppress(OSError):
             socket.sethostname("sandbox")
     if "mount_namespace" not in missing:
-        _attempt(missing, "mount_namespace", view.build)
+        _attempt(missing, "mount_namespace", rootfs.build)
     if "mount_namespace" in missing:
         missing.setdefault("private_proc", "needs the mount namespace")
 
 
 class Isolation:
-    """Puts the calling process, a fresh fork of a keeper, behind every layer that is not missing."""
+    """Puts the calling process, a fresh fork of a supervisor, behind every layer that is not missing."""
 
     def __init__(self, missing: Missing, root: bool, readable: list[str]) -> None:
         self.missing = missing
         self.root = root
         # The view holds nothing that may not be read, and its /dev nothing but harmless devices.
-        self._devices = ["/dev"] if self.has("mount_namespace") else [f"/dev/{name}" for name in view.DEVICES]
+        self._devices = ["/dev"] if self.has("mount_namespace") else [f"/dev/{name}" for name in rootfs.DEVICES]
         self._readable = ["/"] if self.has("mount_namespace") else readable
         self._rules: landlock.Rules | None = None
         self._filter: seccomp.Filter | None = None
@@ -108,7 +108,7 @@ class Isolation:
         return layer not in self.missing
 
     def uid(self, number: int) -> int:
-        """On the host, of the programs of a keeper: one each, so that the kernel's per-user bounds are per keeper."""
+        """On the host, of the programs of a supervisor: one each, so that the kernel's per-user bounds are per supervisor."""
         return FIRST_UID + number % UIDS
 
     def prepare(self) -> None:
@@ -118,7 +118,7 @@ class Isolation:
         if not self.root:
             self.missing.setdefault("user_id", "programs run under the user's own id")
         version = landlock.abi()
-        writable = [view.SCRATCH] if self.has("mount_namespace") else []
+        writable = [rootfs.SCRATCH] if self.has("mount_namespace") else []
         if version:
             self._rules = landlock.Rules(version, self._readable, writable, self._devices)
         else:
@@ -145,7 +145,7 @@ class Isolation:
                     raise
                 report(layer, error)
 
-        # The kernel's out-of-memory killer takes programs first, and their keeper last.
+        # The kernel's out-of-memory killer takes programs first, and their supervisor last.
         with contextlib.suppress(OSError):
             _write("/proc/self/oom_score_adj", b"1000")
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
@@ -158,10 +158,10 @@ class Isolation:
             uid, gid = os.geteuid(), os.getegid()
         step("user_namespace", self._user_namespace, uid, gid)
         if self.has("mount_namespace"):
-            view.make_temporary()
-            for folder in (view.WORK, view.SHARED_MEMORY):
+            rootfs.make_temporary()
+            for folder in (rootfs.WORK, rootfs.SHARED_MEMORY):
                 os.mkdir(folder, 0o700)
-            os.chdir(view.WORK)
+            os.chdir(rootfs.WORK)
         else:
             os.chdir(scratch or "/")
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch
@@ -181,7 +181,7 @@ class Isolation:
     def _scratch(self, request: Request, flags: int) -> None:
         kernel.unshare(kernel.CLONE_NEWNS | flags)
         size = f"size={4 * request.file_mb}m,nr_inodes=16384,mode=777"
-        kernel.mount(b"scratch", view.SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size.encode())
+        kernel.mount(b"scratch", rootfs.SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size.encode())
 
     def _proc(self) -> None:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -201,7 +201,7 @@ class Isolation:
         _bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
         _bound(resource.RLIMIT_NOFILE, request.open_files)
         if not self.has("cgroup"):
-            others = 0 if self.has("user_namespace") else processes.threads_of_user(os.geteuid())
+            others = 0 if self.has("user_namespace") else procfs.threads_of_user(os.geteuid())
             _bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))
             _bound(resource.RLIMIT_AS, (request.memory_mb + 1024) << 20)
         elif self.has("user_namespace"):
@@ -258,7 +258,7 @@ def fork_into(init: int, own: int) -> int:
         os.close(namespace)
 
 
-def settle() -> None:
+def freeze_heap() -> None:
     """Keep the collector's hands off what forks share; programs switch it on again."""
     gc.collect()
     with contextlib.suppress(AttributeError):
