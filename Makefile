@@ -64,7 +64,8 @@ docs: setup  ## build the documentation into site/ (warnings are errors, no netw
 	$(BIN)/mkdocs build --strict --quiet
 
 screenshots: setup services  ## take the screenshots of the README from the golden run
-	$(BIN)/python docs/screenshots.py
+	$(PYTEST) -q tests/browser/test_readme_screenshots.py
+	cp out/screenshots/inspector.png docs/images/inspector.png
 
 resolve: setup  ## check that the locked versions of cpu, cuda and rocm resolve (needs the registry, installs nothing)
 	$(BIN)/python constraints/resolve.py check
