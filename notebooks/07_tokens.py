@@ -27,7 +27,7 @@ runs_dir = ""  # folder of runs, or one run; empty: the nearest runs/ folder
 run = ""  # run id; empty: the newest training run that stores entropies
 limit = 200  # trajectories to sample from the start and from the end of the run
 top = 0.2  # share of tokens that count as high-entropy
-words = []  # words to count; empty: the lists in rstar_lab.runs.words
+words = []  # words to count; empty: the lists in rstar_lab.runs.reflection_words
 
 # %%
 import pandas as pd
@@ -36,20 +36,20 @@ from IPython.display import display
 from rstar_lab.analysis import (
     count_words,
     excerpts,
-    kinds,
+    token_kinds,
     link,
     inspect,
     open_runs,
     plot_curves,
     plot_entropy,
-    plot_kinds,
-    plot_words,
+    plot_token_kinds,
+    plot_high_entropy_words,
     token_table,
     word_list,
-    word_shift,
+    word_usage_change,
 )
 from rstar_lab.runs import find_runs_dir
-from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS
+from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS
 
 runs_dir = find_runs_dir(runs_dir)
 
@@ -90,10 +90,10 @@ plot_entropy(late)
 # ## Before and after a tool response
 
 # %%
-plot_kinds(late)
+plot_token_kinds(late)
 
 # %%
-kinds(late)
+token_kinds(late)
 
 # %% [markdown]
 # The tokens with the highest entropy of each kind, in context:
@@ -107,7 +107,7 @@ excerpts(late)
 # Words ranked by the entropy of their first token. Words of the word list are hatched.
 
 # %%
-plot_words(late)
+plot_high_entropy_words(late)
 
 # %%
 word_list(late).head(20)
@@ -119,7 +119,7 @@ word_list(late).head(20)
 
 # %%
 early = token_table(runs, f"step < {steps['first'] + third}", limit=limit, top=top, words=chosen)
-shift = word_shift(early, late)
+shift = word_usage_change(early, late)
 display(shift.head(10), shift.tail(10))
 
 # %% [markdown]

@@ -23,14 +23,14 @@ class Outcome(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
 
 
-OURS = frozenset({Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT})
-MODEL_ERRORS = frozenset(Outcome) - OURS - {Outcome.OK}
+INFRASTRUCTURE_FAILURES = frozenset({Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT})
+MODEL_ERRORS = frozenset(Outcome) - INFRASTRUCTURE_FAILURES - {Outcome.OK}
 
 
-def tally(outcomes: "list[Outcome] | list[str]") -> tuple[int, int]:
+def count_errors(outcomes: "list[Outcome] | list[str]") -> tuple[int, int]:
     """Count what the tool-error penalty is made of.
 
     Returns (errors, calls): the model's errors, and all calls but those whose failure was ours.
     """
     kinds = [Outcome(outcome) for outcome in outcomes]
-    return sum(kind in MODEL_ERRORS for kind in kinds), sum(kind not in OURS for kind in kinds)
+    return sum(kind in MODEL_ERRORS for kind in kinds), sum(kind not in INFRASTRUCTURE_FAILURES for kind in kinds)

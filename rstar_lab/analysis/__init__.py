@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rstar_lab.analysis.biographies import biography, compare_transcripts, problems
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.figures import (
         plot_ablation,
@@ -18,15 +17,16 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.link import LinkedFigure, explore, link
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
-    from rstar_lab.analysis.microscope import group, plot_replays, replay
+    from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
+    from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
     from rstar_lab.analysis.runs import Runs, open_runs
-    from rstar_lab.analysis.step_times import plot_time, xray
+    from rstar_lab.analysis.step_profile import plot_time, profile_step
     from rstar_lab.analysis.tokens import (
         count_words,
-        kinds,
         plot_entropy,
-        plot_kinds,
-        plot_words,
+        plot_high_entropy_words,
+        plot_token_kinds,
+        token_kinds,
         token_table,
         word_list,
     )
@@ -36,19 +36,19 @@ _HOMES = {
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "comparison": ("compare",),
-    "microscope": ("group", "plot_replays", "replay"),
-    "biographies": ("biography", "compare_transcripts", "problems"),
-    "step_times": ("plot_time", "xray"),
+    "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
+    "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
+    "step_profile": ("plot_time", "profile_step"),
     "tokens": (
         "count_words",
         "excerpts",
-        "kinds",
+        "token_kinds",
         "plot_entropy",
-        "plot_kinds",
-        "plot_words",
+        "plot_token_kinds",
+        "plot_high_entropy_words",
         "token_table",
         "word_list",
-        "word_shift",
+        "word_usage_change",
     ),
     "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
     "inspector.inspector": ("Inspector", "inspect"),
@@ -62,20 +62,18 @@ __all__ = [
     "Inspector",
     "LinkedFigure",
     "Runs",
-    "biography",
     "compare",
     "compare_transcripts",
     "count_words",
     "curves",
     "excerpts",
     "explore",
-    "group",
+    "group_rollouts",
     "import_inspect",
     "import_messages",
     "import_trl",
     "import_verl",
     "inspect",
-    "kinds",
     "link",
     "measure",
     "open_runs",
@@ -84,20 +82,22 @@ __all__ = [
     "plot_ablation",
     "plot_curves",
     "plot_entropy",
-    "plot_kinds",
+    "plot_high_entropy_words",
     "plot_lengths",
     "plot_outcomes",
     "plot_pass_at_k",
     "plot_replays",
     "plot_time",
-    "plot_words",
-    "problems",
+    "plot_token_kinds",
+    "problem_history",
+    "problem_table",
+    "profile_step",
     "replay",
+    "token_kinds",
     "token_table",
     "watch",
     "word_list",
-    "word_shift",
-    "xray",
+    "word_usage_change",
 ]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.analysis.bench_store import LONG_TOKENS, NEEDLE, STAGE, Size, make_store
+from rstar_lab.analysis.synthetic_store import LONG_TOKENS, NEEDLE, STAGE, Size, make_store
 
 _TEN = (
     "pass1", "tool_error_rate", "response_tokens", "model_tokens", "turns", "truncation_rate", "entropy", "log_prob_gap",

@@ -26,7 +26,7 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.n}, {self.clusters} problems)"
 
 
-def draws(clusters: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+def resample_counts(clusters: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
     """(resamples, clusters): how often each cluster is in each resample."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=resamples).astype(np.float64)
@@ -53,7 +53,7 @@ def ratio(
     value = float(numerator.sum() / denominator.sum())
     if clusters == 1:
         return Estimate(value, np.nan, np.nan, n, 1)
-    weights = draws(clusters, resamples, seed)
+    weights = resample_counts(clusters, resamples, seed)
     samples = (weights @ numerator) / (weights @ denominator)
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value, float(low), float(high), n, clusters)
@@ -79,11 +79,11 @@ def paired_difference(
     clusters = int(met.sum())
     if not clusters:
         return Estimate(np.nan, np.nan, np.nan, 0, 0)
-    problems = draws(clusters, resamples, seed)
+    problems = resample_counts(clusters, resamples, seed)
     values, samples = [], []
     for number, (numerator, denominator) in enumerate(sides):
         numerator, denominator = numerator[:, met], denominator[:, met]
-        runs = draws(len(numerator), resamples, seed + 1 + number)
+        runs = resample_counts(len(numerator), resamples, seed + 1 + number)
         values.append(numerator.sum() / denominator.sum())
         over = np.einsum("br,rp,bp->b", runs, denominator, problems)
         with np.errstate(invalid="ignore", divide="ignore"):

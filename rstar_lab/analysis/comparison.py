@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.bootstrap import RESAMPLES, Side, paired_difference
-from rstar_lab.analysis.metrics import Metric, metric_named, summed
-from rstar_lab.analysis.runs import Runs, Where, condition_of, rows_of
+from rstar_lab.analysis.metrics import Metric, get_metric, sum_by_problem
+from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = (
@@ -49,7 +49,7 @@ class Comparison:
         """The card for a paper or an issue."""
         lines = [f"**{self.name_b} against {self.name_a}.** {self.sentence}", ""]
         lines += [f"| metric | {self.name_a} | {self.name_b} | difference [95%] | problems |", "|---|---|---|---|---|"]
-        for row in rows_of(self.table):
+        for row in named_rows(self.table):
             lines.append(
                 f"| {row.title} | {_shown(row.a, row.percent)} | {_shown(row.b, row.percent)} "
                 f"| {_interval(row)} | {row.problems} |"
@@ -60,12 +60,12 @@ class Comparison:
         rows = "".join(
             f"<tr><td>{escape(row.title)}</td><td>{_shown(row.a, row.percent)}</td><td>{_shown(row.b, row.percent)}</td>"
             f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escape(row.verdict)}</td></tr>"
-            for row in rows_of(self.table)
+            for row in named_rows(self.table)
         )
         flips = "".join(
             f"<li>{escape(str(row.flip))}: {escape(str(row.problem_id))} ({row.pass_a:.0%} to {row.pass_b:.0%}): "
             f"{_link(row.traj_a)} and {_link(row.traj_b)}</li>"
-            for row in rows_of(self.flips.head(20))
+            for row in named_rows(self.flips.head(20))
         )
         head = "".join(
             f"<th>{escape(name)}</th>"
@@ -100,9 +100,9 @@ def compare(
     where: a condition for both sides, such as "step > 40". Intervals: 95%, bootstrap over problems (paired), and over
     runs where a side has several. Raises RunStoreError where no problem is common.
     """
-    chosen = [metric_named(name) for name in metrics]
+    chosen = [get_metric(name) for name in metrics]
     name_a, name_b = name_a or _name(runs_a, "a"), name_b or _name(runs_b, "b")
-    sums = [summed(runs, [metric_named("pass1"), *chosen], ("run_id",), where) for runs in (runs_a, runs_b)]
+    sums = [sum_by_problem(runs, [get_metric("pass1"), *chosen], ("run_id",), where) for runs in (runs_a, runs_b)]
     common = sorted(set(sums[0].problem_id.dropna()) & set(sums[1].problem_id.dropna()))
     if not common:
         raise RunStoreError(f"{name_a} and {name_b} have no problem in common: nothing can be paired")
@@ -174,14 +174,14 @@ def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
     """For each problem the newest trajectory that solved it (True) or failed it (False)."""
     if not wanted:
         return []
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     marks = ", ".join("?" * len(wanted))
     found = runs.sql(
         f"""SELECT problem_id, reward > 0 AS solved, arg_max(traj_id, (step, traj_id)) AS traj_id FROM trajectories
             WHERE {condition} AND problem_id IN ({marks}) GROUP BY ALL""",
         [*parameters, *wanted],
     )
-    newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in rows_of(found.dropna())}
+    newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in named_rows(found.dropna())}
     return [newest.get((problem, solved)) for problem, solved in wanted.items()]
 
 
@@ -200,7 +200,7 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
         said = f"{subject}{size} {way} than that of {name_a}, {interval}: the data support a difference"
     others = [
         f"{row.title} ({row.verdict})"
-        for row in rows_of(table.iloc[1:])
+        for row in named_rows(table.iloc[1:])
         if row.verdict in ("better", "worse", "higher", "lower")
     ]
     also = f"; also different: {', '.join(others)}" if others else ""

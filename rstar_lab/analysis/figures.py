@@ -12,10 +12,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rstar_lab.analysis.metrics import curves, measure, metric_named, outcome_mix, pass_at_k
-from rstar_lab.analysis.runs import Runs, Where, condition_of
+from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
+from rstar_lab.analysis.runs import Runs, Where, sql_condition
 from rstar_lab.analysis.style import COLOURS, Figure, faint, looks
-from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")
@@ -45,7 +45,7 @@ def plot_curves(
     names = list(metrics)
     frame = _curve_frame(runs, names, by, x, where, band)
     rows = (len(names) + 1) // 2 if len(names) > 1 else 1
-    titles = [metric_named(name).title for name in names]
+    titles = [get_metric(name).title for name in names]
     figure = make_subplots(
         rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
     )
@@ -54,7 +54,7 @@ def plot_curves(
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
-        if metric_named(name).percent:
+        if get_metric(name).percent:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
         figure.update_xaxes(title_text=_X[x] if panel >= len(names) - 2 else None, **place)
         if x == "step":
@@ -77,7 +77,7 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
     mix = mix if correct is None else mix[mix.correct == correct]
     frame = mix.groupby(["step", "outcome"], as_index=False).agg({"calls": "sum"})
     frame["share"] = frame.calls / frame.groupby("step").calls.transform("sum")
-    frame["ours"] = frame.outcome.isin(OURS)
+    frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
     order = [str(outcome) for outcome in Outcome if outcome != Outcome.OK]
     look = looks(order)
@@ -93,7 +93,7 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
             y=part.share,
             name=outcome,
             customdata=conditions,
-            marker={"color": look[outcome][0], "pattern": {"shape": "/" if outcome in OURS else ""}},
+            marker={"color": look[outcome][0], "pattern": {"shape": "/" if outcome in INFRASTRUCTURE_FAILURES else ""}},
             hovertemplate=f"step %{{x}}<br>{outcome} %{{y:.1%}}<extra></extra>",
         )
     if not figure.data:
@@ -111,7 +111,7 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
     """Distribution of a length over steps: median, and the middle 50% and 80% of the trajectories."""
     if column not in ("response_tokens", "model_tokens", "turns", "calls", "reflection_tokens", "generate_s", "tool_s"):
         raise RunStoreError(f"{column!r} is no length: choose response_tokens, model_tokens, turns, calls, ...")
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     frame = runs.sql(
         f"""SELECT step, count({column}) AS n, quantile_cont({column}, 0.1) AS p10, quantile_cont({column}, 0.25) AS p25,
                    median({column}) AS p50, quantile_cont({column}, 0.75) AS p75, quantile_cont({column}, 0.9) AS p90
@@ -132,7 +132,7 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
         hovertemplate="step %{x}<br>median %{y:.0f}<extra></extra>",
     )
     _mark_stages(figure, runs, where, {})
-    title = metric_named(column).title
+    title = get_metric(column).title
     figure.update_layout(height=400, title=f"{title}: median, middle 50% and 80%", showlegend=False)
     figure.update_xaxes(title="step")
     figure.update_yaxes(title=title, rangemode="tozero")
@@ -184,7 +184,7 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
 def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where, band: bool) -> pd.DataFrame:
     """group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
     groups = recipe_groups(runs, by)
-    rolled = [name for name in names if metric_named(name).rolled_up]
+    rolled = [name for name in names if get_metric(name).rolled_up]
     wide = curves(runs, rolled, where).merge(groups, on="run_id")
     several = wide.groupby("group").run_id.nunique().gt(1).any()
     wide["x"] = wide.step if x == "step" else _compute(runs, x).reindex(_index(wide)).to_numpy()
@@ -207,7 +207,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
             low, high = value - half, value + half
         else:
             low, high = (part[side].iloc[0] if side in part and band else np.nan for side in ("low", "high"))
-        if metric_named(str(metric)).percent:
+        if get_metric(str(metric)).percent:
             low, high = np.clip([low, high], 0, 1)
         ids = ", ".join(f"'{run_id}'" for run_id in part.run_id)
         rows.append(
@@ -290,7 +290,7 @@ def _band(
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:
     """A line where a stage follows another, if all runs change stages at the same steps."""
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     starts = runs.sql(
         f"""SELECT DISTINCT stage, step FROM (
               SELECT run_id, stage, min(step) AS step FROM rollup WHERE {condition} AND rows_trajectories > 0 GROUP BY run_id, stage
@@ -309,7 +309,7 @@ def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, i
 
 def _literal(where: Where) -> str:
     """A condition as SQL without parameters, ready to be joined by AND."""
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     if condition == "true":
         return ""
     for value in parameters:

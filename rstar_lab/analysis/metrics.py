@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.bootstrap import RESAMPLES, Estimate, ratio
-from rstar_lab.analysis.runs import Runs, Where, condition_of
-from rstar_lab.outcomes import MODEL_ERRORS, OURS
+from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
 from rstar_lab.runs import RunStoreError
 
 
@@ -41,7 +41,7 @@ def _count(outcomes: frozenset) -> str:
 
 
 _ERRORS = f"coalesce({_count(MODEL_ERRORS)}, errors)"
-_CALLS = f"coalesce(len(outcomes) - {_count(OURS)}, calls)"
+_CALLS = f"coalesce(len(outcomes) - {_count(INFRASTRUCTURE_FAILURES)}, calls)"
 _DUPLICATE = "(p_format > 0 AND (p_format < 1 OR answer IS NOT NULL))::INT"
 
 
@@ -129,7 +129,7 @@ METRICS: dict[str, Metric] = {
             "our_failure_rate",
             "calls that failed by our doing",
             "calls that ended as sandbox_error or queue_timeout / all calls",
-            _count(OURS),
+            _count(INFRASTRUCTURE_FAILURES),
             "len(outcomes)",
             (_sum("our_failures"), f"{_sum('our_failures')} + CASE WHEN our_failures_n > 0 THEN {_sum('calls')} END"),
             -1,
@@ -210,7 +210,7 @@ METRICS: dict[str, Metric] = {
         _mean(
             "reflection_tokens",
             "reflection words",
-            "words of runs.words.REFLECTION_WORDS in the model's own text, mean",
+            "words of runs.reflection_words.REFLECTION_WORDS in the model's own text, mean",
         ),
         _mean("p_err", "p_err", "tool-error penalty of the paper, mean", better=-1),
         _mean("p_format", "p_format", "format penalty of the paper, mean", better=-1),
@@ -222,7 +222,7 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def metric_named(name: str) -> Metric:
+def get_metric(name: str) -> Metric:
     """Raises RunStoreError that lists the metrics for an unknown name."""
     if name not in METRICS:
         raise RunStoreError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
@@ -234,13 +234,13 @@ def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFram
 
     where: condition on run_id, stage and step.
     """
-    metrics = [metric_named(name) for name in names]
+    metrics = [get_metric(name) for name in names]
     if missing := [metric.name for metric in metrics if metric.rolled_up is None]:
         raise RunStoreError(f"{missing[0]} is not in the rollup; use measure(), which reads the trajectories")
     values = ", ".join(
         f'({m.rolled_up[0]}) / nullif({m.rolled_up[1]}, 0) AS "{m.name}"' for m in metrics if m.rolled_up
     )
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     query = f"SELECT run_id, stage, step, rows_trajectories AS n, {values} FROM rollup WHERE {condition} ORDER BY 1, 3"
     return runs.sql(query, parameters)
 
@@ -258,8 +258,8 @@ def measure(
 
     by: columns of trajectories, e.g. run_id, stage, step. Intervals: bootstrap over problems, 95%.
     """
-    metrics = [metric_named(name) for name in names]
-    sums = summed(runs, metrics, by, where)
+    metrics = [get_metric(name) for name in names]
+    sums = sum_by_problem(runs, metrics, by, where)
     rows = []
     groups = sums.groupby(list(by), dropna=False, sort=True) if by else [((), sums)]
     for key, group in groups:
@@ -272,9 +272,9 @@ def measure(
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 
 
-def summed(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
-    """Numerators and denominators summed by group and problem."""
-    condition, parameters = condition_of(where)
+def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
+    """Numerators and denominators sum_by_problem by group and problem."""
+    condition, parameters = sql_condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     parts = []
     for metric in metrics:
@@ -308,7 +308,7 @@ def pass_at_k(
     Source: Chen et al. 2021, arXiv 2107.03374, equation 1. A problem with fewer than k rollouts says nothing about k.
     Columns: those of `by`, k, value, low, high, n, clusters. Rollouts of a problem in one group are pooled.
     """
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     comma = "," if keys else ""
     counts = runs.sql(
@@ -333,7 +333,7 @@ def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Wh
 
     share: of the calls of the group's correct (or incorrect) trajectories.
     """
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     comma = "," if keys else ""
     query = f"""
@@ -344,4 +344,4 @@ def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Wh
     return runs.sql(query, parameters)
 
 
-__all__ = ["METRICS", "Estimate", "Metric", "curves", "measure", "metric_named", "outcome_mix", "pass_at_k"]
+__all__ = ["METRICS", "Estimate", "Metric", "curves", "get_metric", "measure", "outcome_mix", "pass_at_k"]

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rstar_lab.analysis.views import Views, select_from, text_bytes
+from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
@@ -263,7 +263,7 @@ class Runs:
 
         where: condition on run_id, stage and step; name a run and a range of steps, transcripts are large.
         """
-        condition, parameters = condition_of(where)
+        condition, parameters = sql_condition(where)
         # As it stands inside the JSON of the messages, with or without escapes.
         needles = list(dict.fromkeys(json.dumps(text, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)))
         # A regular expression is found several times faster than a plain string, by Arrow as by DuckDB.
@@ -271,8 +271,10 @@ class Runs:
         scope = (condition, tuple(parameters), self._views.state(), text.isascii())
         if self._searched is None or self._searched[0] != scope:
             files = self._views.files("transcripts", condition, parameters)
-            if sum(map(text_bytes, files)) > _SEARCH_BYTES:
-                query = f"SELECT * FROM ({select_from('transcripts', files)}) WHERE regexp_matches(messages, ?, 'i')"
+            if sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
+                query = (
+                    f"SELECT * FROM ({select_files_sql('transcripts', files)}) WHERE regexp_matches(messages, ?, 'i')"
+                )
                 return _hits(self._views.arrow(f"{query} LIMIT {int(limit)}", [pattern]), needles)
             read = [read_steps(file, [*_FOUND, "messages"]) for file in files]
             table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
@@ -285,7 +287,7 @@ class Runs:
     def _query(
         self, select: str, where: Where, order: str | None = None, limit: int | None = None, offset: int = 0
     ) -> pd.DataFrame:
-        condition, parameters = condition_of(where)
+        condition, parameters = sql_condition(where)
         query = f"{select} WHERE {condition}"
         if order:
             query += f" ORDER BY {order}"
@@ -340,12 +342,12 @@ def _around(text: str, needles: Sequence[str]) -> str:
     return text[max(0, at - 60) : at + len(needle) + 100]
 
 
-def rows_of(frame: pd.DataFrame) -> list[Any]:
+def named_rows(frame: pd.DataFrame) -> list[Any]:
     """The rows as named tuples, typed as what they are to a checker: anything."""
     return list(frame.itertuples(index=False))
 
 
-def condition_of(where: Where) -> tuple[str, list[Any]]:
+def sql_condition(where: Where) -> tuple[str, list[Any]]:
     """A condition as SQL and its parameters."""
     if not where:
         return "true", []

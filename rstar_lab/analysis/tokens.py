@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from rstar_lab.analysis.runs import Runs, Where, condition_of, rows_of
+from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
 from rstar_lab.analysis.style import COLOURS, Figure
 from rstar_lab.runs import RunStoreError
-from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
+from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
 
 TOP = 0.2
 _CALL_OPENS, _CALL_CLOSES = "<tool_call>", "</tool_call>"
@@ -41,14 +41,14 @@ def token_table(
     error), code (inside a tool call), listed (part of one of `words`), high (among the `top` share by entropy, over
     the sample). Raises RunStoreError where no such trajectory keeps token arrays or the run has no vocabulary.
     """
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     chosen = runs.sql(
         f"""SELECT traj_id, run_id, step, reward, advantage FROM trajectories
             WHERE {condition} AND entropy IS NOT NULL ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}""",
         parameters,
     )
     arrays = _arrays(runs, chosen)
-    found = [_tokens(runs, row, arrays[row.traj_id], words) for row in rows_of(chosen) if row.traj_id in arrays]
+    found = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
     if not found:
         raise RunStoreError(
             "no trajectory here keeps token arrays with entropies; set `token_arrays: kept` in the recipe"
@@ -79,7 +79,7 @@ def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
         )
     except RunStoreError:
         return rows
-    for call in rows_of(calls):
+    for call in named_rows(calls):
         if call.traj_id in rows:
             rows[call.traj_id]["responses"].append((int(call.position), call.outcome == "ok"))
     return rows
@@ -170,7 +170,7 @@ def word_list(table: pd.DataFrame, *, min_count: int = 5, code: bool = False) ->
     return frame.reset_index()
 
 
-def kinds(table: pd.DataFrame) -> pd.DataFrame:
+def token_kinds(table: pd.DataFrame) -> pd.DataFrame:
     """One row a kind of token: kind, code, tokens, share of the sample, entropy (mean), high_share, listed_share.
 
     share of tokens that are high is `high_share`; `high_part` is the kind's part of all high-entropy tokens.
@@ -184,7 +184,7 @@ def kinds(table: pd.DataFrame) -> pd.DataFrame:
     return grouped.drop(columns="high")
 
 
-def word_shift(before: pd.DataFrame, after: pd.DataFrame, *, min_count: int = 5) -> pd.DataFrame:
+def word_usage_change(before: pd.DataFrame, after: pd.DataFrame, *, min_count: int = 5) -> pd.DataFrame:
     """How words changed between two tables: word, uses per 1000 tokens before and after, and their entropies.
 
     Sorted by the change in use, what grew most first.
@@ -214,7 +214,7 @@ def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataF
     found = []
     highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)
     texts = {traj_id: part for traj_id, part in table[table.traj_id.isin(highest.traj_id)].groupby("traj_id")}
-    for row in rows_of(highest.sort_values(["kind", "code", "entropy"], ascending=[True, True, False])):
+    for row in named_rows(highest.sort_values(["kind", "code", "entropy"], ascending=[True, True, False])):
         of_trajectory = texts[row.traj_id]
         at = int(np.flatnonzero(of_trajectory.position == row.position)[0])
         gaps = of_trajectory.position.diff().gt(1)
@@ -229,7 +229,7 @@ def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.Dat
 
     Reads transcripts: name a run or a range of steps.
     """
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}", parameters)
     pattern = word_pattern(tuple(words))
     rows["uses"] = [
@@ -245,9 +245,9 @@ def own_texts(messages: str) -> list[str]:
     return [message["content"] for message in json.loads(messages) if message["role"] == "assistant"]
 
 
-def plot_kinds(table: pd.DataFrame) -> Figure:
+def plot_token_kinds(table: pd.DataFrame) -> Figure:
     """Entropy of tokens before any tool response, after success and after error; prose and code apart."""
-    frame = kinds(table)
+    frame = token_kinds(table)
     figure = go.Figure()
     for code, name, colour, shape in ((False, "prose", COLOURS[0], ""), (True, "inside a tool call", COLOURS[1], "/")):
         part = frame[frame.code == code].set_index("kind").reindex(list(KINDS))
@@ -261,7 +261,7 @@ def plot_kinds(table: pd.DataFrame) -> Figure:
     return Figure(figure, frame)
 
 
-def plot_words(table: pd.DataFrame, *, count: int = 25, min_count: int = 5) -> Figure:
+def plot_high_entropy_words(table: pd.DataFrame, *, count: int = 25, min_count: int = 5) -> Figure:
     """The words that begin at the highest entropy; those of the word list are marked."""
     frame = word_list(table, min_count=min_count).head(count).iloc[::-1]
     figure = go.Figure()

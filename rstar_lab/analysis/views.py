@@ -52,7 +52,7 @@ class Views:
 
     def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
         """SELECT of the rows of the steps which a condition on run_id, stage and step lets through."""
-        return select_from(level, self.files(level, condition, parameters))
+        return select_files_sql(level, self.files(level, condition, parameters))
 
     def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
         """The files with the steps which a condition on run_id, stage and step lets through, narrowed to these steps."""
@@ -136,7 +136,7 @@ class Views:
             )
         if lacking:
             warnings.warn(f"no {level} were kept in {', '.join(lacking)}: left out here", stacklevel=2)
-        return select_from(level, files)
+        return select_files_sql(level, files)
 
     def readers(self) -> list[RunReader]:
         folders = list(self._given)
@@ -165,7 +165,7 @@ class Views:
         return tuple(found)
 
 
-def select_from(level: str, files: Sequence[StoredFile]) -> str:
+def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
     """SELECT of the committed rows of some files; an empty table of the right columns where there are none."""
     if not files:
         nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
@@ -180,7 +180,7 @@ def select_from(level: str, files: Sequence[StoredFile]) -> str:
     return " UNION ALL ".join(selects)
 
 
-def text_bytes(file: StoredFile) -> int:
+def uncompressed_text_bytes(file: StoredFile) -> int:
     """About how large the messages of a file's steps are in memory, by its foot alone."""
     foot = pq.ParquetFile(file.path).metadata
     messages, step = (foot.schema.names.index(name) for name in ("messages", "step"))

@@ -24,7 +24,7 @@ from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import stage_model, stage_table
 from rstar_lab.rl.training.trainer import Trainer
-from rstar_lab.runs.files import whole_file
+from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -91,7 +91,7 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     recipe = session.recipe
     assert recipe.sft is not None
     traces = await make_sft_traces(session)
-    with whole_file(run_dir / "traces.jsonl") as file:
+    with atomic_write(run_dir / "traces.jsonl") as file:
         file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
     dataset = [trace.segments() for trace in traces]
     dataset += [one.segments() for one in read_mix(recipe.sft.conversations, seed=recipe.seed)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rstar_lab.outcomes import Outcome, tally
+from rstar_lab.outcomes import Outcome, count_errors
 
 
 class StopReason(StrEnum):
@@ -103,4 +103,4 @@ class Trajectory:
 
     @property
     def errors_and_calls(self) -> tuple[int, int]:
-        return tally([call.outcome for call in self.calls])
+        return count_errors([call.outcome for call in self.calls])

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rstar_lab.runs.errors import RunStoreError
-from rstar_lab.runs.files import clear_disk_errors, whole_file
+from rstar_lab.runs.files import atomic_write, name_disk_errors
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, of_steps
-from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, labelled, step_file
+from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, filter_steps
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, step_file
 from rstar_lab.runs.tables import ROLLUP, rollup_row
-from rstar_lab.runs.writer import packing, rows_a_group, write_rollup
+from rstar_lab.runs.writer import parquet_options, row_group_size, write_rollup
 
 # Beyond this a merged file is closed and a new one begun, so that a compaction needs little room beside the run.
 _MERGED_BYTES = 512 * 2**20
@@ -75,23 +75,23 @@ def _batches(files: list[StoredFile]) -> list[list[StoredFile]]:
 
 def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
     steps = [step for file in batch for step in file.steps]
-    marks = (labelled(level).metadata or {}) | {STEPS_KEY.encode(): str(steps).encode()}
+    marks = (schema_with_metadata(level).metadata or {}) | {STEPS_KEY.encode(): str(steps).encode()}
     target = step_file(run_dir, level, batch[0].stage, steps[0], steps[-1])
-    schema = labelled(level).with_metadata(marks)
-    with whole_file(target) as out, pq.ParquetWriter(out, schema, **packing(level)) as writer:
+    schema = schema_with_metadata(level).with_metadata(marks)
+    with atomic_write(target) as out, pq.ParquetWriter(out, schema, **parquet_options(level)) as writer:
         pending: list[pa.Table] = []
         rows = 0
         for file in batch:
             for table in _tables(file):
                 pending.append(table.replace_schema_metadata(marks))
                 rows += table.num_rows
-                wanted = rows_a_group(level, pending[0])
+                wanted = row_group_size(level, pending[0])
                 if rows >= wanted:
                     writer.write_table(pa.concat_tables(pending), row_group_size=wanted)
                     pending, rows = [], 0
         if pending:
-            writer.write_table(pa.concat_tables(pending), row_group_size=rows_a_group(level, pending[0]))
-    with clear_disk_errors(target):
+            writer.write_table(pa.concat_tables(pending), row_group_size=row_group_size(level, pending[0]))
+    with name_disk_errors(target):
         for file in batch:
             if file.path != target:
                 file.path.unlink()
@@ -102,7 +102,7 @@ def _tables(file: StoredFile) -> Iterator[pa.Table]:
     source = pq.ParquetFile(file.path)
     for group in range(source.num_row_groups):
         table = source.read_row_group(group)
-        yield of_steps(table, file.steps) if file.partial else table
+        yield filter_steps(table, file.steps) if file.partial else table
 
 
 def _remove_shadowed(run_dir: Path, level: str) -> None:
@@ -127,7 +127,7 @@ def _restore_rollup(reader: RunReader) -> None:
             source = pq.ParquetFile(file.path)
             table = source.read() if level == "trajectories" else source.read(["step"])
             for step in file.steps:
-                rows = of_steps(table, [step])
+                rows = filter_steps(table, [step])
                 counts[step][level] = rows.num_rows
                 if level == "trajectories":
                     tables[step] = rows

@@ -22,12 +22,12 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Write `path` through a hidden temporary file; it takes its name only when the block ends without error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with clear_disk_errors(path):
+        with name_disk_errors(path):
             with temporary.open("wb") as file:
                 yield file
                 file.flush()
@@ -40,7 +40,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def clear_disk_errors(path: Path) -> Iterator[None]:
+def name_disk_errors(path: Path) -> Iterator[None]:
     """A full disk, a quota or missing rights in one line that names the file."""
     try:
         yield
@@ -51,16 +51,16 @@ def clear_disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: object) -> None:
-    with whole_file(path) as file:
-        file.write((json.dumps(finite(value), indent=1, ensure_ascii=False) + "\n").encode())
+    with atomic_write(path) as file:
+        file.write((json.dumps(json_safe(value), indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def finite(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """`value` as JSON can hold it: non-finite floats become null, numpy scalars plain numbers, paths text."""
     if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [json_safe(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "item") and not isinstance(value, str):  # numpy or torch scalar

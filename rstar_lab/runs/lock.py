@@ -31,7 +31,7 @@ class RunLock:
                 if time.monotonic() > give_up:
                     os.close(fd)
                     raise RunLocked(
-                        f"run {run_dir} is being written by {holder(run_dir)}; wait for it or stop it"
+                        f"run {run_dir} is being written by {lock_holder(run_dir)}; wait for it or stop it"
                     ) from None
                 time.sleep(0.02)
         self._fd: int | None = fd
@@ -47,7 +47,7 @@ class RunLock:
     _forget = release
 
 
-def holder(run_dir: Path) -> str:
+def lock_holder(run_dir: Path) -> str:
     """Who wrote their name into the lock file last."""
     try:
         who = json.loads((run_dir / _LOCK).read_text())

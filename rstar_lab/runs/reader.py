@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.lock import is_locked
-from rstar_lab.runs.schema import LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, steps_of
+from rstar_lab.runs.schema import LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, step_range_of
 from rstar_lab.runs.tables import ROLLUP
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
@@ -72,7 +72,7 @@ class RunReader:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One dict a committed step, in order: stage, step and what the writer measured."""
-        return read_lines(self.run_dir / "metrics.jsonl")[0]
+        return read_metrics_lines(self.run_dir / "metrics.jsonl")[0]
 
     def steps(self) -> dict[int, str]:
         """The committed steps and their stages, in order."""
@@ -146,7 +146,7 @@ class RunReader:
             raise RunStoreError(
                 f"{path} lacks step {min(missing)}; `rstar-lab runs compact {self.run_dir.name}` makes it anew"
             )
-        return of_steps(table, tuple(steps))
+        return filter_steps(table, tuple(steps))
 
     def read(self, level: str, columns: list[str] | None = None) -> pa.Table:
         """All committed rows of a level. For large runs ask `rstar_lab.analysis`, which reads what a query needs."""
@@ -176,11 +176,11 @@ def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
     inside = (pc.field("step") >= first) & (pc.field("step") <= last)
     table = pq.read_table(file.path, columns=sorted({*columns, "step"}), filters=inside, partitioning=None)
     if len(file.steps) <= last - first:  # the file may have rows of the steps between them
-        table = of_steps(table, file.steps)
+        table = filter_steps(table, file.steps)
     return table.select(columns)
 
 
-def of_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
+def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
     """The rows of these steps."""
     return table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))
 
@@ -224,11 +224,11 @@ def _check_version(path: Path, version: Any) -> None:
 
 def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
     """The store's files of a level, the widest merged ones first: they stand for the step files inside their range."""
-    named = [(path, *span) for path in folder.glob("stage=*/*.parquet") if (span := steps_of(path))]
+    named = [(path, *span) for path in folder.glob("stage=*/*.parquet") if (span := step_range_of(path))]
     yield from sorted(named, key=lambda item: (item[1] - item[2], item[1]))
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The whole lines of metrics.jsonl and their size in bytes; a last line without its end was never committed."""
     try:
         data = path.read_bytes()

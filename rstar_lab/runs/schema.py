@@ -89,12 +89,12 @@ _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE = re.compile(r"steps?=(\d+)(?:-(\d+))?\.parquet")
 
 
-def labelled(level: str) -> pa.Schema:
+def schema_with_metadata(level: str) -> pa.Schema:
     """The level's schema with the marks every file of it carries."""
     return LEVELS[level].with_metadata({VERSION_KEY: str(SCHEMA_VERSION), LEVEL_KEY: level})
 
 
-def is_name(text: str) -> bool:
+def is_valid_name(text: str) -> bool:
     """May `text` name a run or a stage? It becomes a folder."""
     return _STAGE.fullmatch(text) is not None
 
@@ -105,7 +105,7 @@ def step_file(run_dir: Path, level: str, stage: str, first: int, last: int | Non
     return run_dir / level / f"stage={stage}" / name
 
 
-def steps_of(path: Path) -> tuple[int, int] | None:
+def step_range_of(path: Path) -> tuple[int, int] | None:
     """First and last step a file's name speaks of; None for a file that is not the store's (temporary ones)."""
     match = _FILE.fullmatch(path.name)
     return (int(match[1]), int(match[2] or match[1])) if match else None

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rstar_lab.outcomes import MODEL_ERRORS, OURS, Outcome
-from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, labelled
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS, Outcome
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata
 
 _SORT = {
     "trajectories": ("group_id", "sample", "traj_id"),
@@ -19,7 +19,7 @@ _SORT = {
 }
 _DTYPES = {pa.int32(): np.int32, pa.float16(): np.float16, pa.bool_(): np.bool_}
 _OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
-_JUDGED = frozenset(Outcome) - OURS
+_JUDGED = frozenset(Outcome) - INFRASTRUCTURE_FAILURES
 _NUMBERS = [
     field.name
     for field in TRAJECTORIES
@@ -57,7 +57,7 @@ def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -
     fill: values for columns a row leaves out (run, attempt, stage, step).
     Token arrays may be lists or numpy arrays. NaN in a number column becomes null, so that it counts as missing.
     """
-    schema = labelled(level)
+    schema = schema_with_metadata(level)
     for number, row in enumerate(rows):
         if unknown := row.keys() - set(schema.names):
             raise ValueError(
@@ -128,7 +128,7 @@ def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, 
 
     unknown = np.full(len(kinds), np.nan)
     data["errors"], data["calls"] = counted(MODEL_ERRORS, data["errors"]), counted(_JUDGED, data["calls"])
-    data["our_failures"] = counted(OURS, unknown)
+    data["our_failures"] = counted(INFRASTRUCTURE_FAILURES, unknown)
     tokens, entropy = data["model_tokens"], data["entropy"]
     gap = data["engine_log_prob"] - data["trainer_log_prob"]
     data["correct"] = np.where(np.isnan(data["reward"]), np.nan, data["reward"] > 0)

@@ -21,10 +21,19 @@ import pyarrow.parquet as pq
 
 from rstar_lab.runs import provenance
 from rstar_lab.runs.errors import RunStoreError
-from rstar_lab.runs.files import clear_disk_errors, finite, remove_folder, sync_folder, whole_file, write_json
+from rstar_lab.runs.files import atomic_write, json_safe, name_disk_errors, remove_folder, sync_folder, write_json
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, check_file, checkpoints, of_steps, read_lines
-from rstar_lab.runs.schema import LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, is_name, labelled, step_file, steps_of
+from rstar_lab.runs.reader import STEPS_KEY, RunReader, check_file, checkpoints, filter_steps, read_metrics_lines
+from rstar_lab.runs.schema import (
+    LEVEL_KEY,
+    LEVELS,
+    SCHEMA_VERSION,
+    VERSION_KEY,
+    is_valid_name,
+    schema_with_metadata,
+    step_file,
+    step_range_of,
+)
 from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 
 # No two rows have the same: a dictionary of them would be one more copy to read.
@@ -68,10 +77,10 @@ class RunWriter:
         Raises RunLocked while another process writes the run, RunStoreError where it is of another kind or cannot be
         read or written.
         """
-        if not is_name(run_id):
+        if not is_valid_name(run_id):
             raise RunStoreError(f"run id {run_id!r} cannot be a folder's name: use letters, digits, '.', '_' and '-'")
         run_dir = Path(runs_dir) / run_id
-        with clear_disk_errors(run_dir):
+        with name_disk_errors(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
             lock = RunLock(run_dir)
         try:
@@ -151,7 +160,7 @@ class RunWriter:
 
     def write_tables(self, stage: str, step: int, tables: dict[str, pa.Table], metrics: dict[str, Any]) -> None:
         """`write_step` for rows that are Arrow tables of the levels' schemas already."""
-        if not is_name(stage):
+        if not is_valid_name(stage):
             raise ValueError(f"stage {stage!r} cannot be a folder's name: use letters, digits, '.', '_' and '-'")
         last = self.last_step
         if step < 0 or (last is not None and step <= last):
@@ -171,10 +180,10 @@ class RunWriter:
 
     def cut(self, step: int) -> None:
         """Drop the steps and checkpoints after `step`: a run that resumes from the checkpoint of `step` calls this."""
-        lines, _ = read_lines(self._metrics)
+        lines, _ = read_metrics_lines(self._metrics)
         kept = [line for line in lines if line["step"] <= step]
         if len(kept) < len(lines):
-            with whole_file(self._metrics) as file:
+            with atomic_write(self._metrics) as file:
                 file.write(b"".join(_line(line) for line in kept))
         for number, folder in checkpoints(self.run_dir).items():
             if number > step:
@@ -194,11 +203,11 @@ class RunWriter:
         """
         parent = self.run_dir / "checkpoints"
         hidden, final = parent / f".step={step:06d}.tmp", parent / f"step={step:06d}"
-        with clear_disk_errors(final):
+        with name_disk_errors(final):
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
         try:
-            with clear_disk_errors(final):
+            with name_disk_errors(final):
                 yield hidden
                 for path in hidden.rglob("*"):
                     if path.is_file():
@@ -231,7 +240,7 @@ class RunWriter:
         write_json(self.run_dir / "run.json", self._info)
 
     def _append(self, line: dict[str, Any]) -> None:
-        with clear_disk_errors(self._metrics):
+        with name_disk_errors(self._metrics):
             with self._metrics.open("ab") as file:
                 before = file.tell()
                 try:
@@ -244,7 +253,7 @@ class RunWriter:
 
     def _repair(self) -> None:
         """Remove what no line stands for: the end of a torn line, files of uncommitted steps, temporary files."""
-        lines, size = read_lines(self._metrics)
+        lines, size = read_metrics_lines(self._metrics)
         if self._metrics.exists() and self._metrics.stat().st_size > size:
             os.truncate(self._metrics, size)
         steps = {line["step"]: line["stage"] for line in lines}
@@ -257,14 +266,14 @@ class RunWriter:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for level in LEVELS:
             for path in sorted((self.run_dir / level).glob("stage=*/*.parquet")):
-                if (span := steps_of(path)) is None:
+                if (span := step_range_of(path)) is None:
                     continue
                 held = check_file(path, level).steps if span[0] < span[1] else span[:1]
                 kept = tuple(step for step in held if steps.get(step) == path.parent.name.removeprefix("stage="))
                 if not kept:
                     path.unlink()
                 elif kept != held:
-                    shrink(path, level, kept)
+                    rewrite_with_steps(path, level, kept)
         self.last_step = max(steps, default=None)
         self._rollup = RunReader(self.run_dir).rollup()
 
@@ -272,13 +281,13 @@ class RunWriter:
 def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | None = None) -> None:
     """One Parquet file of a level; `steps` for a merged one."""
     marks = {STEPS_KEY: json.dumps(list(steps))} if steps is not None else {}
-    with whole_file(path) as file:
-        labels = labelled(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
+    with atomic_write(path) as file:
+        labels = schema_with_metadata(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
         table = table.replace_schema_metadata(labels)
-        pq.write_table(table, file, row_group_size=rows_a_group(level, table), **packing(level))
+        pq.write_table(table, file, row_group_size=row_group_size(level, table), **parquet_options(level))
 
 
-def packing(level: str) -> dict[str, Any]:
+def parquet_options(level: str) -> dict[str, Any]:
     """How a level's columns are packed: what pyarrow's Parquet writers take.
 
     What is scanned is packed by lz4, half as costly to read as zstd; what is read one row at a time by zstd.
@@ -299,7 +308,7 @@ def _leaf(field: pa.Field) -> str:
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
-def rows_a_group(level: str, table: pa.Table) -> int:
+def row_group_size(level: str, table: pa.Table) -> int:
     rows = _ROWS_A_GROUP[level]
     if level != "transcripts" or not table.num_rows:
         return rows
@@ -307,9 +316,9 @@ def rows_a_group(level: str, table: pa.Table) -> int:
     return max(1, min(rows, _TOKENS_A_ROW_GROUP * table.num_rows // max(tokens, 1)))
 
 
-def shrink(path: Path, level: str, steps: Sequence[int]) -> None:
+def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
     """Replace a merged file by one of fewer steps."""
-    table = of_steps(pq.ParquetFile(path).read(), steps)
+    table = filter_steps(pq.ParquetFile(path).read(), steps)
     stage = path.parent.name.removeprefix("stage=")
     smaller = step_file(path.parents[2], level, stage, min(steps), max(steps))
     write_table(smaller, level, table, steps)
@@ -318,7 +327,7 @@ def shrink(path: Path, level: str, steps: Sequence[int]) -> None:
 
 
 def write_rollup(run_dir: Path, rollup: pa.Table) -> None:
-    with whole_file(run_dir / "rollup.parquet") as file:
+    with atomic_write(run_dir / "rollup.parquet") as file:
         marks = {VERSION_KEY: str(SCHEMA_VERSION), LEVEL_KEY: "rollup"}
         # Many short columns: the file is smaller and read sooner without what pays for long ones.
         options = {"compression": "none", "use_dictionary": ["run_id", "stage"], "write_statistics": False}
@@ -326,7 +335,7 @@ def write_rollup(run_dir: Path, rollup: pa.Table) -> None:
 
 
 def _line(line: dict[str, Any]) -> bytes:
-    return (json.dumps(finite(line), ensure_ascii=False) + "\n").encode()
+    return (json.dumps(json_safe(line), ensure_ascii=False) + "\n").encode()
 
 
 def _now() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from rstar_lab.outcomes import OURS
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving, temporary_redis
 from rstar_lab.sandbox.sizing import simulate
@@ -134,7 +134,7 @@ async def load(url: str, codes: list[str], *, batch: int, clients: int, path: st
 def many_in_flight(url: str, count: int = 20_000, clients: int = 512) -> Iterator[dict[str, Any]]:
     done = asyncio.run(load(url, [SHORT] * count, batch=1, clients=clients, path="/run"))
     right = sum(result.get("stdout") == "2\n" for result in done.results)
-    ours = sum(result.get("outcome") in OURS for result in done.results)
+    ours = sum(result.get("outcome") in INFRASTRUCTURE_FAILURES for result in done.results)
     yield line("in_flight_512", count / done.seconds, "calls/s", count)
     yield line("in_flight_512_lost_or_wrong", count - right, "calls", count)
     yield line("in_flight_512_errors_of_ours", ours, "calls", count)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx
 
 from rstar_lab.errors import UserError
-from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import SessionEnd, Work, dumps, failure, result_from_dict, session_of, work_to_dict
@@ -191,7 +191,7 @@ class SandboxClient:
     def give(self, item: Waiting, result: CallResult) -> None:
         if item.future.done():
             return
-        if result.outcome in OURS and not item.in_session and time.monotonic() < item.deadline:
+        if result.outcome in INFRASTRUCTURE_FAILURES and not item.in_session and time.monotonic() < item.deadline:
             item.last = result
         else:
             item.future.set_result(result)

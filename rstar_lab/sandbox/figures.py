@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.load_generator import Sample
 
 GOOD, MODELS, OUR = "#2a9d8f", ("#e9c46a", "#f4a261", "#e76f51", "#bc6c25", "#9b5de5", "#577590"), "#6c757d"
@@ -53,4 +53,4 @@ def plot_outcomes(samples: Sequence[Sample]) -> go.Figure:
 def colour(outcome: Outcome) -> str:
     if outcome is Outcome.OK:
         return GOOD
-    return OUR if outcome in OURS else MODELS[list(Outcome).index(outcome) % len(MODELS)]
+    return OUR if outcome in INFRASTRUCTURE_FAILURES else MODELS[list(Outcome).index(outcome) % len(MODELS)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.sessions import ENDED
 from rstar_lab.sandbox.wire import SessionEnd, Work
@@ -92,7 +92,7 @@ async def run_with_files(
         written = await step(
             WRITE_FILES, files={name: content for name, content in files.items() if content is not None}
         )
-        if written.outcome in OURS:
+        if written.outcome in INFRASTRUCTURE_FAILURES:
             return FilesResult(written, {})
         if written.outcome is not Outcome.OK:
             raise ValueError(reason("files", written))

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, Field
 
-from rstar_lab.outcomes import OURS, Outcome
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call
 from rstar_lab.sandbox.cpp import Command, commands, cpp_call, cpp_outcome
 from rstar_lab.sandbox.files import FilesResult, check_files
@@ -82,7 +82,7 @@ def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse
         built, _ = commands(result)
         result = cpp_outcome(result)
         compiled = compile_result(built) if built else None
-    if result.outcome in OURS:
+    if result.outcome in INFRASTRUCTURE_FAILURES:
         return RunCodeResponse(
             status=RunStatus.SANDBOX_ERROR, message=result.stderr or result.outcome, outcome=result.outcome
         )

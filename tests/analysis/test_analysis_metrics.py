@@ -10,7 +10,7 @@ from helpers.analysis_runs import make_run
 from rstar_lab.analysis.bootstrap import Side, paired_difference, ratio
 from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.outcomes import tally
+from rstar_lab.outcomes import count_errors
 from rstar_lab.runs import RunStoreError, RunWriter
 
 
@@ -35,7 +35,7 @@ def weighted(rows, values, weights):
 
 def by_hand(rows, runs):
     tallies = pd.DataFrame(
-        [tally(list(kinds)) for kinds in rows.outcomes], columns=["errors", "calls"], index=rows.index
+        [count_errors(list(kinds)) for kinds in rows.outcomes], columns=["errors", "calls"], index=rows.index
     )
     correct = rows.reward > 0
     calls = runs.calls()

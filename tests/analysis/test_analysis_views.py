@@ -1,4 +1,4 @@
-"""RoC microscope, problem biography, step X-ray and tokens, on runs whose content is known."""
+"""RoC microscope, problem history, step X-ray and tokens, on runs whose content is known."""
 
 import json
 
@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis.biographies import biography, compare_transcripts, problems
-from rstar_lab.analysis.microscope import group, plot_replays, replay
+from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
+from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.step_times import plot_time, xray
+from rstar_lab.analysis.step_profile import plot_time, profile_step
 from rstar_lab.analysis.tokens import (
     KINDS,
     count_words,
-    kinds,
     plot_entropy,
-    plot_kinds,
-    plot_words,
+    plot_high_entropy_words,
+    plot_token_kinds,
+    token_kinds,
     token_table,
     word_list,
 )
@@ -41,7 +41,7 @@ def runs(folder):
 
 def test_a_group_shows_penalties_and_verdicts(runs):
     row = runs.trajectories("kept AND run_id = 'paper'", limit=1).iloc[0]
-    frame = group(runs, row.traj_id)
+    frame = group_rollouts(runs, row.traj_id)
     assert len(frame) == 8 and frame.kept.sum() == 4
     assert frame.penalty.tolist() == (frame.p_err + frame.p_format).tolist()
     assert set(frame.verdict) == {"kept", "dropped by resampling"}
@@ -88,11 +88,11 @@ def test_weights_and_the_substring_rule_change_the_penalty(runs):
         replay(runs, "paper", 99)
 
 
-# Problem biography
+# problem history
 
 
 def test_a_life_in_numbers_and_events(runs):
-    life = biography(runs, "p1")
+    life = problem_history(runs, "p1")
     assert life.question == "What is 1 + 1?" and life.truth == "2"
     rows = runs.trajectories({"problem_id": "p1"})
     rates = (rows.reward > 0).groupby([rows.run_id, rows.step]).mean()
@@ -107,7 +107,7 @@ def test_a_life_in_numbers_and_events(runs):
     condition = figure.where(0, [(0, 1)])
     assert set(runs.trajectories(condition).problem_id) == {"p1"}
     with pytest.raises(RunStoreError, match="no rollout of problem 'p77'"):
-        biography(runs, "p77")
+        problem_history(runs, "p77")
 
 
 def test_forgetting_is_noticed(tmp_path):
@@ -115,11 +115,11 @@ def test_forgetting_is_noticed(tmp_path):
         for step, passed in enumerate((0, 0, 3, 4, 1, 3)):
             rows = [{"traj_id": f"{step}-{i}", "problem_id": "p", "reward": float(i < passed)} for i in range(4)]
             writer.write_step("rl", step, trajectories=rows, calls=[], transcripts=[], metrics={})
-    events = biography(open_runs(tmp_path), "p").events
+    events = problem_history(open_runs(tmp_path), "p").events
     assert list(zip(events.event, events.step, strict=True)) == [
         ("first solve", 2), ("solved", 2), ("forgotten", 4), ("solved", 5),
     ]  # fmt: skip
-    table = problems(open_runs(tmp_path))
+    table = problem_table(open_runs(tmp_path))
     assert table.to_dict("records") == [
         {
             "problem_id": "p",
@@ -152,7 +152,7 @@ def test_transcripts_side_by_side_mark_differences_and_keep_markup_as_text(tmp_p
 
 
 def test_phases_add_up_and_stragglers_are_the_slowest(runs):
-    found = xray(runs, "paper", 2, stragglers=3)
+    found = profile_step(runs, "paper", 2, stragglers=3)
     assert found.step_s == pytest.approx(4.0)
     # 0.5 s of tools run inside the rollout: they are no phase, and what no phase has is the rest.
     assert found.phases.set_index("phase").seconds.to_dict() == pytest.approx(
@@ -171,11 +171,11 @@ def test_phases_add_up_and_stragglers_are_the_slowest(runs):
 
 def test_measured_idleness_is_passed_on_and_missing_times_are_said(tmp_path):
     make_run(tmp_path, "a", steps=1, extra_metrics={"engine_idle_share": 0.25})
-    assert xray(open_runs(tmp_path), "a", 1).idle == {"engine_idle_share": 0.25}
+    assert profile_step(open_runs(tmp_path), "a", 1).idle == {"engine_idle_share": 0.25}
     with RunWriter.open(tmp_path, "b", kind="import", recipe={}, seed=0) as writer:
         writer.write_step("x", 1, trajectories=[{"traj_id": "t"}], calls=[], transcripts=[], metrics={})
     with pytest.raises(RunStoreError, match="measured no times at step 1"):
-        xray(open_runs(tmp_path), "b", 1)
+        profile_step(open_runs(tmp_path), "b", 1)
 
 
 # Tokens
@@ -234,10 +234,10 @@ def test_kinds_and_figures_of_tokens_add_up(runs):
     table = token_table(runs, {"run_id": "paper"}, limit=40)
     assert table.traj_id.nunique() == 40
     assert table.high.mean() == pytest.approx(0.2, abs=0.01)
-    found = kinds(table)
+    found = token_kinds(table)
     assert found.share.sum() == pytest.approx(1) and found.high_part.sum() == pytest.approx(1)
     assert set(found.kind) == set(KINDS)
-    for figure in (plot_kinds(table), plot_words(table), plot_entropy(table)):
+    for figure in (plot_token_kinds(table), plot_high_entropy_words(table), plot_entropy(table)):
         assert len(figure.frame)
     again = token_table(runs, {"run_id": "paper"}, limit=40)
     assert again.equals(table)  # a fixed sample

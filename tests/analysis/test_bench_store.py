@@ -3,8 +3,8 @@
 import pytest
 
 from rstar_lab.analysis.bench import bench
-from rstar_lab.analysis.bench_store import LONG_TOKENS, Size, make_store
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.synthetic_store import LONG_TOKENS, Size, make_store
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS, count_reflection
+from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, count_reflection_words
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,12 @@ from rstar_lab.runs.words import FORKING_WORDS, REFLECTION_WORDS, count_reflecti
     ],
 )
 def test_counts(text, count):
-    assert count_reflection(text) == count
+    assert count_reflection_words(text) == count
 
 
 def test_own_words():
-    assert count_reflection("zonk, zonk (a.b) a-b", ["zonk", "(a.b)"]) == 3
-    assert count_reflection("anything", []) == 0
+    assert count_reflection_words("zonk, zonk (a.b) a-b", ["zonk", "(a.b)"]) == 3
+    assert count_reflection_words("anything", []) == 0
 
 
 def test_the_lists_have_no_doubles():

@@ -15,7 +15,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values, visible
-from rstar_lab.outcomes import OURS
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 
 _CSS = page_css()
 _SYNTAX = (
@@ -59,7 +59,7 @@ def outcome_class(outcome: str | None) -> str:
     """ok, bad (the model's doing), ours, or unknown."""
     if not outcome:
         return "unknown"
-    return "ok" if outcome == "ok" else "ours" if outcome in OURS else "bad"
+    return "ok" if outcome == "ok" else "ours" if outcome in INFRASTRUCTURE_FAILURES else "bad"
 
 
 def export_html(

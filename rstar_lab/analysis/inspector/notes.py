@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.runs.files import whole_file
+from rstar_lab.runs.files import atomic_write
 
 NOTES = "notes.jsonl"
 
@@ -49,7 +49,7 @@ def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> d
         notes.pop(traj_id, None)
         if entry["note"] or entry["tags"]:
             notes[traj_id] = entry
-        with whole_file(Path(run_dir) / NOTES) as file:
+        with atomic_write(Path(run_dir) / NOTES) as file:
             for kept in notes.values():
                 file.write((json.dumps(kept, ensure_ascii=True) + "\n").encode())
     return entry

@@ -19,7 +19,7 @@ Rule = Literal["paper", "released", "random"]
 
 
 def tool_error_penalty(errors: int, calls: int) -> float:
-    """p_err: the share of tool calls that failed by the model's doing; 0.5 without a call. Both as `outcomes.tally`
+    """p_err: the share of tool calls that failed by the model's doing; 0.5 without a call. Both as `outcomes.count_errors`
     counts."""
     if not 0 <= errors <= calls:
         raise ValueError(f"errors must lie between 0 and calls, not {errors} of {calls}")

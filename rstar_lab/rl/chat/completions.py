@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from rstar_lab.errors import UserError
-from rstar_lab.outcomes import tally
+from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
@@ -239,7 +239,7 @@ def _trajectory(
     url: str,
 ) -> Trajectory:
     text = "\n".join(turn.text for turn in turns)
-    errors, counted = tally([call.outcome for call in calls])
+    errors, counted = count_errors([call.outcome for call in calls])
     return Trajectory(
         traj_id=traj_id,
         problem_id=f"{name}-{number}",

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import ProblemError, read_rows
-from rstar_lab.runs.files import whole_file
+from rstar_lab.runs.files import atomic_write
 
 
 class Message(BaseModel):
@@ -57,7 +57,7 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
     if path.suffix not in (".jsonl", ".parquet"):
         raise ProblemError(f"{path}: conversations are written as .jsonl or .parquet, not {path.suffix!r}")
     count = 0
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         if path.suffix == ".jsonl":
             for conversation in conversations:
                 file.write((conversation.model_dump_json() + "\n").encode())

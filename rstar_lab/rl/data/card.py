@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.runs.files import whole_file
+from rstar_lab.runs.files import atomic_write
 
 EXAMPLES = 5  # a filter, evenly over what it dropped
 EXCERPT = 240
@@ -68,7 +68,7 @@ class Card:
             (path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"),
             (path.with_suffix(".md"), self.markdown()),
         ]:
-            with whole_file(target) as file:
+            with atomic_write(target) as file:
                 file.write(text.encode())
 
     def markdown(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.outcomes import Outcome, tally
+from rstar_lab.outcomes import Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 from rstar_lab.rl.chat_format.template import END_OF_TURN, SYSTEM_PROMPT, render_prompt, render_tool_responses
@@ -241,7 +241,7 @@ async def run_rollout(
     if cut:
         turns.append(cut)
     own_text = "\n".join(turn.text for turn in turns)
-    errors, counted = tally([call.outcome for call in calls])
+    errors, counted = count_errors([call.outcome for call in calls])
     given = 0.0
     if stop is not StopReason.UNFINISHED:
         for tool in tools.values():

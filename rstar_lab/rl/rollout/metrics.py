@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rstar_lab.outcomes import OURS
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -36,7 +36,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
         "truncated": mean([t.truncated for t in trajectories]),
         "answered": mean([t.answer is not None for t in trajectories]),
         "duplicate_answers": mean([t.text.count("<answer>") > 1 for t in trajectories]),
-        "sandbox_failures": sum(outcomes[outcome] for outcome in OURS),
+        "sandbox_failures": sum(outcomes[outcome] for outcome in INFRASTRUCTURE_FAILURES),
         "engine_failures": sum(not t.usable for t in trajectories),
         "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),
     }

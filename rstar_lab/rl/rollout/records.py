@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.rl.trajectory import Trajectory
-from rstar_lab.runs.words import count_reflection
+from rstar_lab.runs.reflection_words import count_reflection_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, 
         "stop_reason": str(trajectory.stop_reason),
         "answer": trajectory.answer,
         "truth": trajectory.truth,
-        "reflection_tokens": count_reflection(trajectory.text),
+        "reflection_tokens": count_reflection_words(trajectory.text),
         "entropy": _mean(labels.entropy, trajectory.loss_mask),
         "engine_log_prob": _mean(trajectory.log_probs, trajectory.loss_mask),
         "trainer_log_prob": _mean(labels.trainer_log_probs, trajectory.loss_mask),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rstar_lab.outcomes import OURS
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import Problem
@@ -121,7 +121,7 @@ async def make_traces(
         results.update(zip(batch, await sandbox.run_many([Call(code, seed=seed) for code in batch]), strict=True))
         if progress:
             progress(len(results), len(codes))
-    if failed := [result for result in results.values() if result.outcome in OURS]:
+    if failed := [result for result in results.values() if result.outcome in INFRASTRUCTURE_FAILURES]:
         raise RuntimeError(f"the sandbox could not run {len(failed)} of {len(codes)} programs: {failed[0].stderr}")
     traces = [await _play(problem, script, results) for problem, script in zip(problems, scripts, strict=True)]
     if path:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rstar_lab.outcomes import OURS
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.chat_format.template import CODE_TOOL, JUPYTER_TOOL, render_tool_result
 from rstar_lab.rl.tools.base import RETRIES, ToolResult
 from rstar_lab.sandbox.call import Call, CallResult
@@ -56,7 +56,7 @@ async def run_code(sandbox: Sandbox, call: Call) -> ToolResult:
     """Run code; a failure of ours is tried again before the model hears of it."""
     for attempt in range(1 + RETRIES):
         (result,) = await sandbox.run_many([call])
-        if result.outcome not in OURS:
+        if result.outcome not in INFRASTRUCTURE_FAILURES:
             break
         await asyncio.sleep(0.05 * 2**attempt)
     return ToolResult(result.outcome, render_tool_result(result), call.code, result.queue_s, result.duration_s)

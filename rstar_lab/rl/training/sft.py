@@ -30,7 +30,7 @@ from rstar_lab.rl.models.model import has_bf16, load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, HelperProcesses, Ranks
 from rstar_lab.rl.training.muon import Muon
-from rstar_lab.runs.files import whole_file, write_json
+from rstar_lab.runs.files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -313,7 +313,7 @@ def _save_checkpoint(
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "history": history,
     }
-    with whole_file(out_dir / "checkpoint.pt") as file:
+    with atomic_write(out_dir / "checkpoint.pt") as file:
         torch.save(state, file)
 
 
@@ -338,7 +338,7 @@ def finish(
     out_dir: Path, save: Callable[[Path], object], history: list[dict[str, float]], summary: dict[str, Any]
 ) -> None:
     """What a finished run leaves. save: writes the model and its tokenizer into a folder."""
-    with whole_file(out_dir / "metrics.jsonl") as file:
+    with atomic_write(out_dir / "metrics.jsonl") as file:
         file.write("".join(json.dumps(line) + "\n" for line in history).encode())
     temporary = out_dir / ".model.tmp"
     shutil.rmtree(temporary, ignore_errors=True)

@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import evaluate
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, EvaluateSection, HandOff, Recipe, RlSection, Stage
-from rstar_lab.runs.files import whole_file
+from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -151,7 +151,7 @@ async def filter_problems(
             )  # fmt: skip
             rows = RunReader(writer.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
         table = difficulty_table(rows, rule, run_id=run_dir.name, stage=stage, step=step)
-        with whole_file(path) as file:
+        with atomic_write(path) as file:
             pq.write_table(table, file)
     return without_solved(problems, path)
 

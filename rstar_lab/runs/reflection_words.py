@@ -32,6 +32,6 @@ def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-])(?:{alternatives})(?![\w-])", re.IGNORECASE)
 
 
-def count_reflection(text: str, words: Sequence[str] = REFLECTION_WORDS) -> int:
+def count_reflection_words(text: str, words: Sequence[str] = REFLECTION_WORDS) -> int:
     """How many reflection words or phrases (non-overlapping, longest first) the model's own `text` has."""
     return sum(1 for _ in word_pattern(tuple(words)).finditer(text))

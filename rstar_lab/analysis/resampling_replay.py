@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from rstar_lab.analysis.runs import Runs, rows_of
+from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.analysis.style import COLOURS, Figure
-from rstar_lab.outcomes import tally
+from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
 from rstar_lab.runs import RunStoreError
 
@@ -22,7 +22,7 @@ Errors = Literal["outcomes", "substring"]
 _EPS = 1e-6
 
 
-def group(runs: Runs, traj_id: str) -> pd.DataFrame:
+def group_rollouts(runs: Runs, traj_id: str) -> pd.DataFrame:
     """The rollouts of one group, with the penalties' parts and RoC's verdict: kept, dropped by resampling, or all equal."""
     row = runs.trajectory(traj_id)
     columns = [
@@ -154,7 +154,7 @@ def plot_replays(replays: Sequence[Replay]) -> Figure:
 def _penalties(runs: Runs, frame: pd.DataFrame, errors: Errors) -> np.ndarray:
     if errors == "outcomes":
         known = frame.p_err.notna()
-        found = [_error_penalty(row) for row in rows_of(frame[["outcomes", "errors", "calls"]])]
+        found = [_error_penalty(row) for row in named_rows(frame[["outcomes", "errors", "calls"]])]
         return np.where(known, frame.p_err, found)
     transcripts = runs.sql(
         "SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?",
@@ -162,7 +162,7 @@ def _penalties(runs: Runs, frame: pd.DataFrame, errors: Errors) -> np.ndarray:
     )
     responses = {
         row.traj_id: [message["content"] for message in json.loads(row.messages) if message["role"] == "tool"]
-        for row in rows_of(transcripts)
+        for row in named_rows(transcripts)
     }
     if missing := set(frame.traj_id) - responses.keys():
         raise RunStoreError(f"the substring rule reads tool responses; {sorted(missing)[0]} has no transcript")
@@ -170,7 +170,7 @@ def _penalties(runs: Runs, frame: pd.DataFrame, errors: Errors) -> np.ndarray:
 
 
 def _error_penalty(row: Any) -> float:
-    errors, calls = tally(list(row.outcomes)) if row.outcomes is not None else (row.errors, row.calls)
+    errors, calls = count_errors(list(row.outcomes)) if row.outcomes is not None else (row.errors, row.calls)
     return errors / calls if calls else 0.5
 
 

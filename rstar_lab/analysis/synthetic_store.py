@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rstar_lab.runs import RunWriter
-from rstar_lab.runs.schema import TRAJECTORIES, TRANSCRIPTS, labelled, step_file
+from rstar_lab.runs.schema import TRAJECTORIES, TRANSCRIPTS, schema_with_metadata, step_file
 from rstar_lab.runs.tables import ROLLUP, rollup_row
 from rstar_lab.runs.writer import write_rollup, write_table
 
@@ -141,7 +141,9 @@ def _trajectories(run_id: str, size: Size, rng: np.random.Generator) -> pa.Table
         "queue_s": pa.array((0.05 * calls).astype(np.float32)),
         "engine": pc.cast(pa.array(place % 8), pa.string()),
     }
-    return pa.Table.from_arrays([columns[name] for name in TRAJECTORIES.names], schema=labelled("trajectories"))
+    return pa.Table.from_arrays(
+        [columns[name] for name in TRAJECTORIES.names], schema=schema_with_metadata("trajectories")
+    )
 
 
 def _outcomes(calls: np.ndarray, errors: np.ndarray) -> pa.Array:
@@ -192,7 +194,7 @@ def _transcripts(run_id: str, size: Size, rng: np.random.Generator, *, first: bo
         column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, field.type)
         for field in TRANSCRIPTS
     ]
-    return pa.Table.from_arrays(made, schema=labelled("transcripts"))
+    return pa.Table.from_arrays(made, schema=schema_with_metadata("transcripts"))
 
 
 def _messages(tokens: int, rng: np.random.Generator) -> str:

@@ -26,9 +26,9 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class StepXray:
+class StepProfile:
     """phases: phase, seconds (of the wall clock), share of the step. `rest` is what no phase accounts for.
-    rollout: what the rollout's seconds were spent on: kind (generation, tool run, tool queue), rollout_s (summed over
+    rollout: what the rollout's seconds were spent on: kind (generation, tool run, tool queue), rollout_s (sum_by_problem over
     rollouts), share.
     stragglers: the trajectories that took longest: traj_id, seconds, times_median, generate_s, tool_s, queue_s, tokens, calls.
     engines: engine, rollouts, busy_s (rollout-seconds of generation), share.
@@ -48,7 +48,7 @@ class StepXray:
     tail_share: float
 
 
-def xray(runs: Runs, run_id: str, step: int, *, stragglers: int = 10) -> StepXray:
+def profile_step(runs: Runs, run_id: str, step: int, *, stragglers: int = 10) -> StepProfile:
     """Look through one step. Raises RunStoreError where the run has no such step or measured no times."""
     steps = runs.steps({"run_id": run_id, "step": int(step)})
     if steps.empty:
@@ -89,7 +89,7 @@ def xray(runs: Runs, run_id: str, step: int, *, stragglers: int = 10) -> StepXra
     }
     longest = rows.seconds.max()
     tail = float(1 - rows.seconds.quantile(0.9) / longest) if longest and np.isfinite(longest) else float("nan")
-    return StepXray(run_id, step, total, phases, rollout, slow[columns].reset_index(drop=True), engines, idle, tail)
+    return StepProfile(run_id, step, total, phases, rollout, slow[columns].reset_index(drop=True), engines, idle, tail)
 
 
 def _phases(measured: pd.Series) -> tuple[float | None, pd.DataFrame]:

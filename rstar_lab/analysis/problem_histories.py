@@ -7,7 +7,7 @@ from html import escape
 import pandas as pd
 import plotly.graph_objects as go
 
-from rstar_lab.analysis.runs import Runs, Where, condition_of, rows_of
+from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
 from rstar_lab.analysis.style import Figure
 from rstar_lab.runs import RunStoreError
 
@@ -15,7 +15,7 @@ SOLVED = 0.5
 
 
 @dataclass(frozen=True)
-class Biography:
+class ProblemHistory:
     """strip: run_id, stage, step, n, pass_rate, kept, error_rate, response_tokens, traj_id (the best rollout of the step).
     events: run_id, step, event (first solve, solved, forgotten), traj_id.
     code: run_id, step, code_hash, calls, new (first seen at this step of this run), traj_id.
@@ -65,9 +65,9 @@ class Biography:
         return Figure(figure, self.strip)
 
 
-def biography(runs: Runs, problem_id: str, where: Where = None) -> Biography:
+def problem_history(runs: Runs, problem_id: str, where: Where = None) -> ProblemHistory:
     """The life of one problem. where: condition on runs and steps. Raises RunStoreError where no rollout met it."""
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     rows = runs.sql(
         f"""SELECT run_id, stage, step, traj_id, reward, kept, errors, calls, response_tokens, truth FROM trajectories
             WHERE problem_id = ? AND {condition} ORDER BY run_id, step, traj_id""",
@@ -88,21 +88,21 @@ def biography(runs: Runs, problem_id: str, where: Where = None) -> Biography:
     strip["error_rate"] = strip.errors / strip.calls.where(strip.calls > 0)
     ordered = rows.sort_values(["solved", "traj_id"], ascending=[False, True], kind="stable")
     best = ordered.groupby(["run_id", "step"]).traj_id.first()
-    strip["traj_id"] = [best[(row.run_id, row.step)] for row in rows_of(strip)]
+    strip["traj_id"] = [best[(row.run_id, row.step)] for row in named_rows(strip)]
     strip = strip.drop(columns=["errors", "calls"]).sort_values(["run_id", "step"], ignore_index=True)
     question = None
     try:
         question = runs.transcript(strip.traj_id.iloc[-1]).attrs["question"]
     except RunStoreError:  # transcripts may not have been kept; the rest stands
         pass
-    return Biography(problem_id, question, rows.truth.iloc[0], strip, _events(strip), _code(runs, rows))
+    return ProblemHistory(problem_id, question, rows.truth.iloc[0], strip, _events(strip), _code(runs, rows))
 
 
 def _events(strip: pd.DataFrame) -> pd.DataFrame:
     found = []
     for run_id, life in strip.groupby("run_id", sort=True):
         solved_before, ever = False, False
-        for row in rows_of(life):
+        for row in named_rows(life):
             if row.pass_rate > 0 and not ever:
                 ever = True
                 found.append((run_id, row.step, "first solve", row.traj_id))
@@ -145,7 +145,7 @@ def compare_transcripts(runs: Runs, traj_a: str, traj_b: str) -> str:
 
 def _lines(messages: pd.DataFrame) -> list[str]:
     lines = []
-    for row in rows_of(messages):
+    for row in named_rows(messages):
         outcome = f" ({row.outcome})" if isinstance(row.outcome, str) else ""
         lines.append(f"[{row.role}{outcome}]")
         lines += str(row.content).splitlines()
@@ -159,9 +159,9 @@ def _cell(text: str | None, tag: str, sign: str) -> str:
     return f"<td style='{style};vertical-align:top;font-family:monospace;text-align:left'>{escape(mark + (text or ''))}</td>"
 
 
-def problems(runs: Runs, where: Where = None) -> pd.DataFrame:
+def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:
     """One row a problem: runs, rollouts, pass_rate, first and last step's pass rate, change: where to begin reading."""
-    condition, parameters = condition_of(where)
+    condition, parameters = sql_condition(where)
     frame = runs.sql(
         f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, avg((reward > 0)::INT) AS pass_rate,
                    arg_min(rate, step) AS first_rate, arg_max(rate, step) AS last_rate
