@@ -280,6 +280,7 @@ def preflight(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail where something cannot be looked at from here.")
     ] = False,
+    trainer: Annotated[str | None, typer.Option(help="local or verl. Default: the profile's trainer.")] = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -287,7 +288,9 @@ def preflight(
     from rstar_lab.rl.overrides import parse_overrides
     from rstar_lab.rl.preflight.run import run_preflight
 
-    raise typer.Exit(run_preflight(recipe, profile, parse_overrides(sets or []), strict=strict, as_json=as_json))
+    raise typer.Exit(
+        run_preflight(recipe, profile, parse_overrides(sets or []), trainer=trainer, strict=strict, as_json=as_json)
+    )
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Hardware profiles, cluster/profiles/*.yaml: what a machine has what runs well on it. Read by jobs and preflight."""
+"""Hardware profiles (cluster/profiles/*.yaml): a machine, and the settings tuned for it. Read by jobs, verl and preflight."""
 
 import difflib
 from pathlib import Path
@@ -13,17 +13,17 @@ from rstar_lab.resources import resource_folder
 FOLDER = resource_folder("cluster") / "profiles"
 
 
-class _Part(BaseModel):
+class ProfileSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Hardware(_Part):
-    """One node, and how many of them."""
+class Hardware(ProfileSection):
+    """The resources of one node, and the number of nodes."""
 
     nodes: int = Field(default=1, ge=1)
     cpus_per_node: int = Field(ge=1)
     memory_gb_per_node: float = Field(gt=0)
-    disk_gb: float = Field(gt=0, description="free space wanted under the runs folder")
+    disk_gb: float = Field(gt=0, description="free space expected under the runs folder")
     gpus_per_node: int = Field(default=0, ge=0)
     gpu: str | None = None
     hbm_gb: float = Field(default=0, ge=0, description="memory of one GPU")
@@ -35,7 +35,7 @@ class Hardware(_Part):
         return self.nodes * self.gpus_per_node
 
 
-class EngineSettings(_Part):
+class EngineSettings(ProfileSection):
     """The rollout engine, one replica on `tensor_parallel` GPUs."""
 
     tensor_parallel: int = Field(default=1, ge=1)
@@ -46,7 +46,7 @@ class EngineSettings(_Part):
     kv_cache_dtype_bytes: int = Field(default=2, ge=1)
 
 
-class Parallelism(_Part):
+class Parallelism(ProfileSection):
     """The training engine: FSDP over all GPUs, with sequences split over `sequence_parallel` of them."""
 
     fsdp_size: int = Field(default=-1, description="GPUs over which weights are sharded; -1 is all")
@@ -56,39 +56,53 @@ class Parallelism(_Part):
     tokens_per_gpu: int = Field(default=16_384, ge=1, description="tokens of one micro-batch on one GPU")
 
 
-class Measured(_Part):
-    """Efficiencies the time estimate multiplies peak rates with; say in the profile where they come from."""
+class Measured(ProfileSection):
+    """Efficiencies by which the time estimate multiplies peak rates. State their source in the profile."""
 
     training_mfu: float = Field(default=0.35, gt=0, le=1)
     decode_bandwidth_share: float = Field(default=0.5, gt=0, le=1)
     prefill_mfu: float = Field(default=0.4, gt=0, le=1)
+    network_gb_per_s: float = Field(
+        default=25, gt=0, description="collectives between nodes, per GPU, in one direction"
+    )
+    link_gb_per_s: float = Field(default=150, gt=0, description="collectives inside a node, per GPU, in one direction")
 
 
-class SandboxSettings(_Part):
-    """Tool calls: workers on every node over Redis, or embedded in the run."""
+class SandboxSettings(ProfileSection):
+    """Where tool calls run.
 
-    workers_per_node: int = Field(default=0, ge=0)
+    redis true: the job starts Redis, the sandbox service and its workers, and the recipe's calls go there. A recipe that sets
+    `sandbox.url` itself keeps its service.
+    """
+
+    workers_per_node: int = Field(default=0, ge=0, description="workers that the job starts on a node; 0: one per CPU")
     redis: bool = False
     call_s: float = Field(default=0.3, gt=0, description="mean seconds of a call, queueing included")
 
 
-class Storage(_Part):
-    """Folders every node sees under the same path."""
+class Storage(ProfileSection):
+    """Folders that every node sees under the same path. Relative paths of a recipe are looked up in them (storage_paths)."""
 
     runs: str = "runs"
     models: str = "models"
     data: str = "data"
 
 
-class Slurm(_Part):
+class Slurm(ProfileSection):
     partition: str | None = None
     account: str | None = None
     time: str = "24:00:00"
-    options: list[str] = Field(default_factory=list, description="further #SBATCH lines, such as --gres=gpu:8")
-    setup: list[str] = Field(default_factory=list, description="shell lines before Ray starts: modules, environment")
+    options: list[str] = Field(default_factory=list, description="additional #SBATCH options, such as --gres=gpu:8")
+    setup: list[str] = Field(default_factory=list, description="shell lines to run first: modules, environment")
+    container: Literal["apptainer", "pyxis"] | None = Field(
+        default=None, description="run the job's processes in `image`: a .sif file for Apptainer, an image for pyxis"
+    )
+    requeue_before_s: int = Field(
+        default=600, ge=0, description="stop and requeue the job this long before its wall time; 0: never"
+    )
 
 
-class Profile(_Part):
+class Profile(ProfileSection):
     """A machine and its settings."""
 
     name: str
@@ -102,13 +116,13 @@ class Profile(_Part):
     sandbox: SandboxSettings = SandboxSettings()
     storage: Storage = Storage()
     env: dict[str, str] = Field(default_factory=dict, description="environment of every process of the job")
-    secrets: list[str] = Field(default_factory=list, description="names of variables handed on, never written down")
+    secrets: list[str] = Field(default_factory=list, description="names of secret variables to forward to the job")
     image: str | None = None
     slurm: Slurm = Slurm()
 
 
 def load_profile(name: str | Path) -> Profile:
-    """A profile by name (cluster/profiles/NAME.yaml) or by path.
+    """Return a profile by name (cluster/profiles/NAME.yaml) or by path.
 
     Raises UserError for an unknown name or key, with the nearest known one.
     """
@@ -119,7 +133,7 @@ def load_profile(name: str | Path) -> Profile:
         known = profile_names()
         near = difflib.get_close_matches(str(name), known, 1)
         raise UserError(
-            f"no profile {name!r}{f', did you mean {near[0]!r}?' if near else ''}; known: {', '.join(known)}"
+            f"no profile {name!r}{f', did you mean {near[0]!r}?' if near else ''}; choose one of {', '.join(known)}"
         )
     content = yaml.safe_load(path.read_text())
     try:
@@ -129,12 +143,13 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def profile_names() -> list[str]:
+    """Return the names of the profiles that ship."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def _explain(error: ValidationError | TypeError) -> str:
     if isinstance(error, TypeError):
-        return "not a mapping of profile keys"
+        return "expected a mapping of profile keys"
     lines = []
     for problem in error.errors():
         key = ".".join(map(str, problem["loc"]))

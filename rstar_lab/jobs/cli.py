@@ -6,26 +6,33 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Send recipes away to train, and find them again.")
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs; jobs are kept under it.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+app = typer.Typer(no_args_is_help=True, help="Run recipes as jobs on this machine, on Ray or on Slurm.")
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs; jobs are stored in its .jobs folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 @app.command()
 def submit(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
-    profile: Annotated[str, typer.Option(help="Hardware profile: a name of cluster/profiles or a file.")] = "laptop",
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value: overrides a recipe key.")] = None,
-    command: Annotated[str | None, typer.Option(help="run or verl; default: what the profile says.")] = None,
-    backend: Annotated[str | None, typer.Option(help="local, ray or slurm; default: what the profile says.")] = None,
-    address: Annotated[str | None, typer.Option(help="Address of Ray's dashboard, http://host:8265.")] = None,
-    name: Annotated[str | None, typer.Option(help="Begins the job's id.")] = None,
-    runs_dir: Annotated[Path | None, typer.Option(help="Folder of runs; default: the profile's.")] = None,
-    preflight: Annotated[bool, typer.Option(help="Check recipe and machine first.")] = True,
-    watch: Annotated[bool, typer.Option(help="Print the job's lines until it ends.")] = False,
-    as_json: Json = False,
+    profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="run, train or sft with the profile's trainer, or verl (run with verl). Default: run."),
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="local, ray or slurm. Default: the profile's backend.")] = None,
+    address: Annotated[str | None, typer.Option(help="URL of Ray's dashboard, http://HOST:8265.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; the job's id begins with it. Default: the recipe's name.")
+    ] = None,
+    runs_dir: Annotated[Path | None, typer.Option(help="Folder of runs. Default: storage.runs of the profile.")] = None,
+    preflight: Annotated[bool, typer.Option(help="Check the recipe and the profile first.")] = True,
+    watch: Annotated[bool, typer.Option(help="Print the job's progress until it ends.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run RECIPE on the hardware of a profile, detached; the same recipe again resumes its run."""
+    """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
     from rstar_lab.errors import UserError
     from rstar_lab.jobs import submit as submit_job
 
@@ -33,11 +40,11 @@ def submit(
     for item in overrides or []:
         key, equals, value = item.partition("=")
         if not equals:
-            raise UserError(f"--set {item}: write key=value")
+            raise UserError(f"--set {item}: expected key=value")
         pairs[key] = value
     job = submit_job(
         recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address,
-        preflight=preflight, say=lambda text: typer.echo(text, err=True),
+        preflight=preflight, log=lambda text: typer.echo(text, err=True),
     )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(_row(job)))
@@ -48,8 +55,9 @@ def submit(
 
 
 @app.command("list")
-def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
-    """All jobs of a runs folder, oldest first."""
+def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
+    """List all jobs of a runs folder, oldest first."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -60,21 +68,26 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    columns = ["id", "status", "recipe", "profile", "backend", "created", "run"]
-    table = Table(*columns)
+    # Ids are never cut: `jobs logs` and `jobs stop` need them. The other columns wrap.
+    table = Table("id", "status", "backend", "profile", box=box.SIMPLE, padding=(0, 1))
+    table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(row["id"]) for row in rows), default=2)
+    table.columns[1].no_wrap = True
     for row in rows:
-        table.add_row(*(str(row[column] or "") for column in columns))
-    Console().print(table)
+        table.add_row(row["id"], row["status"], row["backend"], Path(row["profile"]).name)
+    Console(highlight=False).print(table)
+    for row in rows:
+        if row["error"]:
+            Console(stderr=True, highlight=False).print(f"{row['id']}: {row['error']}", soft_wrap=True, markup=False)
 
 
 @app.command()
 def logs(
-    job_id: Annotated[str, typer.Argument(help="As `jobs list` shows it.")],
+    job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
     runs_dir: RunsDir = Path("runs"),
-    tail: Annotated[int | None, typer.Option(help="The last lines only.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    tail: Annotated[int | None, typer.Option(help="Print only the last N lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
 ) -> None:
-    """What a job printed."""
+    """Print the log of a job."""
     from rstar_lab.jobs import attach
 
     job = attach(job_id, runs_dir=runs_dir)
@@ -85,7 +98,7 @@ def logs(
 
 
 @app.command()
-def stop(job_id: str, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+def stop(job_id: str, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """End a job and every process it started."""
     from rstar_lab.jobs import attach
 
@@ -95,9 +108,15 @@ def stop(job_id: str, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -
 
 
 def _row(job: Any) -> dict[str, Any]:
-    spec = job.spec
+    from rstar_lab.errors import UserError
+
+    spec, error = job.spec, None
+    try:
+        status = str(job.status())
+    except UserError as unreachable:
+        status, error = "unknown", str(unreachable)
     return {
-        "id": job.id, "status": str(job.status()), "recipe": spec.recipe, "profile": spec.profile,
+        "id": job.id, "status": status, "error": error, "recipe": spec.recipe, "profile": spec.profile,
         "backend": spec.backend, "created": spec.created, "exit_code": job.exit_code,
         "run": str(job.run_dir) if job.run_dir else None,
     }  # fmt: skip

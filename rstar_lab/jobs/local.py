@@ -15,18 +15,18 @@ from rstar_lab.processes import alive, end_processes
 
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Start the supervisor; it writes down its own process number."""
+    """Start the supervisor in a session of its own; it records its process id in supervisor.json."""
     done = subprocess.run(
         [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "--detach"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
-        raise UserError(f"job {spec.id} could not be started: {done.stderr.strip()[-500:]}")
+        raise UserError(f"job {spec.id} did not start: {done.stderr.strip()[-500:]}")
     return {}
 
 
 def state(folder: JobFolder, spec: JobSpec) -> str:
-    """How a job without exit.json stands: "running", or "failed" where its supervisor was killed."""
+    """Return the state of a job that has no exit.json: "running", or "failed" if its supervisor was killed."""
     supervisor = folder.read("supervisor.json")
     if supervisor is None:
         return "queued"
@@ -34,7 +34,7 @@ def state(folder: JobFolder, spec: JobSpec) -> str:
 
 
 def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Ask the supervisor to end the job and wait for it; where it does not or is gone, end the processes here."""
+    """Ask the supervisor to end the job and wait for it. End the job's processes here if it does not."""
     supervisor = folder.read("supervisor.json")
     if supervisor is None:
         return
@@ -48,4 +48,5 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def logs(folder: JobFolder, spec: JobSpec) -> str | None:
+    """Return None: a local job has no output beside its log file."""
     return None

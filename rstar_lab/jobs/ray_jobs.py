@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, through its job API. The runs folder must be seen by the submitter and by the cluster's nodes."""
+"""Jobs on a running Ray cluster, through its job API. The submitter and all nodes must see the runs folder."""
 
 import os
 import time
@@ -8,14 +8,15 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
-AGENT_S = 60
+AGENT_TIMEOUT_S = 60
+# A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
 ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
 
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     """Submit the supervisor as the job's entrypoint, with the packed tree as its working directory."""
     client = _client(spec)
-    deadline = time.monotonic() + AGENT_S
+    deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
             client.submit_job(
@@ -26,24 +27,28 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
             )
             return {}
         except RuntimeError as error:
-            # The job API answers before the agent that starts jobs is up.
+            # The job API answers before the agent that starts jobs does.
             if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise UserError(f"Ray refused job {spec.id}: {_short(error)}") from error
+                raise UserError(f"Ray rejected job {spec.id}: {_short(error)}") from error
             time.sleep(1)
 
 
 def state(folder: JobFolder, spec: JobSpec) -> str:
-    status = str(_client(spec).get_job_status(spec.id).value)
+    """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or forgot the job."""
+    client = _client(spec)
+    try:
+        status = str(client.get_job_status(spec.id).value)
+    except Exception as error:  # RuntimeError for an unknown job, and the exceptions of requests
+        raise UserError(f"Ray does not know job {spec.id}: {_short(error)}") from error
     if status == "PENDING":
         return "queued"
     if status == "RUNNING":
         return "running"
-    # Ended without the supervisor's word: its node died, or the runs folder is not shared.
     return ENDED[status]
 
 
 def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Ask Ray to stop the job, and wait until it has."""
+    """Ask Ray to stop the job and wait until it has ended."""
     client = _client(spec)
     client.stop_job(spec.id)
     deadline = time.monotonic() + 60
@@ -52,29 +57,30 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def logs(folder: JobFolder, spec: JobSpec) -> str | None:
+    """Return what Ray has of the job's output, for a job without a log file."""
     return _client(spec).get_job_logs(spec.id)
 
 
 def _client(spec: JobSpec) -> Any:
     from ray.job_submission import JobSubmissionClient
 
-    # Ray's client sends a token only where the environment said so when Ray was imported, which may have been long ago.
+    # Ray reads its token settings when it is imported, which may have been before they were set: pass the token explicitly.
     path = spec.handle.get("token_path") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     token = os.environ.get("RAY_AUTH_TOKEN") or (Path(path).read_text().strip() if path and Path(path).exists() else "")
     headers = {"Authorization": f"Bearer {token}"} if token else None
 
     address = spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
-    elsewhere = os.environ.pop("RAY_ADDRESS", None)  # the client would prefer it to the address it is given
+    saved_address = os.environ.pop("RAY_ADDRESS", None)  # the client prefers it to its argument
     try:
         return JobSubmissionClient(address, headers=headers)
     except Exception as error:  # Ray raises ConnectionError, RuntimeError and its own AuthenticationError
         raise UserError(
-            f"no Ray job API at {address}: {_short(error)}. Give address=http://HEAD:8265; a cluster with tokens also needs "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH here"
+            f"no Ray job API at {address}: {_short(error)}. Set address=http://HEAD:8265; if the cluster requires a token, also set "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from error
     finally:
-        if elsewhere is not None:
-            os.environ["RAY_ADDRESS"] = elsewhere
+        if saved_address is not None:
+            os.environ["RAY_ADDRESS"] = saved_address
 
 
 def _short(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Cluster files from a hardware profile: the sbatch script, Ray's start commands, a KubeRay RayCluster."""
+"""Render cluster files from a hardware profile: the sbatch script, `ray start` commands, a KubeRay RayCluster."""
 
 import shlex
 import sys
@@ -16,26 +16,30 @@ from rstar_lab.resources import resource_folder
 TEMPLATES = resource_folder("cluster")
 
 
-class _Percent(Template):
-    """$-free, since the templates are shell scripts."""
+class _PercentTemplate(Template):
+    """A template with %% as its delimiter, because shell scripts use $."""
 
     delimiter = "%%"
 
 
 def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
-    """The batch script of a job: Ray on every node of the allocation, then the supervisor on the first."""
+    """Return the batch script of a job: Ray on every node of the allocation, then the supervisor on the first."""
     hardware, slurm = profile.hardware, profile.slurm
+    requeue = [f"--signal=B:USR1@{slurm.requeue_before_s}", "--requeue"] if slurm.requeue_before_s else ["--no-requeue"]
     lines = [
         f"--job-name={spec.id}",
         f"--nodes={hardware.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={hardware.cpus_per_node}",
         f"--time={slurm.time}",
+        *requeue,
         f"--output={folder}/slurm.out",
+        "--open-mode=append",
         *([f"--partition={slurm.partition}"] if slurm.partition else []),
         *([f"--account={slurm.account}"] if slurm.account else []),
         *slurm.options,
     ]
+    step_options, container, on_head = _container(profile, spec, folder)
     return _fill(
         "slurm/job.sbatch",
         directives="\n".join(f"#SBATCH {line}" for line in lines),
@@ -45,24 +49,52 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         folder=shlex.quote(str(folder)),
         gpus=str(hardware.gpus_per_node),
         cpus=str(hardware.cpus_per_node),
-        sandbox_workers=str(profile.sandbox.workers_per_node),
+        sandbox_workers=str(spec.sandbox_workers),
+        requeue_before_s=str(slurm.requeue_before_s),
+        step_options=step_options,
+        container=container,
+        on_head=on_head,
     )
 
 
+def _container(profile: Profile, spec: JobSpec, folder: Path) -> tuple[str, str, str]:
+    """Return (options of srun, words before a command on a node, words before a command of the batch script)."""
+    kind = profile.slurm.container
+    if kind is None:
+        return "", "", '"${inside[@]}"'
+    if profile.image is None:
+        raise UserError(f"profile {profile.name}: slurm.container: {kind} requires `image`")
+    storage = (spec.runs_dir, str(folder), profile.storage.models, profile.storage.data)
+    mounts = list(dict.fromkeys(path for path in storage if Path(path).is_absolute()))
+    if kind == "pyxis":
+        options = (
+            f"--container-image={profile.image} --container-mounts={','.join(f'{path}:{path}' for path in mounts)}"
+        )
+        return f" {options} --container-workdir={folder}/code", "", '"${step[@]}" --nodelist="$head" "${inside[@]}"'
+    gpu = [] if not profile.hardware.gpus else ["--rocm" if is_amd(profile) else "--nv"]
+    words = ["apptainer", "exec", *gpu, *(f"--bind={path}" for path in mounts), f"--pwd={folder}/code", profile.image]
+    return "", " " + shlex.join(words), '"${inside[@]}"'
+
+
+def is_amd(profile: Profile) -> bool:
+    """Whether the profile's GPUs are AMD Instinct."""
+    return (profile.hardware.gpu or "").startswith("MI")
+
+
 def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> list[str]:
-    """`ray start` for one node of the profile, without the word `ray`."""
+    """Return the arguments of `ray` that start one node of the profile."""
     hardware = profile.hardware
     where = ["--head", "--port=6379"] if head else [f"--address={address}"]
     return ["start", *where, f"--num-cpus={hardware.cpus_per_node}", f"--num-gpus={hardware.gpus_per_node}", "--block"]
 
 
 def ray_cluster(profile: Profile) -> str:
-    """A KubeRay RayCluster: the head without GPUs' work, one worker a node, the same image and environment."""
+    """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image and environment."""
     document: dict[str, Any] = yaml.safe_load(_fill("kuberay/raycluster.yaml", name=profile.name.replace("_", "-")))
     hardware = profile.hardware
-    resource = "amd.com/gpu" if (profile.hardware.gpu or "").startswith("MI") else "nvidia.com/gpu"
+    resource = "amd.com/gpu" if is_amd(profile) else "nvidia.com/gpu"
     environment = [{"name": name, "value": value} for name, value in profile.env.items()]
-    from_secret = [
+    secret_variables = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": "rstar-lab", "key": name, "optional": True}}}
         for name in profile.secrets
     ]
@@ -71,7 +103,7 @@ def ray_cluster(profile: Profile) -> str:
     for group in (head, worker):
         container = group["template"]["spec"]["containers"][0]
         container["image"] = profile.image or container["image"]
-        container["env"] = [*container.get("env", []), *environment, *from_secret]
+        container["env"] = [*container.get("env", []), *environment, *secret_variables]
     quantity = {"cpu": hardware.cpus_per_node, "memory": f"{hardware.memory_gb_per_node:g}Gi"}
     if hardware.gpus_per_node:
         quantity[resource] = hardware.gpus_per_node
@@ -80,24 +112,24 @@ def ray_cluster(profile: Profile) -> str:
 
 
 def _fill(template: str, **values: str) -> str:
-    return _Percent((TEMPLATES / template).read_text()).substitute(values)
+    return _PercentTemplate((TEMPLATES / template).read_text()).substitute(values)
 
 
 def main(profile: str, kind: str) -> str:
-    """`python -m rstar_lab.jobs.render PROFILE kuberay|ray`"""
-    chosen = load_profile(profile)
+    """Return the files of `python -m rstar_lab.jobs.render PROFILE kuberay|ray`."""
+    machine = load_profile(profile)
     if kind == "kuberay":
-        return ray_cluster(chosen)
+        return ray_cluster(machine)
     if kind == "ray":
-        first, others = (["ray", *ray_start(chosen, head=head)] for head in (True, False))
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in chosen.env.items()]
+        first, others = (["ray", *ray_start(machine, head=head)] for head in (True, False))
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in machine.env.items()]
         token = [
             "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/shared/ray.token  # the same file on every node, mode 600"
         ]
         return "\n".join(
             [*exports, *token, "# the first node", " ".join(first), "# every other node", " ".join(others)]
         )
-    raise UserError(f"render {kind}: kuberay or ray")
+    raise UserError(f"render {kind}: unknown; choose kuberay or ray")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What must never be written down: values of secret environment variables, and passwords inside addresses."""
+"""Keep secrets out of logs and job files: values of secret environment variables, and passwords in URLs."""
 
 import os
 import re
@@ -12,32 +12,29 @@ URL_PASSWORD = re.compile(
     r"(?P<before>[a-z][a-z0-9+.\-]*://[^\s:/@]*:)(?P<password>[^\s/@]+)(?P<after>@)", re.IGNORECASE
 )
 HIDDEN = "***"
-# Shorter values occur in ordinary output by chance: replacing them would garble logs and hide nothing.
-SHORTEST = 6
+# Shorter values occur in ordinary output by chance; replacing them would garble logs.
+MIN_LENGTH = 6
 
 
 def secret_values(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Values to hide, longest first, so that one secret inside another leaves nothing behind."""
+    """Return the values to hide, longest first, so that a secret inside another one leaves no remainder."""
     named = {value for name, value in environ.items() if SECRET_NAME.search(name)}
     named |= {match["password"] for value in environ.values() for match in URL_PASSWORD.finditer(value)}
-    return sorted((value for value in named if len(value) >= SHORTEST), key=len, reverse=True)
+    return sorted((value for value in named if len(value) >= MIN_LENGTH), key=len, reverse=True)
 
 
 def redact(text: str, values: list[str]) -> str:
-    """`text` with every secret value and every password of an address replaced by ***."""
+    """Return `text` with every secret value and every password of a URL replaced by ***."""
     for value in values:
         text = text.replace(value, HIDDEN)
     return URL_PASSWORD.sub(rf"\g<before>{HIDDEN}\g<after>", text)
 
 
 def refuse_secrets(overrides: Mapping[str, object]) -> None:
-    """Overrides are stored with the job and the run, so a secret has no place in them.
-
-    Raises UserError naming the key.
-    """
+    """Reject secrets among the overrides, which are stored with the job and the run. Raises UserError with the key."""
     for key, value in overrides.items():
         if provenance.redact(value, key) != value:
             raise UserError(
-                f"{key}: a secret cannot be an override, since overrides are stored with the job; "
-                "set it in an environment variable (for Redis: RSTAR_LAB_REDIS_URL) and leave the key out"
+                f"{key}: a secret cannot be an override, because overrides are stored with the job; "
+                "set an environment variable instead (for Redis: RSTAR_LAB_REDIS_URL) and remove the key"
             )

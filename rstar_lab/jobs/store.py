@@ -1,4 +1,4 @@
-"""A job's folder, RUNS_DIR/.jobs/ID: what was asked (job.json), what was said (log.txt), how it ended (exit.json)."""
+"""A job's folder, RUNS_DIR/.jobs/ID: the submitted job (job.json), its log (log.txt) and how it ended (exit.json)."""
 
 import json
 import os
@@ -8,10 +8,13 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 
+SECRETS_FILE = "secrets.json"
+REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
+
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job as submitted; `handle` is what the backend needs to find it again."""
+    """One job as submitted. handle: what the backend needs to find the job again; sandbox_workers: per node, 0 for no service."""
 
     id: str
     recipe: str
@@ -25,15 +28,16 @@ class JobSpec:
     run: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)
+    sandbox_workers: int = 0
 
     @property
     def python(self) -> str:
-        """The interpreter of the job, which every node has under the same path."""
+        """The interpreter of the job. Every node, or the image, has it under this path."""
         return self.command[0]
 
 
 class JobFolder:
-    """Reads and writes one job's folder; every file by temporary file and rename."""
+    """Reads and writes one job's folder. Every file is written to a temporary name and renamed."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -54,14 +58,14 @@ class JobFolder:
         temporary.rename(self.path / name)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The content of a file, or None where there is none yet. Raises UserError for one that is not JSON."""
+        """Return the content of a file, or None if it does not exist. Raises UserError if it is not JSON."""
         path = self.path / name
         try:
             return json.loads(path.read_text())
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise UserError(f"{path}: not a job file ({error})") from error
+            raise UserError(f"{path}: not valid JSON ({error}); delete the job's folder") from error
 
     def save(self, spec: JobSpec) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -71,7 +75,7 @@ class JobFolder:
         content = self.read("job.json")
         if content is None:
             raise UserError(
-                f"no job {self.path.name} in {self.path.parent.parent}: `rstar-lab jobs list` shows those there are"
+                f"no job {self.path.name} in {self.path.parent.parent}: `rstar-lab jobs list` shows the jobs of a runs folder"
             )
         try:
             return JobSpec(**content)

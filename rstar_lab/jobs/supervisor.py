@@ -1,8 +1,9 @@
-"""Runs one job's command, on every backend: keeps its log free of secrets, records how it ended, leaves no process.
+"""Run the command of one job on any backend.
 
     python -m rstar_lab.jobs.supervisor JOB_FOLDER [--detach]
 
-Detached, it outlives whoever submitted it: a session of its own, adopted by init.
+It starts the job's sandbox service if the job needs one, writes the log without secrets, records the exit code, and ends every
+process of the job. With --detach it runs in a session of its own and outlives the process that submitted the job.
 """
 
 import argparse
@@ -17,32 +18,44 @@ from typing import IO, NoReturn
 
 import psutil
 
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
-from rstar_lab.jobs.store import JobFolder
+from rstar_lab.jobs.store import REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.processes import JOB_VARIABLE, adopt_orphans, end_processes
 
-SECRETS_FILE = "secrets.json"
-# Time for the run to finish what it writes; its checkpoints are atomic, so a kill costs what came after the last.
+# Time for the run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
 GRACE_S = 10.0
 
 
 class Stopped(Exception):
-    """Somebody asked the job to end."""
+    """SIGTERM arrived: the job should end."""
 
 
 def supervise(folder: JobFolder, *, echo: bool) -> int:
-    """Run the command of the job in `folder` to its end; returns its exit code."""
+    """Run the job in `folder` until it ends and return its exit code.
+
+    A job that ends because its allocation does (the batch script has written the requeue file) gets no exit.json: Slurm runs
+    it again.
+    """
     spec = folder.spec()
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
     environment |= folder.read(SECRETS_FILE) or {}
-    (folder.path / SECRETS_FILE).unlink(missing_ok=True)
+    if spec.backend != "slurm":
+        # On Slurm the file stays until the job ends: a requeued job reads it again.
+        (folder.path / SECRETS_FILE).unlink(missing_ok=True)
     adopt_orphans()
     stopped, code = False, 1
     previous = signal.signal(signal.SIGTERM, _raise_stopped)
-    process = None
+    process = reader = None
     try:
+        command = spec.command
+        if spec.sandbox_workers:
+            service = wait_for_service(folder, _start_service(folder, spec, environment))
+            environment |= service["environment"]
+            command = [*command, "--set", f"sandbox.url={service['url']}"]
         process = subprocess.Popen(
-            spec.command, cwd=spec.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, cwd=spec.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         assert process.stdout is not None
@@ -61,20 +74,48 @@ def supervise(folder: JobFolder, *, echo: bool) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
+    except UserError as error:
+        _append(folder.log, f"error: {error}\n", echo)
     except OSError as error:
-        folder.log.write_text(f"could not start {spec.command[0]}: {error}\n")
+        _append(folder.log, f"cannot start {spec.command[0]}: {error}\n", echo)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_processes(spec.id, root=os.getpid())
-        if process is not None:
+        if reader is not None:
             reader.join(timeout=5)
-        folder.write("exit.json", {"code": code, "stopped": stopped, "ended": time.time()})
+        if not (stopped and (folder.path / REQUEUE_FILE).exists()):
+            (folder.path / SECRETS_FILE).unlink(missing_ok=True)
+            folder.write("exit.json", {"code": code, "stopped": stopped, "ended": time.time()})
         signal.signal(signal.SIGTERM, previous)
     return code
 
 
+def _start_service(folder: JobFolder, spec: JobSpec, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
+    """Start the job's sandbox service; on Slurm the batch script has done so, because only it can reach the other nodes."""
+    if spec.backend == "slurm":
+        return None
+    command = [
+        sys.executable,
+        "-m",
+        "rstar_lab.jobs.sandbox_service",
+        str(folder.path),
+        "--workers",
+        str(spec.sandbox_workers),
+    ]
+    command += ["--host", "127.0.0.1"] if spec.backend == "local" else ["--all-ray-nodes"]
+    with folder.log.open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
 def _raise_stopped(*_: object) -> NoReturn:
     raise Stopped
+
+
+def _append(path: Path, text: str, echo: bool) -> None:
+    with path.open("a") as log:
+        log.write(text)
+    if echo:
+        sys.stdout.write(text)
 
 
 def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> None:
@@ -88,7 +129,7 @@ def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> No
 
 
 def detach(folder: JobFolder) -> None:
-    """Return in a process that is nobody's child; the caller's copy writes down which, then ends."""
+    """Fork. The parent records the child's process id and exits; the child returns, in a session of its own."""
     child = os.fork()
     if child:
         folder.write("supervisor.json", {"pid": child, "created": psutil.Process(child).create_time()})

@@ -8,15 +8,20 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rstar_lab.profiles import Profile
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection, Stage
+from rstar_lab.storage_paths import resolve_recipe_paths
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
-def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    source: str | Path, overrides: Mapping[str, Any] | None = None, profile: Profile | None = None
+) -> Recipe:
     """Read a recipe by path, or by name one that ships; overrides are dotted keys (`rl.lr`, `stages.0.steps`).
 
+    profile: look up relative paths in its storage folders (`storage_paths`).
     Raises RecipeError that names the key.
     """
     path = Path(source)
@@ -34,6 +39,8 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     data.setdefault("name", path.stem)
     for key, value in (overrides or {}).items():
         _set(data, key, value)
+    if profile is not None:
+        data = resolve_recipe_paths(data, profile)
     return parse_recipe(data, where=str(path))
 
 

@@ -41,10 +41,10 @@ def test_a_wrong_key_in_a_profile_is_named_with_the_right_one(tmp_path):
         load_profile(tmp_path / "mine.yaml")
 
 
-def spec(profile, folder):
+def spec(profile, folder, **changes):
     return JobSpec(
         "job-1", "paper", profile.name, "slurm", [sys.executable, "-c", ""], str(folder), str(folder), {}, "now",
-        environment=dict(profile.env),
+        environment=dict(profile.env), **changes,
     )  # fmt: skip
 
 
@@ -59,6 +59,51 @@ def test_the_slurm_script_is_a_shell_script_with_what_the_profile_says(tmp_path)
     assert "--num-gpus=8" in text
     assert "%%" not in text
     assert "ray stop" not in text, "it would end other people's clusters"
+
+
+def test_slurm_steps_get_all_cpus_and_no_rocr_variable(tmp_path):
+    profile = load_profile("mi300x_8x8")
+    text = sbatch_script(profile, spec(profile, tmp_path), tmp_path)
+    assert "unset ROCR_VISIBLE_DEVICES" in text
+    assert "inside=(env -u ROCR_VISIBLE_DEVICES)" in text, "Slurm sets it again in every step"
+    assert "step=(srun --nodes=1 --ntasks=1 --overlap --cpus-per-task=96)" in text
+    steps = [line for line in text.splitlines() if "ray.scripts" not in line and '"${step[@]}"' in line]
+    assert steps and "--exact" not in text
+
+
+def test_slurm_job_requeues_itself_before_the_wall_time(tmp_path):
+    profile = load_profile("mi300x_8x8")
+    text = sbatch_script(profile, spec(profile, tmp_path), tmp_path)
+    assert "#SBATCH --signal=B:USR1@600\n#SBATCH --requeue\n" in text
+    assert 'scontrol requeue "$SLURM_JOB_ID"' in text
+    once = profile.model_copy(update={"slurm": profile.slurm.model_copy(update={"requeue_before_s": 0})})
+    text = sbatch_script(once, spec(once, tmp_path), tmp_path)
+    assert "#SBATCH --no-requeue" in text and "--signal" not in text
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "pyxis"])
+def test_slurm_job_runs_in_the_container_of_the_profile(kind, tmp_path):
+    profile = load_profile("mi300x_8x8")
+    profile = profile.model_copy(update={"slurm": profile.slurm.model_copy(update={"container": kind})})
+    text = sbatch_script(profile, spec(profile, tmp_path, sandbox_workers=64), tmp_path)
+    (tmp_path / "job.sbatch").write_text(text)
+    subprocess.run(["bash", "-n", str(tmp_path / "job.sbatch")], check=True)
+    if kind == "apptainer":
+        assert "apptainer exec --rocm" in text and "--bind=/shared/models" in text
+        assert text.index("env -u ROCR_VISIBLE_DEVICES apptainer exec") > 0
+    else:
+        assert "--container-image=rstar-lab:rocm" in text and "/shared/data:/shared/data" in text
+        assert 'on_head=("${step[@]}" --nodelist="$head" "${inside[@]}")' in text
+    without = profile.model_copy(update={"image": None})
+    with pytest.raises(UserError, match="requires `image`"):
+        sbatch_script(without, spec(without, tmp_path), tmp_path)
+
+
+def test_slurm_job_starts_the_sandbox_service_and_workers_on_every_node(tmp_path):
+    profile = load_profile("mi300x_8x8")
+    text = sbatch_script(profile, spec(profile, tmp_path, sandbox_workers=64), tmp_path)
+    assert "if [ 64 -gt 0 ]; then" in text and "sandbox worker --workers 64" in text
+    assert "if [ 0 -gt 0 ]; then" in sbatch_script(profile, spec(profile, tmp_path), tmp_path)
 
 
 def test_the_ray_cluster_asks_for_the_profiles_machines_and_gives_no_api_token_away():

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
-from rstar_lab.jobs import job as job_module
+from rstar_lab.jobs import JobStatus, attach, list_jobs, local, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import start
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -170,7 +169,7 @@ def test_follow_yields_each_line_once_and_gives_up_without_ending_the_job(tmp_pa
 def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
     """The command is the public command line, so that a notebook and a terminal start the same run."""
     seen = {}
-    monkeypatch.setattr(job_module.local, "start", lambda folder, spec: seen.setdefault("spec", spec) and {})
+    monkeypatch.setattr(local, "start", lambda folder, spec: seen.setdefault("spec", spec) and {})
     job = submit("tiny", "laptop", {"rl.lr": 1e-4, "rl.roc": "none"}, runs_dir=tmp_path, name="trial", preflight=False)
     command = seen["spec"].command
     assert command[1:4] == ["-m", "rstar_lab.cli", "run"]

@@ -13,8 +13,7 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.jobs.supervisor import SECRETS_FILE
+from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.local_ray import LocalRay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

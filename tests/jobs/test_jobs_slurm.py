@@ -15,8 +15,7 @@ import pytest
 
 from rstar_lab.jobs import JobStatus, slurm
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.jobs.supervisor import SECRETS_FILE
+from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parent.parent.parent
@@ -126,12 +125,12 @@ def profile(tmp_path):
     return path
 
 
-def start_job(tmp_path, profile, code, *, job_id, secrets=None, **environment):
+def start_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, **environment):
     folder = JobFolder.of(tmp_path, job_id)
     spec = JobSpec(
         id=job_id, recipe="toy", profile=str(profile), backend="slurm",
         command=[sys.executable, "-c", textwrap.dedent(code)], cwd=str(folder.path / "code"), runs_dir=str(tmp_path),
-        overrides={}, created="2026-01-01T00:00:00", environment=environment,
+        overrides={}, created="2026-01-01T00:00:00", environment=environment, sandbox_workers=sandbox_workers,
     )  # fmt: skip
     folder.save(spec)
     shutil.copytree(
@@ -185,3 +184,46 @@ def test_the_script_brings_up_ray_over_the_allocation(cluster, tmp_path, profile
     assert job.wait(timeout_s=1200) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
     assert "nodes 1" in job.logs()
     assert "a worker sees a secret of 12 letters" in job.logs()
+
+
+def test_a_job_that_meets_its_wall_time_is_requeued_and_continues(cluster, tmp_path, profile):
+    import yaml
+
+    content = yaml.safe_load(profile.read_text())
+    # Slurm checks the remaining time every minute, so the signal comes within the first minute.
+    content["slurm"] |= {"time": "00:02:00", "requeue_before_s": 110}
+    profile.write_text(yaml.safe_dump(content))
+    code = f"""
+        import os, pathlib, time
+        path = pathlib.Path({str(tmp_path)!r}) / "steps"
+        first = int(path.read_text()) if path.exists() else 0
+        print("starts at step", first, "with a secret of", len(os.environ["WANDB_API_KEY"]), flush=True)
+        for step in range(first, 75):
+            time.sleep(1)
+            path.write_text(str(step + 1))
+        print("all steps done")
+    """
+    job = start_job(tmp_path, profile, code, job_id="s5", secrets={"WANDB_API_KEY": "abc123secret"})
+    assert job.wait(timeout_s=1500) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    starts = [int(line.split()[3]) for line in job.logs().splitlines() if line.startswith("starts at step")]
+    assert len(starts) >= 2 and starts[0] == 0 < starts[1], "the second start continues"
+    assert "with a secret of 12" in job.logs().splitlines()[-2]
+    assert "requeueing job" in (slurm.logs(job.folder, job.spec) or "")
+    assert not (job.folder.path / SECRETS_FILE).exists()
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="redis-server is not installed")
+def test_a_slurm_job_runs_its_calls_on_workers_of_its_own_sandbox(cluster, tmp_path, profile):
+    code = """
+        import asyncio, sys
+        from rstar_lab.sandbox import SandboxClient
+        url = sys.argv[-1].removeprefix("sandbox.url=")
+        async def main():
+            async with SandboxClient(url, deadline_s=60) as sandbox:
+                print("answer", (await sandbox.run("print(6 * 7)")).stdout.strip())
+        asyncio.run(main())
+    """
+    job = start_job(tmp_path, profile, code, job_id="s6", sandbox_workers=1)
+    assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert "answer 42" in job.logs()
+    assert not (job.folder.path / "sandbox.json").exists()

@@ -45,23 +45,32 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
 }
 
 
-def preflight(recipe: str, profile: str, overrides: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+def preflight(
+    recipe: str, profile: str, overrides: Mapping[str, Any] | None = None, trainer: str | None = None
+) -> Iterator[Finding]:
     """All findings, in order. A recipe or profile that cannot be read is a failure and ends the list."""
     own = {key.removeprefix("verl."): value for key, value in (overrides or {}).items() if key.startswith("verl.")}
     ours = {key: value for key, value in (overrides or {}).items() if not key.startswith("verl.")}
+    machine_profile = recipe_error = None
     try:
-        loaded = load_recipe(recipe, ours)
+        machine_profile = load_profile(profile)
+        if trainer is not None:
+            if trainer not in ("local", "verl"):
+                raise UserError(f"--trainer {trainer}: choose local or verl")
+            machine_profile = machine_profile.model_copy(update={"trainer": trainer})
+    except UserError as error:
+        recipe_error = error
+    try:
+        loaded = load_recipe(recipe, ours, machine_profile)
         yield Finding("recipe", Status.PASS, f"{loaded.name}: {len(loaded.stages)} stages, every key known")
     except UserError as error:
         yield Finding("recipe", Status.FAIL, str(error))
         return
-    try:
-        chosen = load_profile(profile)
-        yield Finding("profile", Status.PASS, f"{chosen.name}: {chosen.description}")
-    except UserError as error:
-        yield Finding("profile", Status.FAIL, str(error))
+    if machine_profile is None:
+        yield Finding("profile", Status.FAIL, str(recipe_error))
         return
-    subject = Subject(loaded, chosen, own)
+    yield Finding("profile", Status.PASS, f"{machine_profile.name}: {machine_profile.description}")
+    subject = Subject(loaded, machine_profile, own)
     for name, check in CHECKS.items():
         try:
             yield Finding(name, Status.PASS, check(subject))
@@ -76,7 +85,13 @@ def preflight(recipe: str, profile: str, overrides: Mapping[str, Any] | None = N
 
 
 def run_preflight(
-    recipe: str, profile: str, overrides: Mapping[str, Any], *, strict: bool = False, as_json: bool = False
+    recipe: str,
+    profile: str,
+    overrides: Mapping[str, Any],
+    *,
+    trainer: str | None = None,
+    strict: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Print the table, or one JSON object a line; returns the exit code: 1 for a failure, with `strict` for a skip too."""
     from rich.console import Console
@@ -85,7 +100,7 @@ def run_preflight(
     colours = {Status.PASS: "green", Status.WARN: "yellow", Status.SKIP: "cyan", Status.FAIL: "bold red"}
     table = Table("check", "status", "message", title=f"preflight {recipe} on {profile}")
     counts = dict.fromkeys(Status, 0)
-    for finding in preflight(recipe, profile, overrides):
+    for finding in preflight(recipe, profile, overrides, trainer):
         counts[finding.status] += 1
         if as_json:
             print(

@@ -42,7 +42,7 @@ def main(
 ) -> None:
     """SFT from the last checkpoint on; done already, it does nothing."""
     ours, _ = split_overrides(parse_overrides(sets or []))
-    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
+    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     if loaded.sft is None:
         raise UserError("sft: the recipe has none")
     session = RunSession(loaded, Reporter())

@@ -157,7 +157,7 @@ def main(
 ) -> None:
     """SFT and all stages, from the last checkpoint on; each in a process of its own."""
     ours, verls = split_overrides(parse_overrides(sets or []))
-    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())})
+    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     check(loaded)
     chosen, folder = load_profile(profile), runs_dir.absolute()
     start = starting_model(loaded, folder)

@@ -1,0 +1,244 @@
+"""The sandbox service of one job: Redis, the HTTP service in front of it, and workers on this node.
+
+    python -m rstar_lab.jobs.sandbox_service JOB_FOLDER --host ADDRESS [--workers N] [--all-ray-nodes]
+
+It writes the service's URL, token and Redis address to JOB_FOLDER/sandbox.json (only the owner can read it) and runs until
+SIGTERM. Workers on other nodes are started by the Slurm script, or with --all-ray-nodes as one Ray actor per node.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.store import JobFolder
+
+ADDRESS_FILE = "sandbox.json"
+REDIS_VARIABLE, TOKEN_VARIABLE = "RSTAR_LAB_REDIS_URL", "RSTAR_LAB_SANDBOX_TOKEN"
+START_TIMEOUT_S = 180.0
+MAX_RESTARTS = 10
+
+Command = Callable[[], subprocess.Popen[bytes]]
+
+
+class SandboxService:
+    """Starts the processes of the service and starts one again if it exits."""
+
+    def __init__(self, folder: JobFolder, host: str, workers: int):
+        self.folder, self.host, self.workers = folder, host, workers
+        self.data = Path(tempfile.mkdtemp(prefix="rstar-sandbox-"))
+        self.environment = {TOKEN_VARIABLE: os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(24)}
+        self.own_redis = REDIS_VARIABLE not in os.environ
+        self.redis_port, self.http_port = free_port(host), free_port(host)
+        self.password = secrets.token_hex(24)
+        self.environment[REDIS_VARIABLE] = (
+            os.environ.get(REDIS_VARIABLE) or f"redis://:{self.password}@{host}:{self.redis_port}/0"
+        )
+        self.url = f"http://{host}:{self.http_port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.restarts = 0
+
+    @property
+    def commands(self) -> dict[str, Command]:
+        """The processes by name, in the order of their start."""
+        commands: dict[str, Command] = {"redis-server": self._start_redis} if self.own_redis else {}
+        commands["service"] = self._start_http
+        if self.workers:
+            commands["workers"] = lambda: start_workers(self.workers, self.environment)
+        return commands
+
+    def start(self) -> None:
+        """Start all processes and write the address file. Raises UserError if one exits or does not answer."""
+        for name, command in self.commands.items():
+            self.processes[name] = command()
+        self._wait_for_http()
+        content = {"url": self.url, "environment": self.environment}
+        self.folder.write(ADDRESS_FILE, content, mode=0o600)
+
+    def supervise(self) -> None:
+        """Start again whatever exits. Raises UserError after MAX_RESTARTS."""
+        while True:
+            for name, process in self.processes.items():
+                if process.poll() is None:
+                    continue
+                self.restarts += 1
+                if self.restarts > MAX_RESTARTS:
+                    raise UserError(
+                        f"sandbox service: {name} exited {MAX_RESTARTS} times; last code {process.returncode}"
+                    )
+                print(f"sandbox service: {name} exited with {process.returncode}; starting it again", flush=True)
+                self.processes[name] = self.commands[name]()
+            time.sleep(1)
+
+    def close(self) -> None:
+        """End all processes and remove the address file."""
+        (self.folder.path / ADDRESS_FILE).unlink(missing_ok=True)
+        for process in reversed(self.processes.values()):
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def _start_redis(self) -> subprocess.Popen[bytes]:
+        # The configuration goes through stdin: command lines are visible to every user of the node.
+        lines = [
+            f"bind {self.host}", f"port {self.redis_port}", f"requirepass {self.password}", f"dir {self.data}",
+            "appendonly yes", "appendfsync everysec", "save \"\"", "maxmemory-policy noeviction",
+        ]  # fmt: skip
+        try:
+            process = subprocess.Popen(["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        except FileNotFoundError as error:
+            raise UserError(
+                "sandbox.redis: redis-server is not installed on this node; install it, use the image, or set "
+                f"{REDIS_VARIABLE} to a running Redis"
+            ) from error
+        assert process.stdin is not None
+        process.stdin.write("\n".join(lines).encode())
+        process.stdin.close()
+        return process
+
+    def _start_http(self) -> subprocess.Popen[bytes]:
+        command = ["sandbox", "serve", "--host", self.host, "--port", str(self.http_port)]
+        return run_cli(command, self.environment)
+
+    def _wait_for_http(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            # The service exits if it is ready before Redis is; start it again then.
+            dead = {name: p.returncode for name, p in self.processes.items() if p.poll() is not None}
+            for name in dead:
+                self.restarts += 1
+                if self.restarts > MAX_RESTARTS:
+                    raise UserError(f"sandbox service: {name} exited with {dead[name]} before it was ready")
+                time.sleep(0.5)
+                self.processes[name] = self.commands[name]()
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                read_status(self.url, self.environment[TOKEN_VARIABLE])
+                return
+            if time.monotonic() > deadline:
+                raise UserError(f"sandbox service: {self.url} does not answer after {START_TIMEOUT_S:.0f} s")
+            time.sleep(0.2)
+
+
+def run_cli(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start `rstar-lab ARGUMENTS` of this interpreter."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rstar_lab.cli", *arguments], env={**os.environ, **environment}, stdin=subprocess.DEVNULL
+    )
+
+
+def start_workers(count: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the sandbox workers of this node."""
+    return run_cli(["sandbox", "worker", "--workers", str(count)], environment)
+
+
+def read_status(url: str, token: str) -> dict[str, Any]:
+    """Return {"queue", "num_workers"} of a running service. Raises OSError."""
+    request = urllib.request.Request(f"{url}/status", headers={"Authorization": f"Bearer {token}"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def wait_for_service(folder: JobFolder, process: subprocess.Popen[bytes] | None = None) -> dict[str, Any]:
+    """Return the content of sandbox.json once the service has a worker.
+
+    process: the service, if the caller started it. Raises UserError if it exits, or after START_TIMEOUT_S.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise UserError(f"the sandbox service exited with {process.returncode}")
+        if content := folder.read(ADDRESS_FILE):
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                if read_status(content["url"], content["environment"][TOKEN_VARIABLE])["num_workers"] > 0:
+                    return content
+        time.sleep(0.3)
+    raise UserError(f"the sandbox service has no worker after {START_TIMEOUT_S:.0f} s")
+
+
+def start_ray_workers(count: int, environment: dict[str, str]) -> list[Any]:
+    """Start workers on every other node of the Ray cluster; they end with this process. Returns the actors."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(log_to_driver=False)
+
+    class Workers:
+        def start(self, environment: dict[str, str]) -> None:
+            self.process = start_workers(count, environment)
+
+    here = ray.get_runtime_context().get_node_id()
+    actors = []
+    for node in ray.nodes():
+        if node["Alive"] and node["NodeID"] != here:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            actor: Any = ray.remote(Workers).options(num_cpus=0, scheduling_strategy=where).remote()
+            # An argument, not the runtime environment, which Ray's dashboard shows.
+            ray.get(actor.start.remote(environment))
+            actors.append(actor)
+    return actors
+
+
+def free_port(host: str) -> int:
+    """Return a free TCP port of an address of this node."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def own_address() -> str:
+    """Return the address under which other nodes reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):
+            probe.connect(("10.255.255.255", 1))  # sends nothing: it only selects the outgoing interface
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", default="", help="address to listen on; default: this node's")
+    parser.add_argument("--workers", type=int, default=0, help="workers on this node")
+    parser.add_argument(
+        "--all-ray-nodes", action="store_true", help="start as many workers on every node of the Ray cluster"
+    )
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _exit)
+    service = SandboxService(JobFolder(arguments.folder), arguments.host or own_address(), arguments.workers)
+    try:
+        service.start()
+        actors = start_ray_workers(arguments.workers, service.environment) if arguments.all_ray_nodes else []
+        print(f"sandbox service: {service.url}, workers on {len(actors)} other Ray nodes", flush=True)
+        service.supervise()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    finally:
+        service.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Submit a recipe as a job on the hardware of a profile."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.job import Job, backend_module
+from rstar_lab.jobs.pack import pack, tree_root
+from rstar_lab.jobs.secrets import refuse_secrets
+from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.storage_paths import resolve_recipe_paths
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+# The module and arguments of each command, for both trainers.
+COMMANDS = {
+    ("local", "run"): ["rstar_lab.cli", "run"],
+    ("local", "train"): ["rstar_lab.cli", "train"],
+    ("local", "sft"): ["rstar_lab.cli", "sft"],
+    ("verl", "run"): ["rstar_lab.rl.verl.train"],
+    ("verl", "train"): ["rstar_lab.rl.verl.train"],
+    ("verl", "sft"): ["rstar_lab.rl.verl.sft"],
+}
+
+
+def submit(
+    recipe: str | Path,
+    profile: str = "laptop",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    command: str | None = None,
+    runs_dir: str | Path | None = None,
+    name: str | None = None,
+    backend: str | None = None,
+    address: str | None = None,
+    preflight: bool = True,
+    log: Callable[[str], None] = print,
+) -> Job:
+    """Run `recipe` on the hardware of `profile`, detached from this process.
+
+    overrides: recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
+    command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
+        with the verl trainer, whatever the profile says.
+    runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
+    name: name of the recipe in this run, and so of the run's folder.
+    backend: local, ray or slurm; default: that of the profile. address: URL of Ray's dashboard.
+    log: called with one line for each thing that is sent.
+    Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
+    """
+    machine = load_profile(profile)
+    trainer, action = _trainer_and_action(command, machine)
+    overrides = dict(overrides or {}) | ({"name": name} if name else {})
+    refuse_secrets(overrides)
+    runs = Path(runs_dir or machine.storage.runs).absolute()
+    backend = backend or machine.backend
+    backend_api = backend_module(backend)
+    run_name = _recipe_name(recipe, overrides)
+    job_id = f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    folder = JobFolder.of(runs, job_id)
+    if preflight:
+        run_preflight(recipe, profile, overrides, trainer, log)
+    root = tree_root()
+    folder.path.mkdir(parents=True)
+    try:
+        recipe_argument = _store_recipe(recipe, machine, folder.path)
+        profile_argument = _store_profile(profile, folder.path)
+        cwd = Path.cwd()
+        if backend != "local":
+            cwd = folder.path / "code"
+            log(f"{job_id}: sends {pack(root, cwd)} to {backend}")
+        _store_secrets(folder, machine, backend, log)
+        arguments = _command(
+            trainer, action, recipe_argument, profile_argument, resolve_recipe_paths(overrides, machine), runs
+        )
+        python = "python3" if backend == "slurm" and machine.slurm.container else sys.executable
+        spec = JobSpec(
+            id=job_id,
+            recipe=str(recipe),
+            profile=profile_argument,
+            backend=backend,
+            command=[python, *arguments],
+            cwd=str(cwd),
+            runs_dir=str(runs),
+            overrides=overrides,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            run=f"{run_name}-rl",
+            environment=dict(machine.env),
+            handle={"address": address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
+            if backend == "ray"
+            else {},
+            sandbox_workers=_sandbox_workers(recipe, overrides, machine),
+        )
+        folder.save(spec)
+        handle = backend_api.start(folder, spec)
+    except BaseException:
+        # Nothing runs: leave no job behind that never started.
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    folder.save(replace(spec, handle={**spec.handle, **handle}))
+    return Job(folder)
+
+
+def run_preflight(
+    recipe: str | Path, profile: str, overrides: Mapping[str, Any], trainer: str, log: Callable[[str], None] = print
+) -> None:
+    """Run `rstar-lab preflight` for the trainer that will run. Raises UserError with the failed checks."""
+    command = [
+        sys.executable,
+        "-m",
+        "rstar_lab.cli",
+        "preflight",
+        str(recipe),
+        "--profile",
+        profile,
+        "--trainer",
+        trainer,
+    ]
+    done = subprocess.run([*command, *_set_options(overrides), "--json"], capture_output=True, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for row in rows:
+        if row.get("status") == "warn":
+            log(f"preflight: {row['check']}: {row['message']}")
+    if done.returncode:
+        failed = [f"{row['check']}: {row['message']}" for row in rows if row.get("status") == "fail"]
+        raise UserError("preflight failed: " + ("; ".join(failed) or done.stderr.strip()[-800:]))
+
+
+def _trainer_and_action(command: str | None, profile: Profile) -> tuple[str, str]:
+    trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
+    if (trainer, action) not in COMMANDS:
+        raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl")
+    return trainer, action
+
+
+def _read_recipe(recipe: str | Path) -> Any:
+    """Return the YAML content of a recipe file or of one that ships; None if there is no such file."""
+    path = Path(recipe)
+    if not path.is_file():
+        path = RECIPES / f"{recipe}.yaml"
+    return yaml.safe_load(path.read_text()) if path.is_file() else None
+
+
+def _recipe_name(recipe: str | Path, overrides: Mapping[str, Any]) -> str:
+    """Return the name of the run: the recipe's `name`, else that of its file."""
+    if "name" in overrides:
+        return str(overrides["name"])
+    content = _read_recipe(recipe)
+    return str((isinstance(content, dict) and content.get("name")) or Path(recipe).stem)
+
+
+def _store_recipe(recipe: str | Path, profile: Profile, folder: Path) -> str:
+    """Write the recipe with resolved paths into the job's folder; return what the command names.
+
+    The file may change before the job starts, and a node may not see its folder. A recipe that ships and needs no change keeps
+    its name.
+    """
+    content = _read_recipe(recipe)
+    if not isinstance(content, dict):
+        return str(recipe)
+    resolved = resolve_recipe_paths(content, profile)
+    target = folder / f"{Path(recipe).stem}.yaml"
+    if resolved != content:
+        target.write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+        return str(target)
+    if Path(recipe).is_file():
+        shutil.copy2(recipe, target)
+        return str(target)
+    return str(recipe)
+
+
+def _store_profile(profile: str, folder: Path) -> str:
+    if not Path(profile).is_file():
+        return profile
+    return str(shutil.copy2(profile, folder / f"profile-{Path(profile).name}"))
+
+
+def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Callable[[str], None]) -> None:
+    """Write the profile's secret variables to a file that only this user can read.
+
+    Others can look up what Ray or Slurm receive, so secrets do not go that way.
+    """
+    forwarded = {variable: os.environ[variable] for variable in profile.secrets if variable in os.environ}
+    if backend != "local" and forwarded:
+        folder.write(SECRETS_FILE, forwarded, mode=0o600)
+        log(f"{folder.path.name}: forwards the secrets {', '.join(forwarded)}")
+
+
+def _sandbox_workers(recipe: str | Path, overrides: Mapping[str, Any], profile: Profile) -> int:
+    """Return the sandbox workers to start on each node; 0 if the recipe names a service, or the profile has none."""
+    content = _read_recipe(recipe)
+    section = (content.get("sandbox") or {}) if isinstance(content, dict) else {}
+    url = overrides.get("sandbox.url") or section.get("url") or "local"
+    if not profile.sandbox.redis or url != "local":
+        return 0
+    return profile.sandbox.workers_per_node or profile.hardware.cpus_per_node
+
+
+def _command(
+    trainer: str, action: str, recipe: str, profile: str, overrides: Mapping[str, Any], runs: Path
+) -> list[str]:
+    module, *arguments = COMMANDS[trainer, action]
+    selected = ["--profile", profile] if trainer == "verl" else []
+    as_json = [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT has no progress lines for programs
+    return ["-m", module, *arguments, recipe, *selected, *_set_options(overrides), "--runs-dir", str(runs), *as_json]
+
+
+def _set_options(overrides: Mapping[str, Any]) -> list[str]:
+    return [part for key, value in overrides.items() for part in ("--set", f"{key}={_literal(value)}")]
+
+
+def _literal(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,70 @@
+"""Resolve the relative paths of a recipe against the storage folders of a hardware profile.
+
+| recipe | on a cluster (profile `storage`) | on this machine |
+|---|---|---|
+| `model: Qwen/Qwen3-14B-Base` | `MODELS/Qwen/Qwen3-14B-Base`, else `MODELS/Qwen3-14B-Base` | the folder, else under `storage.models` |
+| `file: data/rl/train.parquet` | `DATA/rl/train.parquet` | the file, else under `storage.data` |
+
+`tiny`, URLs and absolute paths stay as they are.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.profiles import Profile
+
+
+def resolve_recipe_paths(data: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+    """Return a copy of a recipe's YAML content (or of dotted overrides) with resolved `model` and `file` entries."""
+    return {key: _resolve(key, value, profile) for key, value in data.items()}
+
+
+def resolve_model(model: str, profile: Profile) -> str:
+    """Return the folder of a model, or `model` itself if no folder is meant."""
+    path = Path(model)
+    if model == "tiny" or path.is_absolute() or "://" in model:
+        return model
+    root = Path(profile.storage.models)
+    stored = [root / _without(path, "models"), root / path.name]
+    found = _first_existing(path, stored, profile)
+    if found is None:
+        # Not on this machine. On a cluster that is an error, which preflight reports; elsewhere a model name stays a name.
+        return str(stored[-1]) if profile.backend != "local" else model
+    return str(found)
+
+
+def resolve_file(file: str, profile: Profile) -> str:
+    """Return the path of a data file."""
+    path = Path(file)
+    if path.is_absolute():
+        return file
+    stored = Path(profile.storage.data) / _without(path, "data")
+    found = _first_existing(path, [stored], profile)
+    if found is None:
+        return str(stored) if profile.backend != "local" else file
+    return str(found)
+
+
+def _resolve(key: str, value: Any, profile: Profile) -> Any:
+    name = key.rpartition(".")[2]
+    if isinstance(value, Mapping):
+        return {inner: _resolve(inner, item, profile) for inner, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_resolve("", item, profile) for item in value]
+    if isinstance(value, str | Path):
+        if key == "model":
+            return resolve_model(str(value), profile)
+        if name == "file":
+            return resolve_file(str(value), profile)
+    return value
+
+
+def _first_existing(path: Path, stored: list[Path], profile: Profile) -> Path | None:
+    """On a cluster only the storage counts: other nodes may not see the current folder."""
+    candidates = stored if profile.backend != "local" else [path, *stored]
+    return next((candidate.absolute() for candidate in candidates if candidate.exists()), None)
+
+
+def _without(path: Path, folder: str) -> Path:
+    return Path(*path.parts[1:]) if len(path.parts) > 1 and path.parts[0] == folder else path
