@@ -1,1 +1,1 @@
-"""What runs on the far side of the border: zygotes, supervisors and the programs they fork. Standard library only."""
+"""Code of the sandbox's own processes: zygotes, supervisors and the programs they fork. Standard library only."""

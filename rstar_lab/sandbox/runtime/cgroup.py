@@ -1,4 +1,4 @@
-"""Control groups, version 1 or 2: bounds on the memory, processes and processor share of all of a call's processes."""
+"""Control groups (version 1 or 2): limit the memory, process count and CPU share of all processes of a call."""
 
 import contextlib
 import os
@@ -6,9 +6,8 @@ import re
 import time
 
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-# Shares of the processor beside other work, where an ordinary process has 1024. A rollout waits for every call, so one of
-# ours weighs as much as four of them. One that made room weighs less than the service itself, and in the background it takes
-# what all others leave (idle, from Linux 5.15).
+# CPU shares; an ordinary process has 1024. Rollouts wait for calls, so a call gets four times that. A preempted call gets less
+# than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
 
@@ -29,7 +28,7 @@ def _read(folder: int, name: str) -> str:
 
 
 def _own_paths() -> dict[str, str]:
-    """Controller -> path of this process's group; the version 2 hierarchy has the name ''."""
+    """Return controller -> path of this process's group. The version 2 hierarchy has the key ''."""
     paths = {}
     with open("/proc/self/cgroup") as lines:
         for line in lines:
@@ -40,16 +39,16 @@ def _own_paths() -> dict[str, str]:
 
 
 def _mounts() -> list[tuple[str, str, str, set[str]]]:
-    """(type, root, mount point, options) of every mounted hierarchy."""
-    found = []
+    """Return (type, root, mount point, options) of every mounted cgroup hierarchy."""
+    mounts = []
     with open("/proc/self/mountinfo") as lines:
         for line in lines:
             left, right = line.rstrip("\n").split(" - ")
             kind, _, options = right.split(" ")[:3]
             if kind in ("cgroup", "cgroup2"):
                 fields = left.split(" ")
-                found.append((kind, fields[3], fields[4], set(options.split(","))))
-    return found
+                mounts.append((kind, fields[3], fields[4], set(options.split(","))))
+    return mounts
 
 
 def _folder(root: str, point: str, path: str) -> str:
@@ -58,11 +57,11 @@ def _folder(root: str, point: str, path: str) -> str:
 
 
 class Group:
-    """One group: a folder in each hierarchy (version 1) or one folder (version 2).
+    """A control group: a folder in each hierarchy (version 1) or one folder (version 2).
 
-    above: folders in which children lie beside this group, not beneath it. In a processor's hierarchy of its own this lets
-    a child's weight hold against all other work, not against its siblings alone: a call in the background, alone in its
-    sandbox, would else have the weight of the whole sandbox.
+    above: parent folders, by controller, in which children of this group are created as siblings of it. With a separate
+    CPU hierarchy (version 1) the weight of a child then counts against all other work on the machine. As a nested group,
+    a single background call would get the weight of the whole sandbox.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Group:
         self.in_background = False
 
     def child(self, name: str) -> "Group":
-        """Make a group beneath this one."""
+        """Create a child group."""
         folders: dict[str, int] = {}
         for controller, (folder, full) in self._child_folders(name).items():
             with contextlib.suppress(FileExistsError):
@@ -89,7 +88,7 @@ class Group:
         return Group(self.version, folders)
 
     def _child_folders(self, child: str) -> dict[str, tuple[int, str]]:
-        """Controller -> folder and name of a child there."""
+        """Return controller -> (parent folder, name) of a child."""
         return {
             controller: (self.above[controller], f"{self.name}-{child}")
             if controller in self.above
@@ -98,7 +97,7 @@ class Group:
         }
 
     def remove(self, name: str) -> bool:
-        """Remove a child; False while it still has processes."""
+        """Remove a child group. Returns False if it still contains processes."""
         for folder, full in set(self._child_folders(name).values()):
             try:
                 os.rmdir(full, dir_fd=folder)
@@ -109,29 +108,31 @@ class Group:
         return True
 
     def close(self) -> None:
-        """Let go of its folders; the group stays."""
+        """Close the folder descriptors; the group itself stays."""
         for folder in set(self.folders.values()):
             os.close(folder)
 
     def join(self, background: "Group") -> None:
-        """Move this process, a supervisor, in; it waits in `background` while its program is in the background.
+        """Move this process (a supervisor) into the group.
 
-        The ways there and back are opened now: a cgroup namespace of one's own shuts them.
+        background: group to which the supervisor moves while its program runs in the background. Both procs files are
+        opened now, because they cannot be opened after the process has entered its own cgroup namespace.
         """
         for folder in set(self.folders.values()):
             _write(folder, "cgroup.procs", "0")
         self._out, self._back = background._open_procs_file(), self._open_procs_file()
 
     def _open_procs_file(self) -> int:
-        """A file: who writes 0 to it moves under this group's weight (version 2: into all of it)."""
-        # Version 1: one thread, itself, moves without the lock that every fork on the machine would wait for.
+        """Open the file that moves a process into this group's CPU hierarchy (version 2: into the group) by writing 0."""
+        # Version 1: `tasks` moves one thread, without the lock on `cgroup.procs` for which every fork on the machine waits.
         name = "tasks" if self.version == 1 else "cgroup.procs"
         return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
 
     def enter_background(self) -> None:
-        """Take what all others leave. The supervisor goes background: it has to end the others, and would get no processor for it.
+        """Give this group's processes only CPU time that nothing else wants.
 
-        Raises OSError where the kernel does not let it go.
+        The calling supervisor leaves the group first: it must still get CPU time to end the call.
+        Raises OSError if the kernel refuses the move.
         """
         if not self.in_background:
             os.write(self._out, b"0")
@@ -139,13 +140,14 @@ class Group:
         self.set_weight(BACKGROUND)
 
     def leave_background(self) -> None:
-        """The supervisor comes back, to fork the next program here."""
+        """Restore the normal weight and move the supervisor back, so that it forks the next program in this group."""
         self.set_weight(NORMAL)
         if self.in_background:
             os.write(self._back, b"0")
             self.in_background = False
 
     def limit(self, memory_mb: int, processes: int) -> None:
+        """Set the limits on memory (MiB) and on the number of processes and threads."""
         if memory_mb != self._memory_mb:
             self._limit_memory(memory_mb)
             if self.version == 2 and not self._memory_mb:
@@ -163,16 +165,16 @@ class Group:
                 _write(self.folders["memory"], name, str(memory_mb << 20))
                 return
             except OSError:
-                # The last call's files may still be on their way out.
+                # EBUSY: the kernel may still be freeing files of the previous call.
                 if not left:
                     raise
                 time.sleep(0.005)
 
     def set_weight(self, weight: int) -> None:
-        """Share of the processor beside other groups; an ordinary process has 1024."""
+        """Set the CPU share relative to other groups; an ordinary process has 1024."""
         if weight == self._weight:
             return
-        # An idle group takes no shares. One that only shares would give its weight to a waking process late.
+        # cpu.idle, because a group with low shares alone yields to a waking process only after a delay.
         with contextlib.suppress(OSError):
             _write(self.folders["cpu"], "cpu.idle", str(int(weight == BACKGROUND)))
         with contextlib.suppress(OSError) if weight == BACKGROUND else contextlib.nullcontext():
@@ -183,11 +185,11 @@ class Group:
         self._weight = weight
 
     def start_accounting(self) -> None:
-        """A call begins: count from here."""
+        """Start counting CPU time for a new call."""
         self._cpu_base = self._cpu()
 
     def cpu_s(self) -> float:
-        """CPU seconds since `begin`."""
+        """Return CPU seconds since `start_accounting`."""
         return self._cpu() - self._cpu_base
 
     def _cpu(self) -> float:
@@ -196,7 +198,7 @@ class Group:
         return int(_read(self.folders["cpuacct"], "cpu.stat").split()[1]) / 1e6
 
     def out_of_memory(self) -> bool:
-        """Has the kernel killed a process of this group for its memory since the last question?"""
+        """Return whether the OOM killer has killed a process of this group since the previous call of this method."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         match = re.search(r"^oom_kill (\d+)$", _read(self.folders["memory"], name), re.MULTILINE)
         kills = int(match[1]) if match else 0
@@ -204,14 +206,14 @@ class Group:
         return more
 
     def tasks(self) -> list[int]:
-        """Threads in this group, as this process's PID namespace numbers them."""
+        """Return the thread ids in this group, as seen in this process's PID namespace."""
         folder = next(iter(self.folders.values()))
         name = "tasks" if self.version == 1 else "cgroup.threads"
         return [int(line) for line in _read(folder, name).split()]
 
 
 def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
-    """The folders of a new group, and those above it in the hierarchies that only share out the processor."""
+    """Create a group; return its folder per controller, and the parent folders in CPU-only hierarchies."""
     own = _own_paths()
     folders, above = {}, {}
     for kind, root, point, options in _mounts():
@@ -235,7 +237,7 @@ def _version_2(name: str) -> dict[str, int]:
         if kind != "cgroup2":
             continue
         parent = _folder(root, point, own).rstrip("/")
-        # A group with processes cannot hand controllers down, so look upwards for one that can.
+        # A group that contains processes cannot enable controllers for children; search upwards for one that can.
         while parent.startswith(point):
             folder = os.path.join(parent, name)
             try:
@@ -259,7 +261,7 @@ def _version_2(name: str) -> dict[str, int]:
 
 
 def create(name: str) -> Group | None:
-    """A group for a whole sandbox, beneath this process's own; None where this user may make none that bounds memory."""
+    """Create the group of a sandbox below this process's own. Returns None if this user cannot limit memory with one."""
     try:
         version, folders = 2, _version_2(name)
         above: dict[str, int] = {}
@@ -275,7 +277,7 @@ def create(name: str) -> Group | None:
 
 
 def destroy(group: Group, name: str) -> None:
-    """Remove a sandbox's group with all beneath it. Its processes are gone."""
+    """Remove a sandbox's group and its children, which must have no processes left."""
     for folder in set(group.above.values()):
         for entry in os.listdir(folder):
             if entry.startswith(f"{name}-"):
@@ -293,7 +295,7 @@ def destroy(group: Group, name: str) -> None:
 
 
 def remove_stale_groups(prefix: str) -> None:
-    """Remove groups that sandboxes left which were killed outright. Names end in `-<pid>` of the owner."""
+    """Remove the groups of sandboxes that were killed. A name is `PREFIX-PID` with the process id of the owner."""
     own = _own_paths()
     for kind, root, point, options in _mounts():
         names = [c for c in CONTROLLERS if c in options and c in own] if kind == "cgroup" else [""]

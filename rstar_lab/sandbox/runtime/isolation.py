@@ -1,4 +1,4 @@
-"""The layers between a program and the host: some opened once by the zygotes, the rest in every forked program."""
+"""The isolation layers around a program: some are set up once by the zygotes, the others in every forked program."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rstar_lab.sandbox.runtime import kernel, landlock, procfs, rootfs, seccomp
 from rstar_lab.sandbox.runtime.protocol import Request
 
-# Everything a machine can give; in the order of `sandbox check`.
+# All layers, in the order in which `sandbox check` prints them.
 LAYERS = (
     "cgroup",
     "pid_namespace",
@@ -48,14 +48,17 @@ def _write(path: str, data: bytes) -> None:
 
 
 def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
-    """Of this process, which has just entered a new user namespace."""
+    """Write the id maps of this process, which has just entered a new user namespace."""
     _write("/proc/self/setgroups", b"deny")
     _write("/proc/self/uid_map", b"%d %d 1" % (inside, outside_uid))
     _write("/proc/self/gid_map", b"%d %d 1" % (inside, outside_gid))
 
 
 def create_pid_namespace(missing: Missing) -> bool:
-    """What the zygotes' parent does before it forks the first: the PID namespace. True where programs can get an id of their own."""
+    """Create the sandbox's PID namespace, in the launcher before it forks the first zygote.
+
+    Layers that fail are added to `missing`. Returns whether programs can run under user ids of their own.
+    """
     try:
         kernel.unshare(kernel.CLONE_NEWPID)
         return True
@@ -73,7 +76,7 @@ def create_pid_namespace(missing: Missing) -> bool:
 
 
 def create_namespaces(missing: Missing) -> None:
-    """What the first zygote does before it imports anything of use: namespaces and the read-only rootfs."""
+    """Create the other namespaces and the read-only root file system, in the first zygote before its imports."""
     if "pid_namespace" in missing:
         return
     for layer, flag in (
@@ -93,12 +96,12 @@ def create_namespaces(missing: Missing) -> None:
 
 
 class Isolation:
-    """Puts the calling process, a fresh fork of a supervisor, behind every layer that is not missing."""
+    """Isolates the calling process, a fork of a supervisor, with every layer that is not missing."""
 
     def __init__(self, missing: Missing, root: bool, readable: list[str]) -> None:
         self.missing = missing
         self.root = root
-        # The view holds nothing that may not be read, and its /dev nothing but harmless devices.
+        # The root file system contains only readable files, and only harmless devices in /dev.
         self._devices = ["/dev"] if self.has("mount_namespace") else [f"/dev/{name}" for name in rootfs.DEVICES]
         self._readable = ["/"] if self.has("mount_namespace") else readable
         self._rules: landlock.Rules | None = None
@@ -108,21 +111,21 @@ class Isolation:
         return layer not in self.missing
 
     def uid(self, number: int) -> int:
-        """On the host, of the programs of a supervisor: one each, so that the kernel's per-user bounds are per supervisor."""
+        """Return the host user id for programs of supervisor `number`. Separate ids make the kernel's per-user limits separate."""
         return FIRST_UID + number % UIDS
 
     def prepare(self) -> None:
-        """Once in each zygote: what forks share."""
+        """Prepare what forks share; called once, in the first zygote."""
         _bound(resource.RLIMIT_CORE, 0)
         _bound(resource.RLIMIT_MSGQUEUE, 0)
         if not self.root:
-            self.missing.setdefault("user_id", "programs run under the user's own id")
+            self.missing.setdefault("user_id", "programs run under the id of the user who started the sandbox")
         version = landlock.abi()
         writable = [rootfs.SCRATCH] if self.has("mount_namespace") else []
         if version:
             self._rules = landlock.Rules(version, self._readable, writable, self._devices)
         else:
-            self.missing.setdefault("landlock", "the kernel has none")
+            self.missing.setdefault("landlock", "the kernel does not support Landlock")
         try:
             self._filter = seccomp.Filter()
         except OSError as error:
@@ -131,9 +134,11 @@ class Isolation:
     def enter(
         self, request: Request, number: int, scratch: str = "", first_fd: int = 0, report: Report | None = None
     ) -> None:
-        """scratch: a folder to write to, where there is no mount namespace to make one in. first_fd: close from here.
+        """Apply all layers to this process.
 
-        Raises OSError for the first layer that fails, or hands its name to report(layer, error) and goes on."""
+        scratch: writable folder on the host, used if there is no mount namespace. first_fd: close descriptors from here on.
+        report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
+        """
 
         def step(layer: str, action, *arguments) -> None:
             if not self.has(layer):
@@ -145,7 +150,7 @@ class Isolation:
                     raise
                 report(layer, error)
 
-        # The kernel's out-of-memory killer takes programs first, and their supervisor last.
+        # The OOM killer kills programs before their supervisor.
         with contextlib.suppress(OSError):
             _write("/proc/self/oom_score_adj", b"1000")
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
@@ -214,12 +219,11 @@ def _bound(kind: int, value: int) -> None:
     try:
         resource.setrlimit(kind, (value, value))
     except ValueError:
-        # Above our own hard limit, which then holds.
-        pass
+        pass  # above our own hard limit, which then applies
 
 
 def dry_run(isolation: Isolation, request: Request) -> Missing:
-    """Fork a program, see which layers this machine refuses it, and mark them missing."""
+    """Fork a process, apply all layers, and return those that this machine refuses, with the reason."""
     reading, writing = os.pipe()
     init = kernel.new_pid_namespace() if isolation.has("pid_namespace") else 0
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
@@ -244,7 +248,10 @@ def dry_run(isolation: Isolation, request: Request) -> Missing:
 
 
 def fork_into(init: int, own: int) -> int:
-    """Fork into the PID namespace of that init, and come back to our own, an open descriptor. init 0: fork plainly."""
+    """Fork a child into the PID namespace of `init`; return its pid, or 0 in the child.
+
+    init: process id of the namespace's init; 0 forks in the current namespace. own: descriptor of the current namespace.
+    """
     if not init:
         return os.fork()
     namespace = os.pidfd_open(init)
@@ -259,7 +266,7 @@ def fork_into(init: int, own: int) -> int:
 
 
 def freeze_heap() -> None:
-    """Keep the collector's hands off what forks share; programs switch it on again."""
+    """Exclude all objects from garbage collection and disable it, so that forks share pages. Programs enable it again."""
     gc.collect()
     with contextlib.suppress(AttributeError):
         kernel.libc.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Linux system calls that Python has no name for."""
+"""Linux system calls without a wrapper in Python's standard library."""
 
 import ctypes
 import mmap
@@ -30,7 +30,7 @@ PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
-# Numbers of the calls without a libc wrapper; all but these two are the same on every architecture.
+# Numbers of system calls without a libc wrapper. All but these two are the same on every architecture.
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
 SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 SYS_CLOSE_RANGE = 436
@@ -76,24 +76,26 @@ def pivot_root(new: bytes, old: bytes) -> None:
 
 
 def mount_setattr(path: bytes, set_flags: int) -> None:
-    """Set flags (MS_RDONLY, MS_NOSUID, MS_NODEV) on a mount and on all beneath it."""
+    """Set flags (MS_RDONLY, MS_NOSUID, MS_NODEV) on a mount and on all mounts below it."""
     attributes = struct.pack("=QQQQ", set_flags, 0, 0, 0)
     at_fdcwd, recursive = -100, 0x8000
     _checked(libc.syscall(SYS_MOUNT_SETATTR, at_fdcwd, path, recursive, attributes, len(attributes)), "mount_setattr")
 
 
 def drop_capabilities() -> None:
+    """Drop all capabilities of this process."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _checked(libc.syscall(SYS_CAPSET, header, bytes(24)), "capset")
 
 
 def close_from(fd: int) -> None:
+    """Close all descriptors >= fd."""
     if libc.syscall(SYS_CLOSE_RANGE, ctypes.c_uint(fd), ctypes.c_uint(0xFFFFFFFF), 0) < 0:
         os.closerange(fd, os.sysconf("SC_OPEN_MAX"))
 
 
 def run_and_exit(action: Callable[..., None], *arguments: Any) -> NoReturn:
-    """In a fork: do this and no more, saying on stderr what went wrong."""
+    """Run `action` in a forked process and exit. Prints the traceback of an exception to stderr."""
     try:
         action(*arguments)
     except BaseException:
@@ -111,12 +113,12 @@ _PAUSE = ctypes.cast(libc.pause, ctypes.c_void_p)
 
 
 def new_pid_namespace() -> int:
-    """Start a PID namespace; return the process id of its init, whose end ends every process in it.
+    """Create a PID namespace; return the process id of its init. Killing the init kills every process in the namespace.
 
-    The init shares this process's memory and sleeps in pause(2) for ever, so it costs no page tables; programs join
-    as its siblings and keep ordinary signal semantics, which process 1 has not. Nothing ever runs on its stack but
-    pause, so one stack serves. The caller must have no signal handler, so that nothing ends the pause. It ignores
-    SIGCHLD, so orphans are reaped.
+    The init shares this process's memory (CLONE_VM) and sleeps in pause(2), so it needs no page tables. Programs join
+    the namespace as siblings of the init and keep ordinary signal semantics, which process 1 does not have. All inits
+    use one stack, because only pause runs on it. The caller must not have signal handlers, which would end the pause.
+    The init ignores SIGCHLD, so that orphans are reaped.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     init = libc.clone(_PAUSE, _STUB_STACK_TOP, CLONE_VM | CLONE_NEWPID | signal.SIGCHLD, None)

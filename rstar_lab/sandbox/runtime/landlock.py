@@ -1,4 +1,4 @@
-"""Landlock: what may be read and written, even where a mount namespace fails us."""
+"""Landlock rules: which files a program may read and write. A second layer behind the mount namespace."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from rstar_lab.sandbox.runtime import kernel
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE
-# Rights on files and folders of each ABI; the scopes of ABI 6 are abstract sockets and signals.
+# Access rights on files and folders by ABI version. The scopes of ABI 6 are abstract sockets and signals.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
 _TCP = 0b11
@@ -17,21 +17,21 @@ _SCOPES = 0b11
 
 
 def abi() -> int:
-    """0 where the kernel has no Landlock."""
+    """Return the kernel's Landlock ABI version; 0 if it does not support Landlock."""
     return max(0, kernel.libc.syscall(kernel.SYS_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 class Rules:
-    """Folders and files with the rights on them; everything else is refused."""
+    """A Landlock rule set: the listed files and folders with their access rights; everything else is denied."""
 
     def __init__(self, version: int, read: list[str], write: list[str], devices: list[str]) -> None:
         if version < 1:
-            raise OSError("the kernel has no Landlock")
+            raise OSError("the kernel does not support Landlock")
         everything = _RIGHTS[min(version, 5)]
         self._attributes = struct.pack("=QQQ", everything, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
         self._size = 24 if version >= 6 else 16 if version >= 4 else 8
         self._everything = everything
-        # Opened once: a rule is on the file itself, whatever mount namespace it is seen from.
+        # The paths are opened once: a rule holds for the file in every mount namespace.
         self._fixed = [rule for path in read for rule in self._rule(path, READ)]
         self._fixed += [rule for path in devices for rule in self._rule(path, DEVICE)]
         self._write = write
@@ -46,7 +46,7 @@ class Rules:
         return [struct.pack("=Qi", rights, fd)]
 
     def enforce(self, scratch: str = "") -> None:
-        """On this process and all it starts, from now on; no_new_privs must be set. scratch: one more writable folder."""
+        """Apply the rules to this process and its children. Requires no_new_privs. scratch: an additional writable folder."""
         ruleset = _checked(kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
         for rule in self._fixed:
             _checked(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)

@@ -1,4 +1,4 @@
-"""What /proc tells of a running program: processor time, memory, descendants."""
+"""Reads CPU time, memory, state and descendants of processes from /proc."""
 
 import contextlib
 import os
@@ -17,6 +17,7 @@ def _read(path: str) -> str:
 
 
 def children(pid: int) -> list[int]:
+    """Return the process ids of the children of all threads of a process."""
     found = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -25,7 +26,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes beneath this one, itself left out."""
+    """Return the process ids of all descendants of a process."""
     found = [pid]
     for parent in found:
         found += children(parent)
@@ -33,9 +34,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def usage(pids: list[int]) -> tuple[float, float]:
-    """Of these processes: processor seconds, with those of children they have waited for, and resident memory in MiB.
+    """Return CPU seconds (with those of reaped children) and resident memory in MiB, summed over these processes.
 
-    Pages of the zygote that they still share are left out.
+    Pages that are still shared with the zygote are not counted.
     """
     ticks = pages = 0
     for pid in pids:
@@ -48,6 +49,7 @@ def usage(pids: list[int]) -> tuple[float, float]:
 
 
 def threads_of_user(uid: int) -> int:
+    """Return the number of threads of all processes of a user."""
     count = 0
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -57,10 +59,10 @@ def threads_of_user(uid: int) -> int:
 
 
 def ready(task: int) -> bool:
-    """Is this thread on a processor, or held up by others: waiting for a processor, or in the kernel for a lock?
+    """Return whether a thread runs, waits for a CPU, or waits in the kernel for a lock (state R or D).
 
-    All that was forked from one zygote shares locks, which a fork bomb in the background may hold. A parent is waiting for
-    its own child there (vfork).
+    Forks of one zygote share kernel locks, which a fork bomb in the background may hold. A thread in state D that has
+    children is not counted: it waits for its own child (vfork).
     """
     try:
         state = _read(f"/proc/{task}/stat").rpartition(")")[2][1]
@@ -70,7 +72,7 @@ def ready(task: int) -> bool:
 
 
 def end_all(pid: int) -> None:
-    """Kill all children of this process, a subreaper, until none is left: what a PID namespace does in one blow."""
+    """Kill all descendants of this process (a subreaper) until none is left. Replaces the PID namespace where there is none."""
     while True:
         for child in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):

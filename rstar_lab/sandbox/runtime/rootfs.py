@@ -1,4 +1,4 @@
-"""The file system a program sees: the interpreter and its libraries, read-only, and nothing else of the host."""
+"""The root file system of programs: the interpreter, system libraries and compilers, read-only, and no other host files."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from rstar_lab.sandbox.runtime import kernel
 
 SCRATCH = "/box"
 WORK, TEMPORARY, SHARED_MEMORY = f"{SCRATCH}/work", f"{SCRATCH}/tmp", f"{SCRATCH}/shm"
-_HELD = "/held"  # an interpreter that lies beneath /tmp is mounted here, for /tmp is each program's own
+_HELD = "/held"  # mount point for an interpreter installed below /tmp, because each program has its own /tmp
 _TEMPORARIES = ("/tmp", "/var/tmp")
 DEVICES = ("null", "zero", "full", "random", "urandom")
-# Few, for every program copies the table of mounts; and never all of /usr, where some images keep applications.
+# Few entries, because every program copies the mount table. Not all of /usr, where some images keep applications.
 _SYSTEM = [f"/usr/{part}" for part in ("bin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share")]
 _SYSTEM += ["/usr/local/bin", "/usr/local/lib", "/nix/store", "/gnu/store"]
 _SYSTEM += ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
@@ -34,12 +34,12 @@ _FILES = {
 
 
 def readable() -> list[str]:
-    """Existing paths a program may read: system libraries and compilers, and of Python's homes no more than its code."""
+    """Return the existing paths that a program may read: system libraries, compilers, and Python's code."""
     paths = list(_SYSTEM)
     for prefix in {sys.base_prefix, sys.prefix, sys.base_exec_prefix, sys.exec_prefix}:
         paths += [f"{prefix}/{part}" for part in ("bin", "lib", "lib64")]
     paths += [path for path in sys.path if path.endswith("-packages")]
-    # The interpreter may be a chain of links through folders of its own.
+    # The interpreter may be a chain of symbolic links through several folders.
     link = sys.executable
     while link:
         paths.append(link)
@@ -52,7 +52,7 @@ def readable() -> list[str]:
 
 
 def _files() -> dict[str, bytes]:
-    """Small files of the view: some made up, some copied."""
+    """Return path -> content of generated and copied small files."""
     files = {path: text.encode() for path, text in _FILES.items()}
     for path in [*_COPIED, *{f"{prefix}/pyvenv.cfg" for prefix in (sys.prefix, sys.exec_prefix)}]:
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -70,7 +70,7 @@ def _links() -> dict[str, str]:
 
 
 def _devices(root: str) -> list[str]:
-    """Make the devices where we may; the others have to be bound."""
+    """Create the device nodes; return the names that this user cannot create and that must be bind-mounted."""
     os.makedirs(f"{root}/dev", 0o755, exist_ok=True)
     left = []
     for name in DEVICES:
@@ -87,7 +87,7 @@ def _place(path: str) -> str:
 
 
 def make_temporary(root: str = "") -> None:
-    """An empty TEMPORARY, but for links to what of the interpreter lies beneath /tmp on the host."""
+    """Create TEMPORARY, empty but for links to parts of the interpreter that are below /tmp on the host."""
     os.mkdir(f"{root}{TEMPORARY}", 0o700)
     for folder in _TEMPORARIES:
         with contextlib.suppress(FileNotFoundError):
@@ -96,7 +96,10 @@ def make_temporary(root: str = "") -> None:
 
 
 def build() -> None:
-    """Replace this process's file system by the view; its mount namespace is its own. Raises OSError."""
+    """Replace the root of this process, which has its own mount namespace, by the programs' root file system.
+
+    Raises OSError.
+    """
     kernel.mount(b"none", b"/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     root = "/tmp"
     sources = [(path, os.open(path, os.O_PATH)) for path in readable() if not os.path.islink(path)]
@@ -107,7 +110,7 @@ def build() -> None:
     for path, fd in sources + devices:
         target = root + _place(path)
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
-        # By descriptor, for the path itself may lie beneath the new root's mount point.
+        # By descriptor, because the path itself may be below the new root's mount point.
         source = f"/proc/self/fd/{fd}"
         if os.path.isdir(source):
             os.makedirs(target, 0o755, exist_ok=True)
@@ -128,7 +131,7 @@ def build() -> None:
         os.makedirs(os.path.dirname(link), 0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.symlink(target, link)
-    make_temporary(root)  # for the zygotes' own imports; a program has one of its own
+    make_temporary(root)  # for the zygotes' imports; each program has its own
     kernel.mount_setattr(root.encode(), kernel.MS_RDONLY | kernel.MS_NOSUID)
     kernel.mount(b"proc", f"{root}/proc".encode(), b"proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(root)

@@ -1,7 +1,7 @@
-"""What a zygote does once with a library, so that the calls forked from it need not: lazy imports, caches, tables.
+"""Warm-up code that a zygote runs once per library, so that forked programs find lazy imports, caches and tables filled.
 
-A first `solve` takes 48 CPU ms in a process that has only imported sympy, and 16 in one that has solved another equation;
-`simplify` and `integrate` gain more. Costs about 1.5 s of one core at the start, while other tiers serve already.
+A first `solve` takes 48 CPU ms in a process that has only imported sympy, and 16 CPU ms after another equation was solved;
+`simplify` and `integrate` gain more. The warm-up takes about 1.5 s of one core while other zygotes already serve.
 """
 
 

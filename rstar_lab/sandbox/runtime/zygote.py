@@ -1,7 +1,8 @@
-"""Zygotes: small interpreters with libraries already imported, from which supervisors are forked.
+"""Zygotes: interpreters with libraries already imported, from which supervisors are forked.
 
-One process is started by exec (the embedding program, with its threads and its torch, is never forked). It opens the
-namespaces, becomes the bare zygote, forks the numpy zygote, which forks the sympy one, and so on, each importing more.
+The embedding program is never forked, because it has threads and loaded torch. Instead one process is started by exec.
+It creates the namespaces and becomes the zygote "bare", which forks the zygote "numpy", which forks "sympy", and so on.
+Each imports more libraries than the one before.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ TIERS = {
     "sympy": ["sympy"],
     "scipy": [f"scipy.{part}" for part in SCIPY],
 }
-# What programs of the tier mostly do, done once in the zygote.
+# Typical programs of each tier, run once in the zygote.
 WARM_UP_PROGRAMS = {
     "bare": """
 import collections, fractions, itertools, math, random, re
@@ -57,7 +58,7 @@ _DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
 class Zygote:
-    """One tier's zygote: forks a supervisor for each socket that comes on its control socket."""
+    """The zygote of one tier. Forks a supervisor for each socket received on its control socket."""
 
     def __init__(
         self, control: socket.socket, tier: str, layers: isolation.Isolation, group: cgroup.Group | None
@@ -66,7 +67,7 @@ class Zygote:
         self.tier = tier
         self.isolation = layers
         self.group = group
-        # Its weight is that of one slot: the supervisors in it do next to nothing.
+        # The weight of one call is enough: supervisors in this group are almost always asleep.
         self.background = group.child("background") if group else None
         if self.background:
             self.background.set_weight(cgroup.NORMAL)
@@ -75,14 +76,14 @@ class Zygote:
         self.stale: set[str] = set()
 
     def warm_up(self) -> None:
-        """Do what every program would have to do for the first time."""
+        """Run typical code once, so that programs do not pay for first-time work."""
         program.open_streams()
         program.warm_up(WARM_UP_PROGRAMS[self.tier])
         isolation.freeze_heap()
 
     def serve(self) -> None:
-        """Fork a supervisor for every socket that comes, until the control socket closes."""
-        # Orphans of a killed supervisor come to us, and the end of any child wakes us.
+        """Fork a supervisor for every received socket, until the control socket closes."""
+        # Orphans of a killed supervisor become children of this process, and SIGCHLD wakes it.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -116,7 +117,7 @@ class Zygote:
             group.close()
 
     def _reap_children(self) -> None:
-        """Forget supervisors that ended, end what killed ones left to us, remove their groups."""
+        """Reap supervisors that ended, kill orphans of killed ones, and remove their control groups."""
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if pid in self.supervisors:
@@ -130,6 +131,7 @@ class Zygote:
 
 
 def import_all(modules: list[str]) -> bool:
+    """Import modules; return whether all are installed."""
     try:
         for module in modules:
             importlib.import_module(module)
@@ -141,7 +143,10 @@ def import_all(modules: list[str]) -> bool:
 def run_zygotes(
     controls: list[socket.socket], names: list[str], layers: isolation.Isolation, group: cgroup.Group | None, word: str
 ) -> None:
-    """Become the zygote of the first name, after forking that of the others; never return."""
+    """Become the zygote of the first tier after forking the zygotes of the others. Does not return.
+
+    word: text sent with the ready message of the first tier.
+    """
     zygote = Zygote(controls[0], names[0], layers, group)
     present = import_all(TIERS[names[0]])
     if present and names[0] in LIBRARY_WARM_UPS:
@@ -164,7 +169,7 @@ def run_zygotes(
 def run_first_zygote(
     controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None
 ) -> None:
-    """Build the layers, try it once, and become its first zygote; never return."""
+    """Set up the isolation layers, test them once, and become the first zygote. Does not return."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     readable = rootfs.readable()
     isolation.create_namespaces(missing)
@@ -176,8 +181,11 @@ def run_first_zygote(
 
 
 def main(parent: int, workers: int, fds: list[int]) -> None:
-    """Watch over the zygotes from outside their PID namespace: they end when we do, and we when the parent does."""
-    # A session of its own: the terminal's Ctrl-C is for the embedding program.
+    """Be the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
+
+    The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
+    """
+    # A session of its own, because Ctrl-C in the terminal is for the embedding program.
     os.setsid()
     parent_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
@@ -189,7 +197,7 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
     name = f"{PREFIX}-{os.getpid()}"
     group = cgroup.create(name)
     if group is None:
-        missing["cgroup"] = "this user may make none with a memory and a process controller"
+        missing["cgroup"] = "this user cannot create a control group with a memory and a pids controller"
     else:
         group.set_weight(cgroup.NORMAL * workers)
     root = isolation.create_pid_namespace(missing)
