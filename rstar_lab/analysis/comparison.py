@@ -225,7 +225,7 @@ def _shown(value: float, percent: bool) -> str:
     return f"{value:.1%}" if percent else f"{value:.3g}"
 
 
-def _interval(row) -> str:
+def _interval(row: Any) -> str:
     if np.isnan(row.difference):
         return "–"
     scale, unit = (100, " pt") if row.percent else (1, "")

@@ -31,7 +31,7 @@ Missing = dict[str, str]
 Report = Callable[[str, OSError], object]
 
 
-def _attempt(missing: Missing, layer: str, step, *arguments) -> bool:
+def _attempt(missing: Missing, layer: str, step: Callable[..., object], *arguments: object) -> bool:
     try:
         step(*arguments)
     except OSError as error:
@@ -140,7 +140,7 @@ class Isolation:
         report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
         """
 
-        def step(layer: str, action, *arguments) -> None:
+        def step(layer: str, action: Callable[..., object], *arguments: object) -> None:
             if not self.has(layer):
                 return
             try:
