@@ -12,9 +12,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
-from rstar_lab.analysis.style import COLOURS, Figure, faint, looks
+from rstar_lab.analysis.style import COLOURS, line_styles, translucent
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
@@ -49,7 +50,7 @@ def plot_curves(
     figure = make_subplots(
         rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
     )
-    look = looks(list(dict.fromkeys(frame.group)))
+    look = line_styles(list(dict.fromkeys(frame.group)))
     for panel, name in enumerate(names):
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
@@ -80,7 +81,7 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
     frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
     order = [str(outcome) for outcome in Outcome if outcome != Outcome.OK]
-    look = looks(order)
+    look = line_styles(order)
     base = _literal(where)
     side = "" if correct is None else f" AND reward {'>' if correct else '<='} 0"
     for outcome in order:
@@ -144,7 +145,7 @@ def plot_pass_at_k(runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: str = "r
     frame = pass_at_k(runs, ks, by=(by,), where=where)
     base = _literal(where)
     figure = go.Figure()
-    for value, (colour, dash, symbol) in looks(list(dict.fromkeys(frame[by]))).items():
+    for value, (colour, dash, symbol) in line_styles(list(dict.fromkeys(frame[by]))).items():
         part = frame[frame[by] == value]
         shown = repr(value) if isinstance(value, str) else str(value)
         figure.add_scatter(
@@ -278,7 +279,7 @@ def _band(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
         fill="toself",
-        fillcolor=faint(colour, opacity),
+        fillcolor=translucent(colour, opacity),
         line={"width": 0},
         mode="lines",
         hoverinfo="skip",

@@ -7,8 +7,8 @@ from html import escape
 import pandas as pd
 import plotly.graph_objects as go
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
-from rstar_lab.analysis.style import Figure
 from rstar_lab.runs import RunStoreError
 
 SOLVED = 0.5

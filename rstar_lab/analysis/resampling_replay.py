@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, named_rows
-from rstar_lab.analysis.style import COLOURS, Figure
+from rstar_lab.analysis.style import COLOURS
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
 from rstar_lab.runs import RunStoreError

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.analysis.style import Figure, looks
+from rstar_lab.analysis.style import line_styles
 from rstar_lab.runs import RunStoreError
 
 # Seconds that are sums over rollouts running at once: no part of a step's own time.
@@ -121,7 +122,7 @@ def plot_time(runs: Runs, run_id: str) -> Figure:
     if frame.empty:
         raise RunStoreError(f"run {run_id} measured no times")
     figure = go.Figure()
-    for number, (phase, (colour, _, _)) in enumerate(looks(list(dict.fromkeys(frame.phase))).items()):
+    for number, (phase, (colour, _, _)) in enumerate(line_styles(list(dict.fromkeys(frame.phase))).items()):
         part = frame[frame.phase == phase]
         figure.add_bar(
             x=part.step,

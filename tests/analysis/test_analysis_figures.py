@@ -4,15 +4,16 @@ from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
 from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.comparison import compare
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
+from rstar_lab.analysis.inspector.static_figure import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.style import COLOURS, Figure
+from rstar_lab.analysis.style import COLOURS
 from rstar_lab.runs import RunStoreError
 
 
@@ -186,10 +187,10 @@ def test_flips_link_to_trajectories_that_show_them(folder):
         assert (before.reward > 0, after.reward > 0) == ((False, True) if flip["flip"] == "won" else (True, False))
 
 
-def test_a_figure_that_cannot_be_drawn_says_its_numbers():
+def test_the_data_table_of_a_figure_escapes_text():
     frame = pd.DataFrame({"run": ["<b>mine</b>"], "value": [0.25], "where": ["run_id = 'mine'"]})
-    said = Figure(go.Figure(), frame).bundle()["text/html"]
-    assert "&lt;b&gt;mine&lt;/b&gt;" in said and "0.25" in said and "run_id" not in said
+    html = data_table(frame)
+    assert "&lt;b&gt;mine&lt;/b&gt;" in html and "0.25" in html and "run_id" not in html
 
 
 def test_a_hostile_name_is_text_in_the_card(folder):

@@ -1,4 +1,4 @@
-"""The inspector without a browser: paging, filters, transcripts cut into segments, notes, exports, static form."""
+"""Tests of the inspector without a browser: pages, filters, segments, notes, exports, static output, linked figures."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.link import link, point_filter, show_points
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
-from rstar_lab.analysis.inspector.palette import SYNTAX, contrast, page_css, steps
+from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import BIDI, segments, token_values, visible
 from rstar_lab.analysis.inspector.watch import watch
@@ -43,11 +43,11 @@ def inspector(folder: Path) -> Inspector:
     return inspect(folder)
 
 
-def ask(inspector: Inspector, op: str, **question: object) -> object:
-    """What the browser would get for a question."""
+def request(inspector: Inspector, op: str, **arguments: object) -> object:
+    """Send a request as the browser does; return the response."""
     answers: list[tuple[dict, list]] = []
     inspector.send = lambda message, buffers=None: answers.append((message, buffers))  # type: ignore[method-assign]
-    inspector._on_message(inspector, {"id": "1", "op": op, **question}, [])
+    inspector._on_message(inspector, {"id": "1", "op": op, **arguments}, [])
     return answers[0]
 
 
@@ -55,9 +55,9 @@ def ask(inspector: Inspector, op: str, **question: object) -> object:
 
 
 @pytest.mark.parametrize("few", [5_000, 20])
-def test_pages_add_up_to_the_whole_list_in_any_order(source: Source, few: int, monkeypatch: pytest.MonkeyPatch):
-    """few: from how many rows of one value on they are told apart by step and run."""
-    monkeypatch.setattr("rstar_lab.analysis.inspector.listing._FEW", few)
+def test_pages_contain_every_row_once_in_any_order(source: Source, few: int, monkeypatch: pytest.MonkeyPatch):
+    """few: value of _MAX_SORTED_ROWS."""
+    monkeypatch.setattr("rstar_lab.analysis.inspector.listing._MAX_SORTED_ROWS", few)
     for sort in (
         [],
         ["entropy", True],
@@ -75,7 +75,7 @@ def test_pages_add_up_to_the_whole_list_in_any_order(source: Source, few: int, m
             assert known == sorted(known, reverse=True)
             assert all(row["entropy"] is None for row in rows[len(known) :])
         for index in (0, 137, total - 1):
-            assert source.place(rows[index]["traj_id"], "TRUE", sort) == index, sort
+            assert source.index_of(rows[index]["traj_id"], "TRUE", sort) == index, sort
 
 
 @pytest.mark.parametrize(
@@ -95,41 +95,41 @@ def test_pages_add_up_to_the_whole_list_in_any_order(source: Source, few: int, m
         ({"ranges": {"response_tokens": [200, 400]}}, lambda f: (f.response_tokens >= 200) & (f.response_tokens < 400)),
     ],
 )  # fmt: skip
-def test_filters_mean_what_pandas_says(source: Source, filters: dict, condition):
+def test_filters_select_the_same_rows_as_pandas(source: Source, filters: dict, condition):
     everything = source.store.sql("SELECT * FROM trajectories")
     expected = int(condition(everything).sum())
     assert 0 < expected < len(everything)
     assert source.count(where_clause(filters)) == expected
 
 
-def test_a_wrong_filter_is_named(source: Source):
+def test_an_invalid_filter_raises_an_error_that_names_it(source: Source):
     with pytest.raises(UserError, match="unknown filter 'stpe'"):
         where_clause({"stpe": 1})
-    with pytest.raises(UserError, match="one expression"):
+    with pytest.raises(UserError, match="one SQL expression"):
         where_clause({"sql": "TRUE; DROP TABLE x"})
     with pytest.raises(UserError, match="reword"):
         source.count(where_clause({"sql": "reword > 0"}))
-    with pytest.raises(UserError, match="no trajectory"):
+    with pytest.raises(UserError, match="have no trajectory"):
         source.row("nowhere")
     with pytest.raises(UserError, match="no column 'group_id'"):
         Inspector(pd.DataFrame({"step": [1]}))
 
 
-def test_a_quote_in_a_value_stays_a_value(source: Source):
+def test_quotes_in_filter_values_are_escaped(source: Source):
     assert source.count(where_clause({"run_id": "x' OR TRUE OR 'y"})) == 0
     assert source.count(where_clause({"problem": "%' OR 1=1 --"})) == 0
 
 
-def test_siblings_are_the_group(source: Source):
+def test_siblings_are_the_rollouts_of_the_group(source: Source):
     row = source.page("TRUE", [], 5, 1)[0]
     siblings = source.siblings(row)
-    assert [one["sample"] for one in siblings] == list(range(8))
-    assert {(one["run_id"], one["step"], one["problem_id"]) for one in siblings} == {
+    assert [row["sample"] for row in siblings] == list(range(8))
+    assert {(row["run_id"], row["step"], row["problem_id"]) for row in siblings} == {
         (row["run_id"], row["step"], row["problem_id"])
     }
 
 
-def test_search_finds_text_of_messages_inside_the_list(source: Source):
+def test_search_finds_text_in_messages_of_the_filtered_list(source: Source):
     found = source.search("call failed", where_clause({"run_id": "roc", "steps": [2, 3]}))
     expected = source.store.sql(
         "SELECT traj_id FROM trajectories WHERE run_id = 'roc' AND step IN (2, 3) AND errors > 0"
@@ -139,12 +139,12 @@ def test_search_finds_text_of_messages_inside_the_list(source: Source):
     assert all("call failed" in snippet for snippet in found["hits"].values())
     everywhere = source.search("call failed", "TRUE")
     assert len(everywhere["hits"]) == int(source.count("errors > 0")) and everywhere["whole"]
-    assert source.search('print("sum:"', "step = 1")["hits"], "text is found as the model wrote it, quotes and all"
+    assert source.search('print("sum:"', "step = 1")["hits"], "text with quotes is found"
     assert source.search("no such words", "TRUE")["hits"] == {}
     assert source.search("sum", "TRUE", seconds=0)["whole"] is False
 
 
-def test_rows_in_frames_need_no_store():
+def test_inspector_works_on_data_frames():
     frame = pd.DataFrame(
         {
             "traj_id": ["a", "b"],
@@ -157,18 +157,18 @@ def test_rows_in_frames_need_no_store():
         }
     )
     inspector = Inspector(frame)
-    answer, _ = ask(inspector, "page", offset=0, limit=10, filters={"correct": True}, scope={}, sort=[])
+    answer, _ = request(inspector, "page", offset=0, limit=10, filters={"correct": True}, scope={}, sort=[])
     assert answer["result"]["total"] == 1
-    answer, _ = ask(inspector, "open", traj_id="b")
-    assert "without transcripts" in answer["result"]["missing"]
-    answer, _ = ask(inspector, "note", traj_id="b", note="x", tags=[])
-    assert "no run folder" in answer["error"]
+    answer, _ = request(inspector, "open", traj_id="b")
+    assert "no transcripts" in answer["result"]["missing"]
+    answer, _ = request(inspector, "note", traj_id="b", note="x", tags=[])
+    assert "not in a run folder" in answer["error"]
 
 
 # Transcripts
 
 
-def test_segments_carry_every_token_they_show(folder: Path):
+def test_segments_map_text_to_tokens(folder: Path):
     runs = open_runs(folder)
     for traj_id in runs.sql("SELECT traj_id FROM trajectories WHERE step = 6").traj_id:
         record = runs.record(traj_id)
@@ -182,13 +182,13 @@ def test_segments_carry_every_token_they_show(folder: Path):
             for token, (begin, end) in enumerate(zip(part.starts, ends, strict=True), part.first):
                 shown = part.text[begin:end]
                 assert shown in texts[token] or (
-                    part.kind == "code" and shown in json.loads('"' + _whole_escapes(texts, token) + '"')
+                    part.kind == "code" and shown in json.loads('"' + _complete_escapes(texts, token) + '"')
                 ), (part.kind, shown, texts[token])
         assert "".join(part.text for part in segments(record, raw=True)[2:]) == "".join(texts)
 
 
-def _whole_escapes(texts: list[str], token: int) -> str:
-    """The token with its neighbours, as JSON that can be read: a token may end inside an escape."""
+def _complete_escapes(texts: list[str], token: int) -> str:
+    """Return the token with its neighbours as valid JSON, since a token may end inside an escape."""
     return (
         re.sub(r"^n?|\\?$", "", "".join(texts[token - 1 : token + 2]))
         .replace('\\"', '"')
@@ -197,7 +197,7 @@ def _whole_escapes(texts: list[str], token: int) -> str:
     )
 
 
-def test_code_tokens_point_at_the_code():
+def test_code_tokens_map_to_unescaped_code():
     code = 'x = "a\\n"\n\tprint("π", x)  # \U0001d54f done\n'
     for ascii in (True, False):
         call = json.dumps({"name": "t", "arguments": {"input": "1 2", "code": code}}, ensure_ascii=ascii)
@@ -217,7 +217,7 @@ def test_code_tokens_point_at_the_code():
             assert all(2 * start <= len(units) for start in payload["starts"])
 
 
-def test_strange_turns_lose_nothing():
+def test_malformed_turns_keep_all_text():
     cases = {
         "no tags at all": ["text"],
         "<tool_call>{bad json}</tool_call>": ["call"],
@@ -243,7 +243,7 @@ def test_strange_turns_lose_nothing():
     assert [part.outcome for part in outcomes] == ["malformed_call", "malformed_call"]
 
 
-def test_hidden_characters_are_shown_one_for_one():
+def test_hidden_characters_map_to_one_visible_character():
     text = "a\u202eb\x00c\x1b[31m\ud800d\ne\tf\x85" + BIDI
     shown = visible(text)
     assert len(shown) == len(text)
@@ -252,7 +252,7 @@ def test_hidden_characters_are_shown_one_for_one():
     shown.encode()
 
 
-def test_token_values_are_nan_where_the_run_has_none(folder: Path):
+def test_missing_token_values_are_nan(folder: Path):
     runs = open_runs(folder)
     dropped = runs.record(runs.sql("SELECT traj_id FROM trajectories WHERE NOT kept LIMIT 1").traj_id[0])
     entropy, engine, trainer, mask, ids = token_values(dropped)
@@ -263,14 +263,14 @@ def test_token_values_are_nan_where_the_run_has_none(folder: Path):
 # Notes
 
 
-def test_notes_lie_beside_the_run_and_outlive_the_inspector(folder: Path):
+def test_notes_are_stored_in_the_run_folder(folder: Path):
     inspector = inspect(folder)
     traj_id = "roc/2/p1/3"
-    answer, _ = ask(inspector, "note", traj_id=traj_id, note=" look: reward hack? ", tags=["hack", "", " odd "])
+    answer, _ = request(inspector, "note", traj_id=traj_id, note=" look: reward hack? ", tags=["hack", "", " odd "])
     assert answer["result"]["tags"] == ["hack", "odd"]
     again = inspect(folder)
     assert again.source.count(where_clause({"noted": True}, again._all_notes())) == 1
-    page, _ = ask(again, "page", offset=0, limit=5, filters={"noted": True}, scope={}, sort=[])
+    page, _ = request(again, "page", offset=0, limit=5, filters={"noted": True}, scope={}, sort=[])
     assert page["result"]["rows"][0]["note"]["note"] == "look: reward hack?"
     assert read_notes(folder / "roc")[traj_id]["tags"] == ["hack", "odd"]
     write_note(folder / "roc", "other", "kept", [])
@@ -279,18 +279,18 @@ def test_notes_lie_beside_the_run_and_outlive_the_inspector(folder: Path):
     write_note(folder / "roc", "other", "", [])
 
 
-def test_a_broken_notes_file_is_named(tmp_path: Path):
+def test_an_invalid_notes_file_raises_and_is_not_overwritten(tmp_path: Path):
     (tmp_path / "notes.jsonl").write_text('{"traj_id": "a", "note": "x"}\n{oops\n')
     with pytest.raises(UserError, match=r"notes.jsonl, line 2"):
         write_note(tmp_path, "b", "y", [])
-    assert (tmp_path / "notes.jsonl").read_text().endswith("{oops\n"), "a file that cannot be read is not overwritten"
+    assert (tmp_path / "notes.jsonl").read_text().endswith("{oops\n"), "an invalid file must not be overwritten"
 
 
 # Exports
 
 
 class Tags(HTMLParser):
-    """Which elements and attributes a page has, and its text."""
+    """Collects the elements, attributes and text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_exports_keep_hostile_text_as_text(inspector: Inspector):
+def test_exports_escape_hostile_text(inspector: Inspector):
     hostile = "roc/6/p0/1"
     for page in (inspector.html(hostile), inspector.static_html()):
         found = Tags(page)
@@ -320,20 +320,20 @@ def test_exports_keep_hostile_text_as_text(inspector: Inspector):
     assert policy and "default-src 'none'" in policy[1] and "unsafe" not in policy[1] and "script-src" not in policy[1]
 
 
-def test_an_export_shows_values_of_every_token(inspector: Inspector):
+def test_an_export_contains_values_of_every_token(inspector: Inspector):
     kept = inspector.source.page("kept", [], 0, 1)[0]
     record = inspector.source.record(kept)
     page = inspector.html(kept["traj_id"])
     listed = {int(token) for token in re.findall(r'title="token (\d+) ', page)}
     shown = {
         part.first + i for part in segments(record) for i, start in enumerate(part.starts)
-        if start < (part.starts[i + 1] if i + 1 < len(part.starts) else len(part.text))  # half an escape has no width
+        if start < (part.starts[i + 1] if i + 1 < len(part.starts) else len(part.text))  # part of an escape has no width
     }  # fmt: skip
     assert listed == shown and len(listed) > 100
     assert {"rl-by-entropy", "rl-by-mismatch"} <= set(re.findall(r"rl-by-\w+", page))
 
 
-def test_markdown_cannot_be_broken_out_of():
+def test_markdown_fences_cannot_be_closed_by_text():
     row = {
         "traj_id": "a`b",
         "run_id": "r",
@@ -352,17 +352,17 @@ def test_markdown_cannot_be_broken_out_of():
     assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0], "# not a heading"]
 
 
-def test_the_static_form_reads_without_a_kernel(inspector: Inspector):
+def test_static_html_contains_list_and_transcript(inspector: Inspector):
     inspector.selected = "roc/5/p2/4"
     found = Tags(inspector.static_html())
     assert "384 trajectories" in found.text and "step 5 · sample 4" in found.text and "total = sum(" in found.text
 
 
-def test_colour_steps_keep_text_readable():
+def test_text_is_readable_on_every_colour_level():
     sheet = page_css()
     ink = re.search(r"--rl-ink: light-dark\((#\w{6}), (#\w{6})\)", sheet)
-    assert ink and len(steps()) == 7 + 7 + 4 * 5 + 2
-    for name, (_, *grounds) in steps().items():
+    assert ink and len(colour_levels()) == 7 + 7 + 4 * 5 + 2
+    for name, (_, *grounds) in colour_levels().items():
         rule = re.search(rf"highlight\(rl-{name}\) \{{ (.*?) \}}", sheet)
         texts = [ink.groups()] if rule and " color:" in rule[1] else [ink.groups(), *SYNTAX.values()]
         poor = [
@@ -377,7 +377,7 @@ def test_colour_steps_keep_text_readable():
 # Figures
 
 
-def test_points_of_a_figure_open_their_rollouts(inspector: Inspector):
+def test_points_of_a_figure_list_their_rollouts(inspector: Inspector):
     figure = go.Figure()
     figure.add_scatter(x=[1, 2, 3], y=[0.1, 0.2, 0.3], name="roc")
     figure.add_bar(
@@ -399,7 +399,7 @@ def test_points_of_a_figure_open_their_rollouts(inspector: Inspector):
     assert inspector.scope == {} and len(inspector.rows()) == 384
 
 
-def test_a_figure_widget_is_linked_as_it_is(inspector: Inspector):
+def test_a_figure_widget_is_linked_in_place(inspector: Inspector):
     figure = go.FigureWidget(go.Figure().add_scatter(x=[1, 2, 3], y=[1, 2, 3], name="grpo"))
     assert link(figure, inspector) is figure
     points = type("Points", (), {"point_inds": [2]})()
@@ -408,7 +408,7 @@ def test_a_figure_widget_is_linked_as_it_is(inspector: Inspector):
     assert inspector.scope["filter"] == {"run_id": "grpo", "step": 3}
 
 
-def test_a_figure_with_an_unknown_filter_is_refused(inspector: Inspector):
+def test_linking_a_figure_with_an_unknown_filter_raises(inspector: Inspector):
     figure = go.Figure().add_bar(x=[1], y=[1], customdata=[{"colour": 1}])
     with pytest.raises(UserError, match="unknown filter 'colour'"):
         link(figure, inspector)
@@ -417,7 +417,7 @@ def test_a_figure_with_an_unknown_filter_is_refused(inspector: Inspector):
 # Following a run
 
 
-async def test_a_watched_run_is_followed_until_it_ends(tmp_path: Path):
+async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
     import asyncio
 
     from rstar_lab.runs import RunWriter
@@ -440,7 +440,7 @@ async def test_a_watched_run_is_followed_until_it_ends(tmp_path: Path):
             await asyncio.sleep(0.05)
         assert follower.inspector.source.count("TRUE") == 32
         again = watch(tmp_path / "live" / "r")
-        assert again.inspector is not None, "a new kernel shows what is there"
+        assert again.inspector is not None, "a new kernel shows the same run"
         writer.finish("finished")
     await asyncio.wait_for(follower.task, 30)
     assert "finished, step 1" in follower.figure.figure.layout.title.text

@@ -1,10 +1,10 @@
-"""One real JupyterLab and one real Chromium for all browser tests.
+"""Fixtures of the browser tests: JupyterLab and Chromium, started once per module.
 
-def test_it(lab):                                  # `lab` is skipped, loudly, where there is no Chromium
+def test_it(lab):                                  # skipped with a message without Chromium
     with lab.notebook("03_train.ipynb") as page:   # a copy of notebooks/03_train.ipynb in a fresh kernel
         page.run_all()
         page.shot("train")                         # out/screenshots/train.png
-                                                   # leaving fails on any page error or console error
+                                                   # fails on any page or console error
 """
 
 import contextlib
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "analysis"))
 SHOTS = ROOT / "out" / "screenshots"
 TOKEN = "rstar-lab-test"
-START_S, CELL_S = 240, 240  # bounds for a busy machine, not expectations
+START_S, CELL_S = 240, 240  # upper bounds for a busy machine
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -47,8 +47,7 @@ class LabPage:
     def __init__(self, lab: "Lab", page: Any, path: str) -> None:
         self.lab, self.page, self.path = lab, page, path
         self.errors: list[str] = []
-        # Starts that took anywidget over its two seconds. Our widgets heal themselves, and a test that goes on using them
-        # proves it; on a machine this busy the error itself says nothing about them.
+        # Model starts that anywidget aborted after two seconds. The widgets recover from this, so it is not an error.
         self.late_starts: list[str] = []
         page.on("pageerror", self._page_error)
         page.on("console", lambda message: self._console(message))
@@ -76,7 +75,7 @@ class LabPage:
         self.page.evaluate("name => { void window.jupyterapp.commands.execute(name); }", name)
 
     def run_all(self) -> None:
-        """Run every cell and wait for the last; fails with the error of a cell that fails."""
+        """Run all cells and wait for the last. Fails with the error of the first cell that fails."""
         error = self.page.evaluate(
             """async seconds => {
               const app = window.jupyterapp;
@@ -113,7 +112,7 @@ class LabPage:
 
 
 class Lab:
-    """The JupyterLab server and the browser; hands out pages."""
+    """A JupyterLab server and a browser that open notebooks."""
 
     def __init__(self, url: str, folder: Path, browser: Any) -> None:
         self.url, self.folder, self.browser = url, folder, browser
@@ -135,11 +134,11 @@ class Lab:
         parameters: dict[str, Any] | None = None,
         fragment: str = "",
     ) -> Iterator[LabPage]:
-        """A copy of a notebook (of notebooks/, or any path) open in a fresh page and kernel.
+        """Open a copy of a notebook in a new page and kernel.
 
-        parameters: put in a cell behind the one tagged `parameters`, as papermill does.
-        init: JavaScript to run in the page before anything else. fragment: end of the address, with its #.
-        Leaving the block asserts that no error was seen.
+        source: file name in notebooks/, or a path. parameters: values inserted after the cell tagged `parameters`, as
+        papermill does. init: JavaScript that runs before the page's own. fragment: end of the URL, including "#".
+        Asserts at the end that the page reported no error.
         """
         source = Path(source)
         source = source if source.is_absolute() else ROOT / "notebooks" / source
@@ -147,8 +146,8 @@ class Lab:
         book = nbformat.read(source, as_version=4)
         if parameters:
             at = next(i for i, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", []))
-            given = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
-            book.cells.insert(at + 1, nbformat.v4.new_code_cell(given))
+            assignments = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+            book.cells.insert(at + 1, nbformat.v4.new_code_cell(assignments))
         nbformat.write(book, self.folder / name)
         body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
         session = self.api("api/sessions", body)
@@ -177,12 +176,12 @@ class Lab:
                 self.api(f"api/sessions/{session['id']}", method="DELETE")
 
 
-# Not for the session: while Playwright runs, no test of this thread can start an event loop.
+# Module scope: while Playwright runs, no other test in this thread can start an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     executable = chromium()
     if executable is None:
-        pytest.skip("no Chromium on this machine: the browser tests did NOT run (apt-get install chromium)")
+        pytest.skip("Chromium is not installed: the browser tests did NOT run (apt-get install chromium)")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=executable, headless=True, args=FLAGS)

@@ -1,4 +1,4 @@
-"""The inspector in a real JupyterLab and Chromium: notebooks/05_inspect.ipynb, used as a reader would."""
+"""Tests of the inspector in JupyterLab and Chromium."""
 
 import json
 import multiprocessing
@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, Lab, LabPage
 from helpers.inspector_runs import HOSTILE, write_run
 
-from rstar_lab.analysis.inspector.inspector import Inspector, bundle, inspect
+from rstar_lab.analysis.inspector.inspector import Inspector, inspect, join_modules
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.inspector.palette import SCALES
 from rstar_lab.analysis.inspector.transcript import visible
@@ -36,10 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def axe() -> Path:
-    """axe-core's script, where tests/services.sh could install it."""
+    """Path of axe-core's script, installed by tests/services.sh."""
     path = ROOT / "out" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
     if not path.exists():
-        pytest.skip("axe-core is not here: accessibility was NOT checked (run `make services` where npm works)")
+        pytest.skip("axe-core is not installed: accessibility was NOT checked (run `make services`; it needs npm)")
     return path
 
 
@@ -55,22 +55,22 @@ def total(opened: LabPage) -> int:
     return int(opened.page.locator(f"{APP} .rl-count").first.inner_text().split(" ")[0].replace(",", ""))
 
 
-def listed(opened: LabPage, count: int) -> None:
+def wait_for_count(opened: LabPage, count: int) -> None:
     opened.wait(f"() => document.querySelector('{APP} .rl-count')?.textContent.startsWith('{count} of')")
 
 
-def shown(opened: LabPage, text: str) -> None:
-    """Wait until the head of the transcript says `text`."""
+def wait_for_head(opened: LabPage, text: str) -> None:
+    """Wait until the head of the transcript contains `text`."""
     opened.wait(f"() => document.querySelector('{APP} .rl-dhead')?.textContent.includes({json.dumps(text)})")
 
 
-def pressed(opened: LabPage, sample: int) -> None:
-    """Wait until this rollout of the group is the one shown."""
+def wait_for_sample(opened: LabPage, sample: int) -> None:
+    """Wait until this rollout of the group is open."""
     opened.wait(f"() => document.querySelectorAll('{APP} .rl-cell')[{sample}]?.getAttribute('aria-pressed') === 'true'")
 
 
-def python(opened: LabPage, code: str) -> str:
-    """Run code in the notebook's kernel; its printed text."""
+def run_python(opened: LabPage, code: str) -> str:
+    """Run code in the notebook's kernel and return its printed text."""
     return opened.page.evaluate(
         """async code => {
           const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
@@ -84,11 +84,11 @@ def python(opened: LabPage, code: str) -> str:
     ).strip()
 
 
-def kernel_says(opened: LabPage, expression: str, wanted: str) -> None:
-    """Wait until an expression prints `wanted`: what the page sets reaches the kernel a little later."""
+def wait_for_python(opened: LabPage, expression: str, wanted: str) -> None:
+    """Wait until an expression prints `wanted`. Changes made in the page reach the kernel with a delay."""
     deadline = time.monotonic() + 120
-    while (said := python(opened, f"print({expression})")) != wanted:
-        assert time.monotonic() < deadline, f"{expression} is {said!r}, not {wanted!r}"
+    while (printed := run_python(opened, f"print({expression})")) != wanted:
+        assert time.monotonic() < deadline, f"{expression} is {printed!r}, not {wanted!r}"
         time.sleep(0.3)
 
 
@@ -119,21 +119,21 @@ def box_select(opened: LabPage, first: int, last: int) -> None:
     page.mouse.up()
 
 
-def violations(opened: LabPage) -> list[str]:
+def axe_violations(opened: LabPage) -> list[str]:
     found = opened.page.evaluate(
         "async () => (await axe.run(document.querySelector('.rl-app'),"
         " { runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa'] })).violations"
     )
-    return [f"{one['id']}: {node['target']} {node['failureSummary']}" for one in found for node in one["nodes"]]
+    return [f"{rule['id']}: {node['target']} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
 
 
-def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab: Lab, folder: Path):
+def test_notebook_05_from_curve_to_transcript_and_after_a_restart(lab: Lab, folder: Path):
     with lab.notebook("05_inspect.ipynb", parameters={"runs_dir": str(folder)}, size=(1600, 1200)) as opened:
         page = opened.page
         opened.command("application:toggle-left-area")
         opened.run_all()
-        shown(opened, "step 6")
-        listed(opened, 384)
+        wait_for_head(opened, "step 6")
+        wait_for_count(opened, 384)
         page.locator(APP).first.scroll_into_view_if_needed()
         opened.shot("inspector-light", APP)
 
@@ -141,36 +141,36 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         page.locator(f"{APP} .rl-toggle", has_text="Wrong").first.click()
         page.locator(f"{APP} .rl-toggle", has_text="Tool errors").first.click()
         opened.wait(f"() => parseInt(document.querySelector('{APP} .rl-count').textContent) < 384")
-        listed(opened, int(python(opened, "print(runs.count('errors > 0 and not reward > 0'))")))
-        kernel_says(opened, "sorted(inspector.filters.items())", "[('correct', False), ('errors', True)]")
+        wait_for_count(opened, int(run_python(opened, "print(runs.count('errors > 0 and not reward > 0'))")))
+        wait_for_python(opened, "sorted(inspector.filters.items())", "[('correct', False), ('errors', True)]")
         page.locator(f"{APP} .rl-sql").first.fill("reword > 1")
         page.keyboard.press("Enter")
         opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('reword')")
         page.locator(f"{APP} button", has_text="Clear filters").first.click()
-        listed(opened, 384)
+        wait_for_count(opened, 384)
 
         # Curve -> trajectories: a box around two steps of both runs, then one point.
         box_select(opened, 0, 1)
-        listed(opened, 128)
-        chosen = python(
+        wait_for_count(opened, 128)
+        chosen = run_python(
             opened,
             "print(*sorted(inspector.rows()[['run_id', 'step']].agg('{0[run_id]} {0[step]}'.format, axis=1).unique()))",
         )
         assert chosen == "grpo 1 grpo 2 roc 1 roc 2"
         page.locator(f"{APP} button", has_text="Show all").first.click()
-        listed(opened, 384)
+        wait_for_count(opened, 384)
         click_point(opened, 2)
-        listed(opened, 32)
+        wait_for_count(opened, 32)
         label = page.locator(f"{APP} .rl-scope .rl-chip").first.inner_text()
         assert label == "run grpo, step 3"
         page.locator(f"{APP} .rl-list").first.click(position={"x": 60, "y": 42})
-        shown(opened, "step 3")
-        pressed(opened, 0)
+        wait_for_head(opened, "step 3")
+        wait_for_sample(opened, 0)
 
         # Siblings, by keyboard; the ribbon, by keyboard.
         page.keyboard.press("]")
-        pressed(opened, 1)
-        kernel_says(opened, "inspector.selected", "grpo/3/p0/1")
+        wait_for_sample(opened, 1)
+        wait_for_python(opened, "inspector.selected", "grpo/3/p0/1")
         colours = "() => [...CSS.highlights.keys()].filter(name => /^rl-[elm]\\d/.test(name) && CSS.highlights.get(name).size).join()"
         page.keyboard.press("2")
         opened.wait(f"() => ({colours})().startsWith('rl-l') || ({colours})().includes('rl-l')")
@@ -183,7 +183,7 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         assert "token" in tip.inner_text() and "entropy" in tip.inner_text()
         page.locator(f"{APP} .rl-list").first.focus()
         page.keyboard.press("j")
-        pressed(opened, 2)
+        wait_for_sample(opened, 2)
 
         # Group and side by side.
         page.keyboard.press("1")
@@ -213,28 +213,28 @@ def test_a_reader_goes_from_a_curve_to_a_transcript_and_back_after_a_restart(lab
         noted = {traj_id: note for run_id in ("grpo", "roc") for traj_id, note in read_notes(folder / run_id).items()}
         assert [note["note"] for note in noted.values()] == ["recovers from its error"]
         chosen = next(iter(noted))
-        kernel_says(opened, "inspector.selected", chosen)
+        wait_for_python(opened, "inspector.selected", chosen)
         page.locator(f"{APP} button", has_text="Copy link").first.click()
         opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('Link copied')")
         assert page.evaluate("navigator.clipboard.readText()").endswith(chosen.replace("/", "%2F"))
 
-        # Restart the kernel: the page says so; running again reattaches where the reader was.
+        # After a restart, running the cells again opens the same trajectory.
         opened.restart()
         opened.run_all()
-        shown(opened, f"sample {chosen.rsplit('/', 1)[1]}")
-        kernel_says(opened, "inspector.selected", chosen)
+        wait_for_head(opened, f"sample {chosen.rsplit('/', 1)[1]}")
+        wait_for_python(opened, "inspector.selected", chosen)
         opened.wait(f"() => document.querySelector('{APP} .rl-note-text').value === 'recovers from its error'")
 
 
-def test_it_can_be_used_by_everyone(lab: Lab, folder: Path, tmp_path: Path, axe: Path):
-    """axe-core finds nothing against WCAG 2.2 AA, light or dark, with everything open."""
+def test_axe_finds_no_accessibility_violation(lab: Lab, folder: Path, tmp_path: Path, axe: Path):
+    """axe-core's rules for WCAG 2.2 AA, light and dark, with all panels open."""
     cells = (
         f"from rstar_lab.analysis import inspect\ninspector = inspect({str(folder)!r}, selected='grpo/3/p0/1')",
         "inspector",
     )
     with lab.notebook(book(tmp_path, *cells), size=(1600, 1100)) as opened:
         opened.run_all()
-        shown(opened, "sample 1")
+        wait_for_head(opened, "sample 1")
         page = opened.page
         page.locator(f"{APP} .rl-list").first.focus()
         page.keyboard.press("g")
@@ -244,19 +244,19 @@ def test_it_can_be_used_by_everyone(lab: Lab, folder: Path, tmp_path: Path, axe:
         for theme in ("JupyterLab Dark", "JupyterLab Light"):
             opened.theme(theme)
             opened.shot(f"inspector-{theme.split()[1].lower()}-group", APP)
-            assert violations(opened) == [], theme
+            assert axe_violations(opened) == [], theme
 
 
-def test_a_hostile_transcript_stays_text(lab: Lab, folder: Path, tmp_path: Path):
+def test_a_hostile_transcript_is_shown_as_text(lab: Lab, folder: Path, tmp_path: Path):
     cells = (
         f"from rstar_lab.analysis import compare, inspect, open_runs\ninspector = inspect({str(folder)!r})",
         "inspector",
-        f"one, other = (open_runs({str(folder)!r}, run_ids=[name]) for name in ('grpo', 'roc'))\n"
-        "card = compare(one, other, ['pass1'], where='step = 2')\ncard",
+        f"before, after = (open_runs({str(folder)!r}, run_ids=[name]) for name in ('grpo', 'roc'))\n"
+        "card = compare(before, after, ['pass1'], where='step = 2')\ncard",
     )
     with lab.notebook(book(tmp_path, *cells), fragment=f"#rstar={quote(HOSTILE_ID, safe='')}") as opened:
         opened.run_all()
-        shown(opened, "sample 1")  # a copied link opens at its trajectory
+        wait_for_head(opened, "sample 1")  # the link's trajectory is open
         page = opened.page
         text = visible(HOSTILE)
         opened.wait(
@@ -274,28 +274,28 @@ def test_a_hostile_transcript_stays_text(lab: Lab, folder: Path, tmp_path: Path)
             page.locator(f"{APP} button", has_text="HTML").click()
         exported = tmp_path / "exported.html"
         saved.value.save_as(exported)
-        # A trajectory of a comparison's card opens in the inspector.
+        # A link in a comparison opens its trajectory in the inspector.
         page.locator("details summary", has_text="problems won").click()
         page.locator("details a code").first.click()
-        kernel_says(opened, "inspector.selected == card.flips.traj_a[0]", "True")
-        shown(opened, "step 2")
+        wait_for_python(opened, "inspector.selected == card.flips.traj_a[0]", "True")
+        wait_for_head(opened, "step 2")
     assert_inert(lab, exported, "inspector-export")
     exported.write_text(inspect(folder).html("roc/6/p1/2"), encoding="utf-8")
     assert_inert(lab, exported, "inspector-export-plain")
 
 
 def assert_inert(lab: Lab, exported: Path, name: str) -> None:
-    """The page runs nothing, asks for nothing, and is styled."""
+    """Assert that the page runs no script, loads nothing, and applies its own style."""
     context = lab.browser.new_context(viewport={"width": 1000, "height": 1100})
-    page, asked, errors = context.new_page(), [], []
-    page.on("request", lambda request: asked.append(request.url))
+    page, requested, errors = context.new_page(), [], []
+    page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto(exported.as_uri())
     assert page.evaluate("() => window.hacked ?? null") is None
     assert page.locator("pre").count() > 3 and page.locator("script, img, a").count() == 0
     assert page.evaluate("() => getComputedStyle(document.querySelector('pre')).whiteSpace") == "pre-wrap", (
-        "its own style is refused"
+        "the page's own style sheet was blocked"
     )
     switch = page.locator("input.rl-by-mask")
     if switch.count():
@@ -304,18 +304,20 @@ def assert_inert(lab: Lab, exported: Path, name: str) -> None:
         page.locator("input.rl-by-entropy").check()
         assert colour != page.evaluate("() => getComputedStyle(document.querySelector('span.rl-m1')).backgroundColor")
     page.screenshot(path=ROOT / "out" / "screenshots" / f"{name}.png")
-    # Even a script that got into the page could not run.
+    # A script inserted into the page is blocked by the content security policy.
     page.evaluate(
         "() => { const s = document.createElement('script'); s.textContent = 'window.hacked = 3'; document.body.append(s); }"
     )
     assert page.evaluate("() => window.hacked ?? null") is None
-    assert asked == [exported.as_uri()] and not [error for error in errors if "Content Security Policy" not in error]
+    assert requested == [exported.as_uri()] and not [
+        error for error in errors if "Content Security Policy" not in error
+    ]
     context.close()
 
 
 @pytest.fixture
 def load() -> Iterator[None]:
-    """Two busy processes beside the test."""
+    """Two processes that keep two cores busy."""
     busy = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(2)]
     for process in busy:
         process.start()
@@ -330,7 +332,7 @@ def _spin() -> None:
         pass
 
 
-# anywidget gives a model two seconds to start; this makes the first start of a page too slow.
+# anywidget aborts a model start after two seconds; this aborts the first start at once.
 LATE = """(() => {
   const timeout = AbortSignal.timeout.bind(AbortSignal);
   let late = 1;
@@ -339,20 +341,20 @@ LATE = """(() => {
 
 
 @pytest.mark.soak
-def test_a_start_that_comes_too_late_heals_itself(lab: Lab, folder: Path, tmp_path: Path, load: None):
+def test_a_widget_recovers_from_a_late_start(lab: Lab, folder: Path, tmp_path: Path, load: None):
     cells = (
         f"from rstar_lab.analysis import inspect\ninspector = inspect({str(folder)!r}, selected='roc/3/p1/2')",
         "inspector",
     )
     with lab.notebook(book(tmp_path, *cells), init=LATE) as opened:
         opened.run_all()
-        shown(opened, "sample 2")
-        assert opened.late_starts, "the trap was not sprung: this tests nothing"
-        python(opened, "inspector.show('one step', step=2, run_id='roc')")
-        listed(opened, 32)
+        wait_for_head(opened, "sample 2")
+        assert opened.late_starts, "no start was aborted, so this test checks nothing"
+        run_python(opened, "inspector.show('one step', step=2, run_id='roc')")
+        wait_for_count(opened, 32)
 
 
-def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab, tmp_path: Path):
+def test_a_papermill_notebook_is_readable_without_a_kernel(lab: Lab, tmp_path: Path):
     out = tmp_path / "executed.ipynb"
     done = subprocess.run(
         [sys.executable, "-m", "papermill", str(ROOT / "notebooks" / "05_inspect.ipynb"), str(out), "-p", "runs_dir", str(GOLDEN)],
@@ -371,7 +373,7 @@ def test_a_notebook_run_without_a_browser_is_readable_without_a_kernel(lab: Lab,
             30,
         )
         assert page.locator("text=model not found").count() == 0
-        # The notebook's own styles of tables and lists did not win: nothing runs over its cell, facts stand in rows.
+        # JupyterLab's styles of tables and lists do not apply: no cell overflows, and the facts are laid out in rows.
         crowded, facts = page.evaluate(
             "() => [[...document.querySelectorAll('.rl-page td')].filter(td => td.scrollWidth > td.clientWidth).length,"
             " getComputedStyle(document.querySelector('.rl-page .rl-facts')).display]"
@@ -403,10 +405,10 @@ DRAW = """async ([modules, sheet, scales]) => {
 }"""
 
 
-def test_a_long_transcript_is_drawn_at_once(browser: Any):
-    """10,000 tokens drawn with their colours within 150 ms, in CPU time of the page, so that a busy machine is no excuse."""
+def test_a_transcript_of_10000_tokens_is_drawn_within_150_ms(browser: Any):
+    """Draw and recolour 10,000 tokens. CPU time of the page is measured, which does not depend on other processes."""
     page = browser.new_page(viewport={"width": 1000, "height": 900})
-    page.evaluate(DRAW, [bundle("dom", "python", "tokens", "transcript"), Inspector._css, SCALES])
+    page.evaluate(DRAW, [join_modules("dom", "python", "tokens", "transcript"), Inspector._css, SCALES])
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 

@@ -1,4 +1,4 @@
-"""Small run stores for the inspector's tests: written by the real writer, with tokens, errors and hostile text."""
+"""Small run stores for tests of the inspector: generated rollouts with tokens, tool errors and hostile text."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def outcome_text(outcome: str, answer: int) -> str:
 
 
 def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool = False) -> dict[str, Any]:
-    """Question, messages, token texts and mask of one made-up rollout."""
+    """Generate one rollout: question, messages, token texts and loss mask."""
     a, b = 17 + problem, 23 + step
     question = f"What is the sum of the first {a} multiples of {b}?"
     answer = b * a * (a + 1) // 2
@@ -46,9 +46,9 @@ def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool 
         )
         code = f'# add the multiples\nn = {a}\ntotal = sum({b} * k for k in range(1, n + 1))\nprint("sum:", total)\n'
         call = json.dumps({"name": "execute_python_code_with_standard_io", "arguments": {"code": code, "input": ""}})
-        said = f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
+        text = f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
         response = HOSTILE if hostile else outcome_text(outcome, answer)
-        stream.append((said + "<|im_end|>", True))
+        stream.append((text + "<|im_end|>", True))
         stream.append(
             (
                 f"\n<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>",
@@ -56,39 +56,39 @@ def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool 
             )
         )
         messages += [
-            {"role": "assistant", "content": "<reason>" + said},
+            {"role": "assistant", "content": "<reason>" + text},
             {"role": "tool", "content": response, "tool": "execute_python_code_with_standard_io", "outcome": outcome},
         ]
-    given = answer if solved else answer + int(rng.integers(1, 9))
-    final = f"The program gives the sum.</reason>\n<answer>The sum is \\boxed{{{given}}}.</answer>"
+    final_answer = answer if solved else answer + int(rng.integers(1, 9))
+    final = f"The program gives the sum.</reason>\n<answer>The sum is \\boxed{{{final_answer}}}.</answer>"
     stream.append((final + "<|im_end|>", True))
     messages.append({"role": "assistant", "content": "<reason>" + final})
-    pieces = [(piece, flag) for text, flag in stream for piece in PIECES.findall(text)]
+    pieces = [(piece, flag) for part, flag in stream for piece in PIECES.findall(part)]
     return {
-        "question": question, "truth": str(answer), "answer": str(given), "solved": solved, "outcomes": outcomes,
+        "question": question, "truth": str(answer), "answer": str(final_answer), "solved": solved, "outcomes": outcomes,
         "messages": messages, "texts": [piece for piece, _ in pieces], "mask": [flag for _, flag in pieces],
     }  # fmt: skip
 
 
 def write_run(folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, problems: int = 4, group: int = 8) -> Path:
-    """A run of `steps` steps whose pass rate rises; the second rollout of the last step is hostile."""
+    """Write a run whose pass rate rises over `steps` steps. The second rollout of the last step has hostile tool output."""
     rng = np.random.default_rng(seed)
     vocabulary: dict[str, int] = {}
     with RunWriter.open(folder, run_id, kind="train", recipe={"rl": {"roc": "paper"}}, seed=seed) as writer:
         for step in range(1, steps + 1):
             trajectories, calls, transcripts = [], [], []
             for problem in range(problems):
-                made = [
+                rollouts = [
                     rollout(rng, problem, step, hostile=step == steps and problem == 0 and i == 1) for i in range(group)
                 ]
-                rewards = np.array([float(one["solved"]) for one in made])
+                rewards = np.array([float(made["solved"]) for made in rollouts])
                 kept = set(rng.permutation(group)[: group // 2].tolist())
                 spread = rewards[list(kept)].std()
-                for sample, one in enumerate(made):
+                for sample, made in enumerate(rollouts):
                     traj_id = f"{run_id}/{step}/p{problem}/{sample}"
-                    errors = sum(outcome != "ok" for outcome in one["outcomes"])
-                    count, is_kept = len(one["texts"]), sample in kept and spread > 0
-                    ids = [vocabulary.setdefault(text, len(vocabulary)) for text in one["texts"]]
+                    errors = sum(outcome != "ok" for outcome in made["outcomes"])
+                    count, is_kept = len(made["texts"]), sample in kept and spread > 0
+                    ids = [vocabulary.setdefault(text, len(vocabulary)) for text in made["texts"]]
                     entropy = rng.exponential(0.35, count).astype(np.float16)
                     engine = -rng.exponential(0.3, count).astype(np.float16)
                     trainer = (engine + rng.normal(0, 0.03, count)).astype(np.float16)
@@ -107,17 +107,17 @@ def write_run(folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, probl
                     trajectories.append(fixed | {
                         "traj_id": traj_id, "policy_version": step - 1, "group_id": f"{step}:p{problem}",
                         "problem_id": f"sum_{problem:02d}",
-                        "sample": sample, "reward": float(one["solved"]), "kept": is_kept, "p_err": errors / len(one["outcomes"]),
-                        "advantage": advantage, "turns": len(one["outcomes"]) + 1, "calls": len(one["outcomes"]), "errors": errors,
-                        "outcomes": one["outcomes"], "response_tokens": count, "model_tokens": sum(one["mask"]),
-                        "answer": one["answer"], "truth": one["truth"], "reflection_tokens": errors,
+                        "sample": sample, "reward": float(made["solved"]), "kept": is_kept, "p_err": errors / len(made["outcomes"]),
+                        "advantage": advantage, "turns": len(made["outcomes"]) + 1, "calls": len(made["outcomes"]), "errors": errors,
+                        "outcomes": made["outcomes"], "response_tokens": count, "model_tokens": sum(made["mask"]),
+                        "answer": made["answer"], "truth": made["truth"], "reflection_tokens": errors,
                         "entropy": float(entropy.mean()) if is_kept else None, "engine_log_prob": float(engine.mean()),
                         "trainer_log_prob": float(trainer.mean()) if is_kept else None,
                     })  # fmt: skip
                     transcripts.append({
-                        "traj_id": traj_id, "question": one["question"], "truth": one["truth"],
-                        "messages": json.dumps(one["messages"], ensure_ascii=False),
-                        "prompt_ids": [0, 1], "response_ids": ids, "loss_mask": one["mask"], "engine_log_probs": engine,
+                        "traj_id": traj_id, "question": made["question"], "truth": made["truth"],
+                        "messages": json.dumps(made["messages"], ensure_ascii=False),
+                        "prompt_ids": [0, 1], "response_ids": ids, "loss_mask": made["mask"], "engine_log_probs": engine,
                         "trainer_log_probs": trainer if is_kept else None, "entropy": entropy if is_kept else None,
                     })  # fmt: skip
             writer.write_step(

@@ -1,4 +1,4 @@
-"""One trajectory as a page of its own (no script, nothing loaded) or as Markdown, and the list as a static table."""
+"""Export one trajectory as a self-contained HTML page or as Markdown, and the list as an HTML table."""
 
 import base64
 import bisect
@@ -33,8 +33,8 @@ _CHANNELS = (("entropy", "Entropy"), ("log_prob", "Log-prob"), ("mismatch", "Mis
 _MISSING = "–"
 
 
-def number(value: Any, digits: int = 3) -> str:
-    """A value for a reader: null as a dash, floats to `digits` significant digits."""
+def format_value(value: Any, digits: int = 3) -> str:
+    """Format a value for display: None and NaN as a dash, floats with `digits` significant digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return _MISSING
     if isinstance(value, bool):
@@ -44,19 +44,19 @@ def number(value: Any, digits: int = 3) -> str:
     return visible(str(value))
 
 
-def verdict(row: Mapping[str, Any]) -> str:
-    """RoC's verdict on one rollout in words."""
+def roc_status(row: Mapping[str, Any]) -> str:
+    """Describe whether RoC kept the rollout, and its penalties."""
     if row.get("kept") is None:
         return "no verdict recorded"
     words = "kept" if row["kept"] else "dropped"
     p_err, p_format = row.get("p_err"), row.get("p_format")
     if p_err is None or p_format is None:
         return words
-    return f"{words}; penalty {number(p_err + p_format)} = tool errors {number(p_err)} + format {number(p_format)}"
+    return f"{words}; penalty {format_value(p_err + p_format)} = tool errors {format_value(p_err)} + format {format_value(p_format)}"
 
 
 def outcome_class(outcome: str | None) -> str:
-    """ok, bad (the model's doing), ours, or unknown."""
+    """Classify an outcome: ok, bad (an error of the model), ours (a failure of the sandbox or queue), or unknown."""
     if not outcome:
         return "unknown"
     return "ok" if outcome == "ok" else "ours" if outcome in INFRASTRUCTURE_FAILURES else "bad"
@@ -70,9 +70,10 @@ def export_html(
     *,
     fragment: bool = False,
 ) -> str:
-    """One trajectory as a self-contained page. Its content security policy allows its own style sheet and nothing else.
+    """Return one trajectory as a self-contained HTML page without scripts.
 
-    fragment: only the article, without token values, to be put into a notebook.
+    Its content security policy allows its own style sheet and nothing else.
+    fragment: return only the article, without token values, for use in a notebook.
     """
     title = f"{visible(str(row.get('problem_id')))} · step {row.get('step')} · sample {row.get('sample')}"
     body = _header(row, record, title, note or {})
@@ -107,22 +108,22 @@ def _header(row: Mapping[str, Any], record: Mapping[str, Any], title: str, note:
         ("Tool calls", row.get("calls")), ("Tool errors", row.get("errors")), ("Tokens", row.get("response_tokens")),
         ("Model tokens", row.get("model_tokens")), ("Entropy", row.get("entropy")), ("Stopped by", row.get("stop_reason")),
     ]  # fmt: skip
-    listed = "".join(f"<div><dt>{name}</dt><dd>{escape(number(value))}</dd></div>" for name, value in facts)
+    listed = "".join(f"<div><dt>{name}</dt><dd>{escape(format_value(value))}</dd></div>" for name, value in facts)
     mark = "✓ Correct" if correct else "✗ Wrong"
     tags = "".join(f'<span class="rl-chip">{escape(visible(tag))}</span>' for tag in note.get("tags", []))
     written = f'<p class="rl-note">{escape(visible(note["note"]))}</p>' if note.get("note") else ""
     return (
         f'<header class="rl-head"><h2>{escape(title)}</h2>'
         f'<p class="rl-chips"><span class="rl-chip rl-{"ok" if correct else "bad"}">{mark}</span>'
-        f'<span class="rl-chip">{escape(verdict(row))}</span>{tags}</p>'
-        f'<p class="rl-answer">Answer <b>{escape(number(row.get("answer")))}</b> · truth <b>{escape(number(truth))}</b></p>'
+        f'<span class="rl-chip">{escape(roc_status(row))}</span>{tags}</p>'
+        f'<p class="rl-answer">Answer <b>{escape(format_value(row.get("answer")))}</b> · truth <b>{escape(format_value(truth))}</b></p>'
         f'{written}<dl class="rl-facts">{listed}</dl>'
         f'<p class="rl-id">{escape(visible(str(row.get("traj_id"))))}</p></header>'
     )
 
 
 def _switch() -> str:
-    """Radio buttons that recolour the tokens by style rules alone."""
+    """Return radio buttons that select the token colours through style rules, without a script."""
     buttons = "".join(
         f'<label><input type="radio" name="rl-channel" class="rl-by-{name}"{" checked" if name == "entropy" else ""}> {title}</label>'
         for name, title in _CHANNELS
@@ -145,7 +146,7 @@ def _segment(segment: Segment, values: np.ndarray | None, advantage: float | Non
 
 
 def _pieces(segment: Segment, values: np.ndarray | None, advantage: float | None) -> Iterator[str]:
-    """Spans of the segment, cut where a token or a syntax element begins."""
+    """Yield the segment's text in spans that start and end at token and syntax boundaries."""
     text = visible(segment.text)
     syntax = _syntax(text) if segment.kind == "code" else []
     starts = segment.starts if values is not None else ()
@@ -192,26 +193,27 @@ def _levels(token: np.ndarray, advantage: float | None) -> Iterator[str]:
 def _tooltip(token: np.ndarray, index: int) -> str:
     entropy, engine, trainer, mask, token_id = (float(value) for value in token)
     return (
-        f"token {index} (id {token_id:.0f}), {'model' if mask else 'not trained on'}; entropy {number(entropy)}; "
-        f"log-prob engine {number(engine)}, trainer {number(trainer)}, difference {number(engine - trainer)}"
+        f"token {index} (id {token_id:.0f}), {'model' if mask else 'not trained on'}; entropy {format_value(entropy)}; "
+        f"log-prob engine {format_value(engine)}, trainer {format_value(trainer)}, difference {format_value(engine - trainer)}"
     )
 
 
 def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> str:
-    lines = "".join(
-        f"<tr{' class=rl-this' if one.get('traj_id') == row.get('traj_id') else ''}><td>{number(one.get('sample'))}</td>"
-        f"<td>{'✓' if (one.get('reward') or 0) > 0 else '✗'}</td><td>{escape(verdict(one))}</td><td>{number(one.get('calls'))}</td>"
-        f"<td>{number(one.get('errors'))}</td><td>{number(one.get('response_tokens'))}</td><td>{number(one.get('advantage'))}</td>"
-        f"<td>{escape(number(one.get('answer')))}</td></tr>"
-        for one in siblings
-    )
+    lines = ""
+    for sibling in siblings:
+        mark = " class=rl-this" if sibling.get("traj_id") == row.get("traj_id") else ""
+        cells = (
+            format_value(sibling.get("sample")), "✓" if (sibling.get("reward") or 0) > 0 else "✗", roc_status(sibling),
+            *(format_value(sibling.get(name)) for name in ("calls", "errors", "response_tokens", "advantage", "answer")),
+        )  # fmt: skip
+        lines += f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     head = "".join(f'<th scope="col">{name}</th>' for name in
                    ("Sample", "Right", "Verdict", "Calls", "Errors", "Tokens", "Advantage", "Answer"))  # fmt: skip
     return f'<h3>Rollouts of the same group</h3><table class="rl-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
 
 
 def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str) -> str:
-    """The head of the list as a table."""
+    """Return the first rows of the list as an HTML table."""
     columns = (
         "step",
         "problem_id",
@@ -226,7 +228,8 @@ def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str) -> s
     )
     head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in columns)
     lines = "".join(
-        "<tr>" + "".join(f"<td>{escape(number(row.get(name)))}</td>" for name in columns) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{escape(format_value(row.get(name)))}</td>" for name in columns) + "</tr>"
+        for row in rows
     )
     caption = f"{total:,} trajectories of {escape(visible(label))}" + (
         f"; the first {len(rows)}" if total > len(rows) else ""
@@ -243,7 +246,7 @@ def export_markdown(
     siblings: Sequence[Mapping[str, Any]] = (),
     note: Mapping[str, Any] | None = None,
 ) -> str:
-    """One trajectory as Markdown; every text of the transcript stands in a code fence no text can close."""
+    """Return one trajectory as Markdown. Each code fence is longer than any run of backticks in its text."""
     right = "correct" if (row.get("reward") or 0) > 0 else "wrong"
     truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
     lines = [
@@ -252,13 +255,13 @@ def export_markdown(
         f"- trajectory: {_inline(row.get('traj_id'))}",
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
         f"- answer: {_inline(row.get('answer'))}, truth {_inline(truth)}: **{right}**",
-        f"- {verdict(row)}; advantage {number(row.get('advantage'))}",
-        f"- {number(row.get('turns'))} turns, {number(row.get('calls'))} tool calls, {number(row.get('errors'))} errors, "
-        f"{number(row.get('response_tokens'))} tokens",
+        f"- {roc_status(row)}; advantage {format_value(row.get('advantage'))}",
+        f"- {format_value(row.get('turns'))} turns, {format_value(row.get('calls'))} tool calls, {format_value(row.get('errors'))} errors, "
+        f"{format_value(row.get('response_tokens'))} tokens",
     ]
     if len(siblings) > 1:
-        solved = sum((one.get("reward") or 0) > 0 for one in siblings)
-        lines.append(f"- its group: {solved} of {len(siblings)} correct")
+        solved = sum((sibling.get("reward") or 0) > 0 for sibling in siblings)
+        lines.append(f"- group: {solved} of {len(siblings)} correct")
     if note and (note.get("note") or note.get("tags")):
         lines.append(
             f"- note: {_inline(note.get('note') or '')} {' '.join(_inline(tag) for tag in note.get('tags', []))}"
@@ -285,7 +288,7 @@ def _backtick_runs(text: str) -> list[str]:
 
 
 def _inline(value: Any) -> str:
-    text = number(value).replace("\n", " ")
+    text = format_value(value).replace("\n", " ")
     fence = "`" * (1 + max((len(run) for run in _backtick_runs(text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}" if text else "``"

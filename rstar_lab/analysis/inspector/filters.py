@@ -1,4 +1,4 @@
-"""The inspector's filters as SQL conditions on trajectories."""
+"""Convert the inspector's filters to SQL conditions on trajectories."""
 
 import math
 import re
@@ -11,8 +11,8 @@ _EXACT = ("run_id", "stage", "step", "group_id", "problem_id", "traj_id", "polic
 _OTHER = ("steps", "problem", "correct", "kept", "errors", "truncated", "outcome", "noted", "ranges", "any", "sql")
 
 
-def literal(value: Any) -> str:
-    """`value` as a DuckDB literal."""
+def sql_literal(value: Any) -> str:
+    """Return `value` as a DuckDB literal."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "NULL"
     if isinstance(value, bool):
@@ -22,18 +22,23 @@ def literal(value: Any) -> str:
     if isinstance(value, int):
         return repr(value)
     if hasattr(value, "item"):
-        return literal(value.item())
+        return sql_literal(value.item())
     return "'" + str(value).replace("'", "''") + "'"
 
 
 def where_clause(filters: Mapping[str, Any], noted: Iterable[str] = ()) -> str:
-    """SQL condition on the trajectories that `filters` lets through; "TRUE" for all of them.
+    """Return the SQL condition for these filters. All of them must hold. Without filters the condition is "TRUE".
 
-    Keys: run_id, stage, step, group_id, problem_id, traj_id, ... (a value, or a list of values); steps (first, last);
-    problem (part of a problem id); correct, kept, errors, truncated (bool); outcome (one of the taxonomy);
-    noted (bool: has a note or a tag); ranges (column to [low, high), high excluded); any (list of such filters, one of
-    which must hold); sql (a condition).
-    Raises UserError naming an unknown key.
+    run_id, stage, step, group_id, problem_id, traj_id, policy_version, stop_reason, engine: a value or a list of values.
+    steps: (first, last), both included.
+    problem: text that the problem id contains, in any case.
+    correct, kept, errors, truncated: bool. correct means reward > 0.
+    outcome: an outcome of a tool call.
+    noted: bool, whether the trajectory has a note or tag; `noted` as an argument holds the ids of those that have.
+    ranges: column to (low, high), high excluded.
+    any: a list of filters of which at least one must hold.
+    sql: an SQL condition on the columns of trajectories.
+    Raises UserError for an unknown key.
     """
     parts = []
     for key, value in filters.items():
@@ -48,7 +53,7 @@ def _condition(key: str, value: Any, noted: Iterable[str]) -> str:
         case "steps":
             return f"step BETWEEN {int(value[0])} AND {int(value[1])}"
         case "problem":
-            return f"contains(lower(problem_id), {literal(str(value).lower())})"
+            return f"contains(lower(problem_id), {sql_literal(str(value).lower())})"
         case "correct":
             return "reward > 0" if value else "NOT coalesce(reward > 0, FALSE)"
         case "kept":
@@ -58,28 +63,31 @@ def _condition(key: str, value: Any, noted: Iterable[str]) -> str:
         case "truncated":
             return "truncated" if value else "NOT coalesce(truncated, FALSE)"
         case "outcome":
-            return f"list_contains(outcomes, {literal(str(value))})"
+            return f"list_contains(outcomes, {sql_literal(str(value))})"
         case "noted":
-            return f"traj_id {'' if value else 'NOT '}IN ({listed(noted)})"
+            return f"traj_id {'' if value else 'NOT '}IN ({sql_list(noted)})"
         case "ranges":
             if bad := [column for column in value if not column.isidentifier()]:
-                raise UserError(f"no column is called {bad[0]!r}")
+                raise UserError(f"filter ranges: {bad[0]!r} is not a column name")
             return " AND ".join(
-                f"{column} >= {literal(low)} AND {column} < {literal(high)}" for column, (low, high) in value.items()
+                f"{column} >= {sql_literal(low)} AND {column} < {sql_literal(high)}"
+                for column, (low, high) in value.items()
             )
         case "any":
-            return "(" + " OR ".join(f"({where_clause(one, noted)})" for one in value) + ")"
+            return "(" + " OR ".join(f"({where_clause(each, noted)})" for each in value) + ")"
         case "sql":
             if re.search(r";|--|/\*", re.sub(r"'[^']*'", "", str(value))):
-                raise UserError("a condition is one expression over the columns, without `;` or comments")
+                raise UserError(
+                    "filter sql: write one SQL expression over the columns, without `;` and without comments"
+                )
             return f"({value})"
         case _ if key in _EXACT:
             if isinstance(value, list | tuple | set):
-                return f"{key} IN ({listed(value)})"
-            return f"{key} = {literal(value)}"
-    raise UserError(f"unknown filter {key!r}; known are {', '.join([*_EXACT, *_OTHER])}")
+                return f"{key} IN ({sql_list(value)})"
+            return f"{key} = {sql_literal(value)}"
+    raise UserError(f"unknown filter {key!r}; choose from {', '.join([*_EXACT, *_OTHER])}")
 
 
-def listed(values: Iterable[Any]) -> str:
-    """Values as the inside of an IN (...)."""
-    return ", ".join(map(literal, values)) or "NULL"
+def sql_list(values: Iterable[Any]) -> str:
+    """Return values as SQL literals separated by commas, for IN (...)."""
+    return ", ".join(map(sql_literal, values)) or "NULL"

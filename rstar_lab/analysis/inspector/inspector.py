@@ -1,4 +1,4 @@
-"""The trajectory inspector: a widget over every rollout of a store, for JupyterLab, VS Code and static pages."""
+"""The trajectory inspector: a notebook widget that lists the rollouts of a run store and shows their transcripts."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ _MODULES = ("dom", "python", "tokens", "transcript", "list", "group", "filters",
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 
 
-def bundle(*names: str) -> str:
-    """Our ES modules as one: anywidget takes a single file, and these import nothing but each other."""
+def join_modules(*names: str) -> str:
+    """Join ES modules of `static/` into one, since anywidget takes a single file. They import only each other."""
     texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
     parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
     return "\n".join([*parts, texts[-1]])
@@ -33,12 +33,14 @@ def bundle(*names: str) -> str:
 class Inspector(NotebookWidget):
     """A list of trajectories beside the transcript of the selected one.
 
-    store: what `open_runs(...)` gives, or a data frame with the columns of TRAJECTORIES (wrap it in `Frames` to give
-    transcripts too). filters: see `inspector_source.where_clause`. selected: traj_id of the open transcript.
-    All three may be set from Python at any time, and read what the user chose.
+    store: the result of `open_runs(...)`, or a data frame with the columns of TRAJECTORIES. Use `Frames` to add
+    transcripts to a data frame.
+    filters: filters of the list, see `filters.where_clause`.
+    selected: traj_id of the open transcript.
+    `filters` and `selected` can be set from Python at any time, and follow what the user selects.
     """
 
-    _esm = bundle(*_MODULES)
+    _esm = join_modules(*_MODULES)
     _css = page_css() + (STATIC / "inspector.css").read_text(encoding="utf-8")
 
     filters = traitlets.Dict().tag(sync=True)
@@ -56,10 +58,11 @@ class Inspector(NotebookWidget):
         super().__init__(**{"label": str(getattr(store, "path", "") or "trajectories"), **state})
         self.on_msg(self._on_message)
 
-    # What Python code asks.
-
     def show(self, label: str = "", **filters: Any) -> None:
-        """List the rollouts that `filters` lets through, as a click on a curve does. `show()` alone lists all again."""
+        """List the rollouts that match `filters`, as a click on a curve does. `show()` without filters lists all.
+
+        label: description shown above the list.
+        """
         where_clause(filters)
         self.scope = (
             {"label": label or ", ".join(f"{key} = {value}" for key, value in filters.items()), "filter": filters}
@@ -68,34 +71,34 @@ class Inspector(NotebookWidget):
         )
 
     def refresh(self) -> None:
-        """Read the store again: a run being written has grown."""
+        """Read the store again, after a run has grown."""
         self.source.refresh()
         self._notes = None
         self.revision += 1
 
     def rows(self, limit: int = 1000) -> pd.DataFrame:
-        """The first `limit` rows of the list as it is filtered and sorted now."""
+        """Return the first `limit` rows of the list in its current filter and order."""
         return pd.DataFrame(self.source.page(self.where, self.sort, 0, limit))
 
     @property
     def where(self) -> str:
-        """SQL condition of the list as it is filtered now."""
+        """SQL condition of the current filter."""
         return self._condition(self.filters, self.scope)
 
     def _condition(self, filters: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
         return where_clause({**filters, "any": [scope["filter"]] if scope else None}, self._all_notes())
 
     def html(self, traj_id: str = "") -> str:
-        """One trajectory (the selected one) as a page of its own: no script, nothing loaded from elsewhere."""
-        row, record, siblings, note = self._whole(traj_id or self.selected)
+        """Return a trajectory (default: the selected one) as a self-contained HTML page without scripts."""
+        row, record, siblings, note = self._load(traj_id or self.selected)
         return export_html(row, record, siblings, note)
 
     def markdown(self, traj_id: str = "") -> str:
-        """One trajectory (the selected one) as Markdown."""
-        row, record, siblings, note = self._whole(traj_id or self.selected)
+        """Return a trajectory (default: the selected one) as Markdown."""
+        row, record, siblings, note = self._load(traj_id or self.selected)
         return export_markdown(row, record, siblings, note)
 
-    def _whole(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         row = self.source.row(traj_id)
         return row, self.source.record(row), self.source.siblings(row), self._all_notes().get(traj_id, {})
 
@@ -107,7 +110,7 @@ class Inspector(NotebookWidget):
                     self._notes |= read_notes(folder)
         return self._notes
 
-    # What the browser asks: {id, op, ...} is answered by {id, result} or {id, error}.
+    # Requests of the browser are {id, op, ...}; responses are {id, result} or {id, error}.
 
     def _on_message(self, _widget: Any, message: Any, _buffers: Any) -> None:
         op = message.get("op") if isinstance(message, dict) else None
@@ -118,14 +121,14 @@ class Inspector(NotebookWidget):
                 answer: dict[str, Any] = {"result": self._OPERATIONS[op](self, buffers, **arguments)}
             except UserError as error:
                 answer = {"error": str(error)}
-            except Exception as error:  # the user sees it in the widget, whatever it is
+            except Exception as error:  # shown in the widget
                 answer = {"error": f"{type(error).__name__}: {error}"}
             self.send({"id": message.get("id"), **answer}, buffers)
 
     def _start(self, _buffers: list[Any]) -> dict[str, Any]:
         return {**self.source.choices(), "columns": list(self.source.columns), "scales": SCALES}
 
-    # The browser sends filters along: the state of the widget may reach the kernel later than a question.
+    # Requests carry the filters, because the widget's state may reach the kernel after the request.
     def _page(
         self,
         _buffers: list[Any],
@@ -144,7 +147,7 @@ class Inspector(NotebookWidget):
     def _place(
         self, _buffers: list[Any], traj_id: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
     ) -> int | None:
-        return self.source.place(traj_id, self._condition(filters, scope), sort)
+        return self.source.index_of(traj_id, self._condition(filters, scope), sort)
 
     def _open(self, buffers: list[Any], traj_id: str, raw: bool = False) -> dict[str, Any]:
         row = self.source.row(traj_id)
@@ -168,7 +171,7 @@ class Inspector(NotebookWidget):
         row = self.source.row(traj_id)
         folder = self.source.run_dir(row["run_id"])
         if folder is None:
-            raise UserError("notes are kept beside the run, and these rows lie in no run folder here")
+            raise UserError("cannot store the note: these rows are not in a run folder on this machine")
         entry = write_note(folder, traj_id, note, tags)
         self._notes = None
         return entry
@@ -190,30 +193,33 @@ class Inspector(NotebookWidget):
         return {"text/html": self.static_html(), "text/plain": repr(self)}
 
     def static_html(self) -> str:
-        """The head of the list and the selected (or first) transcript as HTML that needs neither kernel nor script."""
+        """Return the first rows of the list and the selected (or first) transcript as HTML without scripts."""
         rows = self.source.page(self.where, self.sort, 0, 12)
         chosen = self.selected or (rows[0]["traj_id"] if rows else "")
         page = listing_html(rows, self.source.count(self.where), self.label)
         if chosen:
             try:
-                page += export_html(*self._whole(chosen), fragment=True)
+                page += export_html(*self._load(chosen), fragment=True)
             except UserError:
-                pass  # the list is worth showing without a transcript
+                pass  # show the list without a transcript
         return page
 
-    def again(self) -> "Inspector":
+    def replacement(self) -> "Inspector":
         names = ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision")
-        heir = Inspector(self.source.store, **{name: getattr(self, name) for name in names})
-        heir.source = self.source
+        widget = Inspector(self.source.store, **{name: getattr(self, name) for name in names})
+        widget.source = self.source
         for name in names:
-            traitlets.link((self, name), (heir, name))
-        return heir
+            traitlets.link((self, name), (widget, name))
+        return widget
 
 
 def inspect(
     store: Store | pd.DataFrame | str | Path, where: Mapping[str, Any] | None = None, **state: Any
 ) -> Inspector:
-    """An inspector on a runs folder, on what `open_runs` gave, or on a data frame of trajectories."""
+    """Return an inspector of a runs folder, of the result of `open_runs`, or of a data frame of trajectories.
+
+    where: filters of the list, see `filters.where_clause`. state: initial values of the inspector's traits.
+    """
     if isinstance(store, str | Path):
         from rstar_lab.analysis.runs import open_runs
 

@@ -1,4 +1,4 @@
-"""From a curve to its rollouts: click or box-select points or bars of a figure, and an inspector lists what is behind."""
+"""Figures linked to an inspector: a click or a box selection lists the rollouts behind the points."""
 
 import copy
 import json
@@ -6,55 +6,58 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import traitlets
+from IPython.display import display
 from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.inspector.filters import where_clause
-from rstar_lab.analysis.inspector.inspector import Inspector, bundle
+from rstar_lab.analysis.inspector.inspector import Inspector, join_modules
+from rstar_lab.analysis.inspector.static_figure import static_bundle
 from rstar_lab.analysis.inspector.widget import NotebookWidget
-from rstar_lab.analysis.style import Figure
 
-_SHOWN = 3
+_MAX_LABELS = 3  # selected points that the label of a selection names
 
 
 class LinkedFigure(NotebookWidget):
-    """A plotly figure whose points open an inspector. A page loads plotly once, whatever the number of figures.
+    """Widget of a plotly figure whose points open rollouts in an inspector.
 
-    What is behind a point is told by the trace: `customdata[i]` is an SQL condition on trajectories (as in the figures
-    of `rstar_lab.analysis`) or a dict of the inspector's filters; `meta`, where it is a dict, may hold {"filter":
-    filters of the whole trace, "x": column of x, "y": column of y}. A trace without any of these is read as x = step,
-    its name a run where one is called so; one that shows no values on hover (a band) stands for nothing.
+    The trace says which rollouts are behind a point:
+    - `customdata[i]` is an SQL condition on trajectories (as in the figures of `rstar_lab.analysis`) or a dict of the
+      inspector's filters.
+    - `meta`, if it is a dict, may hold {"filter": filters of the whole trace, "x": column of x, "y": column of y}.
+    - Otherwise x is the step, and the trace's name is the run id if a run has that name. A trace that shows no values on
+      hover (a confidence band) selects nothing.
+
+    The page loads plotly once from the kernel, without network access. Data of `figure.frame`, if it is a data frame, is
+    shown as a table where figures cannot be drawn.
     """
 
-    _esm = bundle("dom", "figure")
+    _esm = join_modules("dom", "figure")
     _css = ".rl-figure { width: 100%; min-height: 120px; }"
 
     figure_json = traitlets.Unicode("{}").tag(sync=True)
 
     def __init__(self, figure: go.Figure, inspector: Inspector | None, **state: Any) -> None:
         self.inspector = inspector
-        self._set(figure)
+        self.figure = figure
         super().__init__(**{"figure_json": figure.to_json(), **state})
         self.on_msg(self._on_points)
 
-    def _set(self, figure: go.Figure) -> None:
-        self.figure = figure
-
     def update_figure(self, figure: go.Figure) -> None:
-        """Show another figure in place of this one."""
-        self._set(figure)
+        """Replace the figure that is shown."""
+        self.figure = figure
         self.figure_json = figure.to_json()
 
     def static_bundle(self) -> dict[str, Any]:
-        if isinstance(self.figure, Figure):
-            return self.figure.bundle()
-        return {"application/vnd.plotly.v1+json": json.loads(self.figure.to_json()), "text/plain": repr(self)}
+        frame = getattr(self.figure, "frame", None)
+        return static_bundle(self.figure, frame if isinstance(frame, pd.DataFrame) else None)
 
-    def again(self) -> "LinkedFigure":
-        heir = LinkedFigure(self.figure, self.inspector)
-        traitlets.dlink((self, "figure_json"), (heir, "figure_json"))
-        return heir
+    def replacement(self) -> "LinkedFigure":
+        widget = LinkedFigure(self.figure, self.inspector)
+        traitlets.dlink((self, "figure_json"), (widget, "figure_json"))
+        return widget
 
     def _on_points(self, _widget: Any, message: Any, _buffers: Any) -> None:
         op = message.get("op") if isinstance(message, dict) else None
@@ -65,9 +68,9 @@ class LinkedFigure(NotebookWidget):
 
 
 def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWidget":
-    """Tie a figure to an inspector. Show what this returns; a `FigureWidget` is tied as it is and returned.
+    """Link a figure to an inspector and return the widget to display.
 
-    Raises UserError where a trace names a filter the inspector does not know.
+    A `go.FigureWidget` is linked in place and returned. Raises UserError if a trace names an unknown filter.
     """
     for trace in figure.data:
         for filters in _distinct(point_filter(inspector, trace, i) for i in range(_size(trace))):
@@ -86,9 +89,7 @@ def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWi
 
 
 def explore(figure: go.Figure, store: Any, **state: Any) -> Inspector:
-    """Show a figure with an inspector under it that lists what is behind the points one clicks."""
-    from IPython.display import display
-
+    """Display a figure and, below it, an inspector that lists the rollouts of the selected points."""
     inspector = Inspector(store, **state)
     display(link(figure, inspector))
     display(inspector)
@@ -96,15 +97,16 @@ def explore(figure: go.Figure, store: Any, **state: Any) -> Inspector:
 
 
 def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[int, int]]) -> None:
-    """List the rollouts behind (trace, point) pairs; all rollouts where there is none."""
+    """List the rollouts of these (trace, point) pairs, or all rollouts if there are no points."""
     if not points:
         inspector.show()
         return
-    found = [point_filter(inspector, figure.data[trace], point) for trace, point in points]
-    filters = _distinct(one for one in found if one)
-    label = "; ".join(_words(one) for one in filters[:_SHOWN])
-    if len(filters) > _SHOWN:
-        label += f"; and {len(filters) - _SHOWN} more points"
+    filters = _distinct(
+        filters for trace, point in points if (filters := point_filter(inspector, figure.data[trace], point))
+    )
+    label = "; ".join(_describe(each) for each in filters[:_MAX_LABELS])
+    if len(filters) > _MAX_LABELS:
+        label += f"; and {len(filters) - _MAX_LABELS} more points"
     if len(filters) == 1:
         inspector.show(label, **filters[0])
     elif filters:
@@ -112,7 +114,7 @@ def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[
 
 
 def point_filter(inspector: Inspector, trace: Any, point: int) -> dict[str, Any]:
-    """The inspector's filters of one point of a trace."""
+    """Return the inspector's filters for one point of a trace."""
     meta = trace.meta if isinstance(trace.meta, Mapping) else {}
     filters = copy.deepcopy(dict(meta.get("filter") or {}))
     custom = trace.customdata[point] if trace.customdata is not None and point < len(trace.customdata) else None
@@ -143,23 +145,22 @@ def _size(trace: Any) -> int:
 
 
 def _distinct(filters: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    seen = {json.dumps(one, sort_keys=True, default=str): one for one in filters}
-    return list(seen.values())
+    return list({json.dumps(each, sort_keys=True, default=str): each for each in filters}.values())
 
 
 _NAMES = {"run_id": "run", "problem_id": "problem", "group_id": "group", "traj_id": "trajectory"}
 _EQUALS = re.compile(r"\(?(\w+) (?:= |IN \()'?([^',()]+)'?\)?\)?")
 
 
-def _sql_words(condition: str) -> str:
-    """A condition in words where it only says what columns equal, else as it is."""
-    found = [_EQUALS.fullmatch(part.strip()) for part in condition.split(" AND ")]
-    if not all(found):
+def _describe_sql(condition: str) -> str:
+    """Return a condition in words if it only compares columns with values, else the condition itself."""
+    matches = [_EQUALS.fullmatch(part.strip()) for part in condition.split(" AND ")]
+    if not all(matches):
         return condition
-    return ", ".join(f"{_NAMES.get(match[1], match[1])} {match[2]}" for match in found if match)
+    return ", ".join(f"{_NAMES.get(match[1], match[1])} {match[2]}" for match in matches if match)
 
 
-def _words(filters: Mapping[str, Any]) -> str:
+def _describe(filters: Mapping[str, Any]) -> str:
     words = []
     for key, value in filters.items():
         if isinstance(value, bool):
@@ -169,7 +170,7 @@ def _words(filters: Mapping[str, Any]) -> str:
         elif key == "ranges":
             words += [f"{column} {low:g} to {high:g}" for column, (low, high) in value.items()]
         elif key == "sql":
-            words.append(_sql_words(value))
+            words.append(_describe_sql(value))
         elif isinstance(value, list):
             words.append(f"{len(value)} {_NAMES.get(key, key)}s")
         else:

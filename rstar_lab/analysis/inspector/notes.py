@@ -1,4 +1,4 @@
-"""Notes and tags on trajectories, kept beside the run they belong to."""
+"""Notes and tags on trajectories, stored in the run's folder."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ NOTES = "notes.jsonl"
 
 
 def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """traj_id to {traj_id, note, tags, time} of a run. Raises UserError naming a line that cannot be read."""
+    """Return the notes of a run: traj_id to {traj_id, note, tags, time}. Raises UserError for a line that is not valid."""
     path = Path(run_dir) / NOTES
     notes: dict[str, dict[str, Any]] = {}
     if not path.exists():
@@ -32,12 +32,15 @@ def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
                 "time": str(entry.get("time", "")),
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}, line {number}: not a note ({error}); mend or delete the line") from error
+            raise UserError(f"{path}, line {number}: not a note ({error}); correct or delete the line") from error
     return notes
 
 
 def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> dict[str, Any]:
-    """Set the note and tags of one trajectory; empty ones remove the entry. Other writers' notes are kept."""
+    """Set the note and tags of one trajectory and return the entry. Empty note and tags remove it.
+
+    A file lock keeps the notes of concurrent writers.
+    """
     entry = {
         "traj_id": traj_id,
         "note": note.strip(),

@@ -1,17 +1,17 @@
-"""Token colours: value scales, and the style rules that the widget and exported pages share."""
+"""Token colours: scales of the values, and the style sheet that the widget and exported pages share."""
 
 from pathlib import Path
 
-# Lower ends of the colour steps. Fixed, so that two transcripts can be compared by eye.
-# entropy in nats; log_prob is -log p under the engine; mismatch is |engine - trainer|; advantage is |advantage|.
+# Lower bounds of the colour levels. They are fixed so that the colours of two transcripts are comparable.
+# entropy: nats; log_prob: -log p under the engine, nats; mismatch: |engine - trainer|, nats; advantage: |advantage|.
 SCALES: dict[str, tuple[float, ...]] = {
     "entropy": (0.05, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0),
     "log_prob": (0.05, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
     "mismatch": (0.01, 0.03, 0.1, 0.3, 1.0),
     "advantage": (0.05, 0.25, 0.5, 1.0, 1.5),
 }
-# Class prefix: channel, palest and strongest colour on a light page, then on a dark one. Every step keeps
-# text on it readable. Orange against blue, which every kind of colour vision tells apart.
+# Class prefix: channel, then the palest and strongest colour on a light page and on a dark page. Text is readable on every
+# level. Opposite signs are orange and blue, which people with any common colour vision can tell apart.
 _RAMPS: dict[str, tuple[str, tuple[str, str], tuple[str, str]]] = {
     "e": ("entropy", ("#fff3d1", "#f0a43c"), ("#2c2411", "#84590c")),
     "l": ("log_prob", ("#f3edfb", "#bb9ae6"), ("#251d33", "#654891")),
@@ -28,7 +28,7 @@ SYNTAX: dict[str, tuple[str, str]] = {
     "com": ("#565f6e", "#a3adbb"),
     "bi": ("#7d3c00", "#f3bd8d"),
 }
-READABLE = 4.5  # contrast of text on its ground, as WCAG AA asks
+READABLE = 4.5  # minimum contrast of text and background, WCAG 2.2 AA
 _MASK = {"m0": ("mask", "#e9ecf1", "#272d37"), "m1": ("mask", "#d3efe4", "#153f35")}
 
 
@@ -37,8 +37,8 @@ def _mix(ends: tuple[str, str], share: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(low, high, strict=True))
 
 
-def steps() -> dict[str, tuple[str, str, str]]:
-    """Colour class to (channel, colour on a light page, colour on a dark one)."""
+def colour_levels() -> dict[str, tuple[str, str, str]]:
+    """Return colour class to (channel, colour on a light page, colour on a dark page)."""
     ramps = {
         f"{prefix}{level + 1}": (channel, _mix(light, share), _mix(dark, share))
         for prefix, (channel, light, dark) in _RAMPS.items()
@@ -49,7 +49,7 @@ def steps() -> dict[str, tuple[str, str, str]]:
 
 
 def contrast(one: str, two: str) -> float:
-    """WCAG contrast ratio of two #rrggbb colours."""
+    """Return the WCAG contrast ratio of two #rrggbb colours."""
     low, high = sorted((_luminance(one), _luminance(two)))
     return (high + 0.05) / (low + 0.05)
 
@@ -60,21 +60,21 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def takes_ink(light: str, dark: str) -> bool:
-    """Is a colour so strong that some syntax colour cannot be read on it? Then its text is plain ink."""
+def needs_plain_text(light: str, dark: str) -> bool:
+    """Return whether some syntax colour is unreadable on this background, so that its text needs the plain text colour."""
     return any(contrast(ink[0], light) < READABLE or contrast(ink[1], dark) < READABLE for ink in SYNTAX.values())
 
 
 def page_css() -> str:
-    """Style sheet of transcripts: typography, and one rule a colour step for highlights, swatches and exported spans."""
+    """Return the style sheet of transcripts: typography, and one rule per colour level and syntax element."""
     rules = []
     for name, (light, dark) in SYNTAX.items():
         colour = f"color: light-dark({light}, {dark});"
         rules.append(f".rl-text::highlight(rl-py-{name}) {{ {colour} }}")
         rules.append(f".rl span.rl-py-{name} {{ {colour} }}")
-    for name, (channel, light, dark) in steps().items():
+    for name, (channel, light, dark) in colour_levels().items():
         colour = f"background-color: light-dark({light}, {dark});"
-        if takes_ink(light, dark):
+        if needs_plain_text(light, dark):
             colour += f" color: light-dark({_INK[0]}, {_INK[1]});"
         rules.append(f".rl-text::highlight(rl-{name}) {{ {colour} }}")
         rules.append(f".rl i.rl-{name}, .rl:has(.rl-by-{channel}:checked) span.rl-{name} {{ {colour} }}")

@@ -1,4 +1,4 @@
-"""The rows behind an inspector: one rollout, its siblings, and search, over a run store or over frames."""
+"""Data of an inspector: pages of the list, one rollout, its group, and text search, from a run store or data frames."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import duckdb
 import pandas as pd
 
-from rstar_lab.analysis.inspector.filters import listed, literal
-from rstar_lab.analysis.inspector.listing import Listing, plain, plain_rows
+from rstar_lab.analysis.inspector.filters import sql_list, sql_literal
+from rstar_lab.analysis.inspector.listing import Listing, to_json_rows, to_json_value
 from rstar_lab.analysis.inspector.transcript import visible
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
@@ -21,7 +21,7 @@ _SNIPPET = 48
 
 
 class Store(Protocol):
-    """What an inspector asks of `open_runs(...)`: SQL over trajectories and transcripts, and one transcript's record."""
+    """Interface that an inspector needs from `open_runs(...)`: SQL on trajectories and transcripts, and one transcript."""
 
     def sql(self, query: str) -> pd.DataFrame: ...
 
@@ -29,7 +29,7 @@ class Store(Protocol):
 
 
 class Frames:
-    """A store made of data frames (columns of TRAJECTORIES and TRANSCRIPTS), for rows that lie in no run folder."""
+    """A store of data frames with the columns of TRAJECTORIES and TRANSCRIPTS, for rows that are not in a run folder."""
 
     def __init__(self, trajectories: pd.DataFrame, transcripts: pd.DataFrame | None = None) -> None:
         self._connection = duckdb.connect()
@@ -43,15 +43,15 @@ class Frames:
 
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if self._transcripts is None:
-            raise UserError("these rows came without transcripts: give Frames(trajectories, transcripts)")
+            raise UserError("these rows have no transcripts; pass them with Frames(trajectories, transcripts)")
         found = self._transcripts[self._transcripts["traj_id"] == traj_id]
         if found.empty:
-            raise UserError(f"no transcript of {traj_id}: only some rollouts may keep theirs")
+            raise UserError(f"{traj_id}: the run did not store a transcript of this rollout")
         return {str(key): value for key, value in found.iloc[0].to_dict().items()}
 
 
 class Source:
-    """Answers the browser's questions about the rows of a store; every answer is plain JSON data."""
+    """Reads the rows of a store for the inspector. All results are JSON values."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -59,7 +59,7 @@ class Source:
         needed = {"traj_id", "run_id", "step", "group_id", "problem_id", "sample", "reward"}
         if missing := needed - self.columns.keys():
             raise UserError(
-                f"these rows have no column {sorted(missing)[0]!r}: the inspector needs {', '.join(sorted(needed))}"
+                f"the rows have no column {sorted(missing)[0]!r}; the inspector needs the columns {', '.join(sorted(needed))}"
             )
         self.listing = Listing(self._sql, self.columns)
 
@@ -73,30 +73,30 @@ class Source:
         frame = self._sql(query)
         if raw:
             return list(zip(*(frame[column].tolist() for column in frame.columns), strict=True))
-        return plain_rows(frame)
+        return to_json_rows(frame)
 
     def refresh(self) -> None:
-        """Forget what was counted: a run that is being written has grown."""
+        """Discard cached counts, after a run has grown."""
         self.listing.refresh()
 
     def count(self, where: str) -> int:
         return self.listing.count(where)
 
     def page(self, where: str, sort: Sequence[Any] = (), offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        """Rows offset .. offset + limit of the list: its columns.
+        """Return rows offset .. offset + limit of the list, with the columns of the list.
 
         sort: (column, descending), or empty for the newest first.
         """
-        return [row for frame in self.listing.page(where, sort, offset, limit) for row in plain_rows(frame)]
+        return [row for frame in self.listing.page(where, sort, offset, limit) for row in to_json_rows(frame)]
 
-    def place(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
-        """Index of a trajectory in the list as filtered and sorted; None where the filter hides it."""
-        return self.listing.place(traj_id, where, sort)
+    def index_of(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
+        """Return the index of a trajectory in the filtered, sorted list, or None if the filter excludes it."""
+        return self.listing.index_of(traj_id, where, sort)
 
     def choices(self) -> dict[str, Any]:
-        """What the filter bar offers: runs, stages, first and last step, outcomes."""
+        """Return the choices of the filter bar: runs, stages, first and last step, outcomes."""
         blocks = self.listing.blocks("TRUE")
-        steps = [plain(step) for step, _, _ in blocks if not pd.isna(step)]
+        steps = [to_json_value(step) for step, _, _ in blocks if not pd.isna(step)]
         stages = (
             self._rows("SELECT DISTINCT stage FROM trajectories ORDER BY 1", raw=True)
             if "stage" in self.columns
@@ -113,32 +113,34 @@ class Source:
         }
 
     def row(self, traj_id: str) -> dict[str, Any]:
-        found = self._rows(f"SELECT * FROM trajectories WHERE traj_id = {literal(traj_id)} LIMIT 1")
+        found = self._rows(f"SELECT * FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1")
         if not found:
-            raise UserError(f"no trajectory {visible(traj_id)!r} in these runs")
+            raise UserError(f"these runs have no trajectory {visible(traj_id)!r}")
         return found[0]
 
     def siblings(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The rollouts of the same problem in the same step of the same run, by sample."""
-        keys = " AND ".join(f"{key} = {literal(row[key])}" for key in ("run_id", "step", "group_id"))
+        """Return the rollouts of the same group (run, step and problem), ordered by sample."""
+        keys = " AND ".join(f"{key} = {sql_literal(row[key])}" for key in ("run_id", "step", "group_id"))
         return self._rows(f"SELECT * FROM trajectories WHERE {keys} ORDER BY sample, traj_id LIMIT 512")
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
-        """Trajectories of the filtered list whose messages contain `text`, newest steps first.
+        """Find trajectories of the filtered list whose messages contain `text`, newest steps first.
 
-        Text in lower case is found in any case, other text as it is. Gives {"hits": {traj_id: words around the first
-        place}, "last", "first": the steps searched, "whole": was all of the list searched}; it stops at SEARCH_LIMIT
-        hits or after `seconds`.
+        Lower-case text matches any case; other text matches exactly. The search stops at SEARCH_LIMIT hits or after
+        `seconds`. Returns {"hits": {traj_id: text around the first match}, "first", "last": range of steps searched,
+        "whole": whether the complete list was searched}.
         """
-        # As the text stands inside the JSON of the messages, and inside the JSON of a call inside that.
+        # The messages are JSON, and the arguments of a tool call are JSON inside JSON: search both escaped forms.
         once = [json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
-        needles = dict.fromkeys([*once, *(json.dumps(one, ensure_ascii=False)[1:-1] for one in once)])
+        needles = dict.fromkeys([*once, *(json.dumps(text, ensure_ascii=False)[1:-1] for text in once)])
         any_case = text == text.lower()
         column = "lower(messages)" if any_case else "messages"
-        places = ", ".join(f"nullif(strpos({column}, {literal(needle)}), 0)" for needle in needles)
+        places = ", ".join(f"nullif(strpos({column}, {sql_literal(needle)}), 0)" for needle in needles)
         around = f"substr(messages, greatest(1, coalesce({places}) - {_SNIPPET}), {2 * _SNIPPET + len(text)})"
-        # Several times faster than to make all texts small first.
-        hit = f"regexp_matches(messages, {literal('|'.join(map(re.escape, needles)))}, '{'i' if any_case else 'c'}')"
+        # Several times faster than lower() on all texts.
+        hit = (
+            f"regexp_matches(messages, {sql_literal('|'.join(map(re.escape, needles)))}, '{'i' if any_case else 'c'}')"
+        )
         only = (
             ""
             if where == "TRUE"
@@ -151,8 +153,8 @@ class Source:
         done, stride, began = 0, 4, time.monotonic()
         while done < len(steps) and len(hits) < SEARCH_LIMIT and time.monotonic() - began < seconds:
             part = steps[done : done + stride]
-            # Runs and a range of steps as plain comparisons, by which whole files are left unread.
-            there = f"run_id IN ({listed(runs)}) AND step BETWEEN {literal(part[-1])} AND {literal(part[0])}"
+            # Direct comparisons of run and step let DuckDB skip whole files.
+            there = f"run_id IN ({sql_list(runs)}) AND step BETWEEN {sql_literal(part[-1])} AND {sql_literal(part[0])}"
             found = self._rows(
                 f"SELECT traj_id, {around} FROM transcripts WHERE {there} {only.format(there=there)}AND ({hit}) "
                 f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}",
@@ -164,16 +166,16 @@ class Source:
         return {"hits": hits, **ends, "whole": done == len(steps) and len(hits) < SEARCH_LIMIT}
 
     def record(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The transcript of a row: columns of TRANSCRIPTS, and token_texts where the run kept its vocabulary."""
+        """Return the transcript of a row: columns of TRANSCRIPTS, and token_texts if the run stored its vocabulary."""
         return self.store.record(row["traj_id"], row)
 
     @property
     def runs(self) -> list[str]:
-        """Ids of the runs that have rows."""
+        """Ids of the runs that have trajectories."""
         return sorted({str(run_id) for _, run_id, _ in self.listing.blocks("TRUE") if run_id is not None})
 
     def run_dir(self, run_id: str) -> Path | None:
-        """Folder of a run, where there is one on this machine."""
+        """Return the folder of a run, or None if it is not on this machine."""
         finder = getattr(self.store, "run_dir", None)
         folder = finder(run_id) if callable(finder) else None
         return Path(folder) if folder and Path(folder).is_dir() else None

@@ -1,4 +1,4 @@
-"""A transcript cut into segments a reader can follow: reasoning, code, tool responses, answer, each with its tokens."""
+"""Split a transcript into segments: reasoning, code, tool responses and answer, each with its tokens."""
 
 import bisect
 import json
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-# One character for one character, so that token offsets stay true: controls become their pictures, direction marks a
-# diamond, and what UTF-8 cannot carry the replacement character.
+# Each character maps to exactly one character, so that token offsets stay valid: control characters to their Unicode
+# pictures, direction marks to a diamond, and characters that UTF-8 cannot encode to the replacement character.
 _VISIBLE = (
     {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
     | {0x7F: 0x2421}
@@ -27,16 +27,17 @@ CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "re
 
 
 def visible(text: str) -> str:
-    """`text` with every control, direction mark and lone surrogate shown as one harmless character."""
+    """Replace every control character, direction mark and lone surrogate in `text` with one visible character."""
     return text.translate(_VISIBLE)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a transcript that reads as one thing.
+    """A part of a transcript that is shown as one block.
 
-    kind: system, user, reason, text, code, input, call (unparsable), tool, answer, model or environment (raw view).
-    first: index of its first response token; starts[i]: character of `text` where token `first + i` begins.
+    kind: system, user, reason, text, code, input, call (a tool call that could not be parsed), tool, answer; model or
+    environment in the raw view.
+    first: index of the first response token. starts[i]: character offset in `text` where token `first + i` begins.
     """
 
     kind: str
@@ -48,7 +49,7 @@ class Segment:
     starts: tuple[int, ...] = ()
 
     def payload(self) -> dict[str, Any]:
-        """What the browser gets: offsets in UTF-16 units, as JavaScript counts."""
+        """Return the segment for the browser, with offsets in UTF-16 code units as in JavaScript."""
         text = visible(self.text)
         starts: Sequence[int] = self.starts
         if starts and not text.isascii():
@@ -65,15 +66,15 @@ class Segment:
         }
 
 
-class _Stream:
-    """The response as text with the character where each token begins."""
+class _TokenText:
+    """The response as text, with the character offset where each token begins."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.text = "".join(texts)
         self.starts = [0, *accumulate(map(len, texts))][: len(texts)]
 
     def tokens(self, begin: int, end: int) -> tuple[int, tuple[int, ...]]:
-        """First token that reaches into [begin, end) and where it and its followers start, counted from `begin`."""
+        """Return the first token that overlaps [begin, end), and the offsets from `begin` of all tokens that do."""
         if begin >= end or not self.starts:
             return 0, ()
         first = bisect.bisect_right(self.starts, begin) - 1
@@ -82,23 +83,24 @@ class _Stream:
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages of a transcript: a list of dicts, or the same as JSON."""
+    """Return the messages of a transcript, given as a list of dicts or as JSON."""
     loaded = json.loads(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
     return [dict(message) for message in loaded]
 
 
 def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
-    """Cut a transcript record (columns of TRANSCRIPTS, with `token_texts` where the run keeps tokens).
+    """Split a transcript into segments.
 
-    With tokens the text is what the model wrote and saw, token by token; without, it is that of the messages.
-    raw: the token stream as it is, one segment a stretch of the loss mask, nothing taken out.
+    record: columns of TRANSCRIPTS, and `token_texts` if the run stores tokens. With tokens, the text is exactly what the
+    model wrote and read. Without tokens, it is the text of the messages.
+    raw: return the unchanged token stream, one segment per run of equal loss-mask values.
     """
     messages = read_messages(record.get("messages"))
     opening = list(_opening(messages, record))
     texts, mask = record.get("token_texts"), record.get("loss_mask")
     if texts is None or mask is None or len(texts) == 0 or len(texts) != len(mask):
         return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
-    stream = _Stream(list(texts))
+    stream = _TokenText(list(texts))
     responses = iter([message for message in messages if message.get("role") == "tool"])
     return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, raw))
 
@@ -140,7 +142,7 @@ def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _from_tokens(
-    stream: _Stream, mask: list[bool], responses: Iterator[dict[str, Any]], raw: bool
+    stream: _TokenText, mask: list[bool], responses: Iterator[dict[str, Any]], raw: bool
 ) -> Iterator[Segment]:
     stretches: list[tuple[bool, int, int]] = []
     token = 0
@@ -157,7 +159,7 @@ def _from_tokens(
             yield Segment("model" if flag else "environment", stream.text[begin:end], turn, None, None, first, starts)
         elif flag:
             following = stretches[place + 1] if place + 1 < len(stretches) else None
-            # Read the answers of the tools first: a call carries the outcome of its answer.
+            # Read the tool responses first: a tool call shows the outcome of its response.
             answers = [] if following is None else list(_tool_answers(stream, following[1:], turn, responses))
             outcomes = iter([answer.outcome for answer in answers])
             yield from _model_turn(stream.text, (begin, end), turn, stream, outcomes)
@@ -167,7 +169,7 @@ def _from_tokens(
 
 
 def _tool_answers(
-    stream: _Stream, span: tuple[int, int], turn: int, responses: Iterator[dict[str, Any]]
+    stream: _TokenText, span: tuple[int, int], turn: int, responses: Iterator[dict[str, Any]]
 ) -> Iterator[Segment]:
     begin, end = span
     window = stream.text[begin:end]
@@ -186,9 +188,9 @@ def _tool_answers(
 
 
 def _model_turn(
-    text: str, span: tuple[int, int], turn: int, stream: _Stream | None, outcomes: Iterator[str | None]
+    text: str, span: tuple[int, int], turn: int, stream: _TokenText | None, outcomes: Iterator[str | None]
 ) -> Iterator[Segment]:
-    """Split what the model wrote in one turn at its tags."""
+    """Split the model's text of one turn at its tags."""
 
     def piece(kind: str, low: int, high: int, **more: Any) -> Iterator[Segment]:
         while low < high and text[low] in "\n":
@@ -202,7 +204,7 @@ def _model_turn(
     begin, end = span
     while found := _trailing_special(text, begin, end):
         end = found
-    # Generation starts behind <reason>, so the first tag of a turn may be a closing one.
+    # The prompt ends with <reason>, so the first tag of a turn may be a closing one.
     closing, opening = text.find("</reason>", begin, end), text.find("<reason>", begin, end)
     if closing >= 0 and (opening < 0 or closing < opening):
         yield from piece("reason", begin, closing)
@@ -237,7 +239,7 @@ def _trailing_special(text: str, begin: int, end: int) -> int | None:
 
 
 def _call(text: str, begin: int, end: int) -> tuple[int, dict[str, Any]] | None:
-    """End and content of the JSON object at `begin`, where there is one with code in it."""
+    """Return the end and the content of the JSON object at `begin`, or None unless it is a call with code."""
     while begin < end and text[begin].isspace():
         begin += 1
     try:
@@ -255,7 +257,7 @@ def _call_segments(
     begin: int,
     call: tuple[int, dict[str, Any]],
     turn: int,
-    stream: _Stream | None,
+    stream: _TokenText | None,
     outcome: str | None,
 ) -> Iterator[Segment]:
     stop, loaded = call
@@ -265,7 +267,7 @@ def _call_segments(
         if not isinstance(content, str) or (kind == "input" and not content):
             continue
         first, starts = 0, tuple[int, ...]()
-        if stream and (places := _string_places(text, key, content, begin, stop)):
+        if stream and (places := _string_offsets(text, key, content, begin, stop)):
             first, raw = stream.tokens(places[0], places[-1])
             starts = tuple(min(bisect.bisect_left(places, places[0] + start), len(content)) for start in raw)
         yield Segment(kind, content, turn, tool, outcome if kind == "code" else None, first, starts)
@@ -276,20 +278,20 @@ _ESCAPE = re.compile(
 )
 
 
-def _string_places(text: str, key: str, content: str, begin: int, end: int) -> list[int]:
-    """Where in `text` each character of the JSON string `content` under `key` is written, and where the string ends."""
+def _string_offsets(text: str, key: str, content: str, begin: int, end: int) -> list[int]:
+    """Return the offset in `text` of each character of the JSON string `content` under `key`, then the end of the string."""
     for opening in re.finditer(rf'"{key}"\s*:\s*"', text[begin:end]):
         places, at = [], begin + opening.end()
-        while at < end and (one := _ESCAPE.match(text, at, end)):
+        while at < end and (escape := _ESCAPE.match(text, at, end)):
             places.append(at)
-            at = one.end()
+            at = escape.end()
         if len(places) == len(content):
             return [*places, at]
     return []
 
 
 def token_values(record: Mapping[str, Any]) -> np.ndarray:
-    """Per response token the rows of CHANNELS, float32 of shape (5, tokens); NaN where the run has no value."""
+    """Return the values of CHANNELS per response token: float32 of shape (5, tokens), NaN where none is stored."""
     ids = record.get("response_ids")
     count = 0 if ids is None else len(ids)
     values = np.full((len(CHANNELS), count), np.nan, dtype=np.float32)

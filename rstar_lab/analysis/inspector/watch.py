@@ -1,4 +1,4 @@
-"""Watch a run: its curves and its newest trajectories, while a job writes them."""
+"""Follow a run in a notebook: its curves and newest trajectories, updated while a job writes them."""
 
 import asyncio
 import math
@@ -11,25 +11,28 @@ import plotly.graph_objects as go
 from IPython.display import display
 from plotly.subplots import make_subplots
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.style import COLOURS, Figure
+from rstar_lab.analysis.style import COLOURS
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader
 
-# Columns of a run's steps and what they are called on the page.
+# Columns of a run's steps and their titles.
 CURVES = {
     "reward_mean": "Reward",
-    "errors_mean": "Tool errors a rollout",
+    "errors_mean": "Tool errors per rollout",
     "response_tokens_mean": "Response tokens",
     "entropy_mean": "Entropy, nats",
 }
 
 
 class Watch:
-    """Curves and an inspector that follow one run. It reads nothing but the run's folder: after a kernel restart,
-    `watch(run)` again shows the same run."""
+    """Curves and an inspector that follow one run.
+
+    It reads only the run's folder, so `watch(run)` shows the same run again after a kernel restart.
+    """
 
     def __init__(self, run_dir: Path, curves: Sequence[str], every_s: float) -> None:
         self.reader = RunReader(run_dir)
@@ -42,7 +45,7 @@ class Watch:
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Follow the run until it ends; where no event loop runs (a plain script) it is shown once."""
+        """Update the display until the run ends. Without a running event loop (in a script) this does nothing."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -51,12 +54,12 @@ class Watch:
             self.task = loop.create_task(self._follow())
 
     def stop(self) -> None:
-        """Follow the run no longer; what is shown stays."""
+        """Stop updating. The display stays."""
         if self.task is not None:
             self.task.cancel()
 
     def refresh(self) -> str:
-        """Look once. Returns the run's status."""
+        """Update the display once. Returns the run's status."""
         status = self.reader.status
         steps = self.runs.steps()
         if len(steps) != self._steps or status != "running":
@@ -71,7 +74,7 @@ class Watch:
         return status
 
     async def _follow(self) -> None:
-        while self.refresh() == "running":  # noqa: ASYNC110 (the run is another process: there is no event to wait for)
+        while self.refresh() == "running":  # noqa: ASYNC110 (another process writes the run)
             await asyncio.sleep(self.every_s)
 
     def _draw(self, steps: pd.DataFrame, status: str | None = None) -> go.Figure:
@@ -84,12 +87,12 @@ class Watch:
                 x=steps["step"], y=steps[name], mode="lines+markers", line_color=COLOURS[0], showlegend=False, row=1, col=place,
                 meta={"filter": {"run_id": self.reader.run_id}, "x": "step"},
             )  # fmt: skip
-        told = f"{self.reader.run_id}: {status or self.reader.status}"
+        title = f"{self.reader.run_id}: {status or self.reader.status}"
         if len(steps):
-            told += f", step {int(steps['step'].max())}"
+            title += f", step {int(steps['step'].max())}"
         else:
-            told += ", no step written yet"
-        figure.update_layout(height=300, title=told)
+            title += ", no step yet"
+        figure.update_layout(height=300, title=title)
         figure.update_xaxes(title_text="step")
         return Figure(figure, steps)
 
@@ -101,10 +104,11 @@ class Watch:
 
 
 def watch(run: str | Path, *, curves: Sequence[str] = tuple(CURVES), every_s: float = 2.0) -> Watch:
-    """Follow a run (its folder, runs/NAME) in a notebook: show what this returns.
+    """Follow a run in a notebook. Display the result.
 
-    curves: columns of `open_runs(...).steps()`; those the run has not are left out. Raises UserError for a bad interval,
-    RunStoreError where the folder is no run.
+    run: the run's folder, runs/NAME. curves: columns of `open_runs(...).steps()`; columns that the run does not have are
+    skipped. every_s: seconds between updates.
+    Raises UserError for an invalid interval and RunStoreError if the folder is not a run.
     """
     if not (math.isfinite(every_s) and every_s > 0):
         raise UserError(f"every_s must be a positive number of seconds, not {every_s}")

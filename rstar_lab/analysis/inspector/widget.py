@@ -1,4 +1,4 @@
-"""What our widgets share: readable without a kernel, alive where a browser answers, restarted where it cannot hear."""
+"""Base class of the notebook widgets: static output without a browser, a live widget with one, recovery from lost models."""
 
 import os
 import sys
@@ -11,61 +11,61 @@ import anywidget
 import traitlets
 from IPython.display import display, update_display
 
-_DEAF_AFTER_S = 3.0
+_REPLACE_AFTER_S = 3.0
 
 
 class _Meta(ABCMeta, traitlets.MetaHasTraits):
-    """Abstract methods for classes with traits, which have a metaclass of their own."""
+    """Metaclass for classes that have both abstract methods and traits."""
 
 
 class NotebookWidget(anywidget.AnyWidget, metaclass=_Meta):
-    """A widget that shows its static form first and takes that form's place once a browser says hello.
+    """A widget that displays static output first and replaces it when a browser connects.
 
-    A notebook run without a browser (papermill, nbconvert) therefore keeps output that needs no kernel, and never says
-    "model not found". anywidget stops hearing the kernel for good where a model's start takes over two seconds (a busy
-    page); the browser then says so, and a fresh model takes over.
+    A notebook executed without a browser (papermill, nbconvert) therefore keeps output that needs no kernel, and never
+    shows "model not found". If a model takes more than two seconds to start, anywidget stops delivering the kernel's
+    messages to it for good. The browser reports this, and a new model replaces the old one.
     """
 
     def __init__(self, **state: Any) -> None:
-        self._slots: list[str] = []
-        self._greeted: float | None = None
-        self._heir: Self | None = None
+        self._display_ids: list[str] = []
+        self._connected_at: float | None = None
+        self._replacement: Self | None = None
         super().__init__(**state)
-        self.on_msg(self._on_greeting)
+        self.on_msg(self._on_connection)
 
     @abstractmethod
     def static_bundle(self) -> dict[str, Any]:
-        """MIME bundle of the static form."""
+        """Return the MIME bundle of the static output."""
 
     @abstractmethod
-    def again(self) -> Self:
-        """A new widget in the same state, whose changes this one follows and leads."""
+    def replacement(self) -> Self:
+        """Return a new widget with the same state. Changes to either widget apply to both."""
 
     def _ipython_display_(self, **_: Any) -> None:
         display(self.static_bundle(), raw=True)
-        slot = uuid.uuid4().hex
-        self._slots.append(slot)
-        alive = self._greeted is not None or _always_has_browser()
-        display(self._live_bundle() if alive else {"text/html": ""}, raw=True, display_id=slot)
+        display_id = uuid.uuid4().hex
+        self._display_ids.append(display_id)
+        live = self._connected_at is not None or _always_has_browser()
+        display(self._live_bundle() if live else {"text/html": ""}, raw=True, display_id=display_id)
 
     def _live_bundle(self) -> dict[str, Any]:
         bundle = self._repr_mimebundle_()
         return dict(bundle[0] if isinstance(bundle, tuple) else bundle or {})
 
-    def _on_greeting(self, _widget: Any, message: Any, _buffers: Any) -> None:
+    def _on_connection(self, _widget: Any, message: Any, _buffers: Any) -> None:
         op = message.get("op") if isinstance(message, dict) else None
         if op == "hello":
             self.send({"op": "welcome"})
-            if self._greeted is None:
-                self._greeted = time.monotonic()
-                for slot in self._slots:
-                    update_display(self._live_bundle(), raw=True, display_id=slot)
-        elif op == "deaf" and self._heir is None:
-            # One that only waited behind a busy kernel comes right after its hello; let the next one tell.
-            if self._greeted is None or time.monotonic() - self._greeted < _DEAF_AFTER_S:
+            if self._connected_at is None:
+                self._connected_at = time.monotonic()
+                for display_id in self._display_ids:
+                    update_display(self._live_bundle(), raw=True, display_id=display_id)
+        elif op == "deaf" and self._replacement is None:
+            # While the kernel was busy both messages arrive together: the answer to "hello" may still reach the page.
+            if self._connected_at is None or time.monotonic() - self._connected_at < _REPLACE_AFTER_S:
                 return
-            self._heir = self.again()
-            self._heir._slots = self._slots
+            self._replacement = self.replacement()
+            self._replacement._display_ids = self._display_ids
 
 
 def _always_has_browser() -> bool:

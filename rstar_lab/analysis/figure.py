@@ -1,0 +1,107 @@
+"""`Figure`: a plotly figure with its data, the rollouts behind each point, and export to files."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from IPython.display import display
+
+from rstar_lab.analysis.inspector.link import LinkedFigure
+from rstar_lab.analysis.style import place_headings, template
+from rstar_lab.runs import RunStoreError
+
+
+class Figure(go.Figure):
+    """A plotly figure in the project's theme. It keeps the data it shows and the rollouts behind each point.
+
+    frame: one row per plotted value. mode: "light" or "dark".
+    """
+
+    def __init__(self, figure: go.Figure, frame: pd.DataFrame, mode: str = "light"):
+        super().__init__(figure)
+        self._frame = frame
+        self.update_layout(template=template(mode))
+        place_headings(self)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The data that the figure shows."""
+        return self._frame
+
+    def dark(self) -> "Figure":
+        """Return the same figure for dark pages."""
+        return Figure(self, self._frame, "dark")
+
+    def save(self, path: str | Path, width: int = 900, height: int | None = None) -> Path:
+        """Write the figure to a file and return its path.
+
+        The suffix selects the format: .png, .svg and .pdf (need a local Chrome or Chromium), .html (self-contained, works
+        offline), .json, or .csv (the data). width, height: pixels.
+        Raises RunStoreError for another suffix, and for an image format if no browser is installed.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        match path.suffix:
+            case ".csv":
+                self._frame.to_csv(path, index=False)
+            case ".json":
+                path.write_text(self.to_json())
+            case ".html":
+                self.write_html(path, include_plotlyjs=True, full_html=True)
+            case ".png" | ".svg" | ".pdf":
+                try:
+                    self.write_image(path, width=width, height=height or self.layout.height or 480, scale=2)
+                except Exception as error:
+                    if not any(word in str(error).lower() for word in ("chrome", "browser", "kaleido")):
+                        raise
+                    hint = "install Chromium (Debian: `apt-get install chromium`) or Chrome, or save as .html or .csv"
+                    raise RunStoreError(f"{path}: cannot render the figure without a browser: {hint}") from error
+            case suffix:
+                raise RunStoreError(f"{path}: cannot save as {suffix!r}; choose .png, .svg, .pdf, .html, .json or .csv")
+        return path
+
+    def _ipython_display_(self, **_: Any) -> None:
+        """Display a widget that follows the page's theme, or plotly's own output if PLOTLY_RENDERER is set."""
+        if os.environ.get("PLOTLY_RENDERER"):
+            super()._ipython_display_()
+        else:
+            display(LinkedFigure(self, None))
+
+    def where(self, trace: int, points: Sequence[Any]) -> str:
+        """Return the SQL condition that selects the trajectories behind these points of a trace.
+
+        trace: index of the trace. points: indices of its points, or (row, column) pairs in a heat map.
+        Returns "false" for a trace without trajectories, such as a confidence band.
+        """
+        custom = self.data[trace].customdata
+        conditions = [] if custom is None else [_item(custom, point) for point in points]
+        return " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions)) or "false"
+
+    def on_select(self, show: Callable[[str], Any] | Any) -> go.FigureWidget:
+        """Return a live copy of the figure that reports clicks and box selections. Needs a running kernel.
+
+        show: a function that receives the SQL condition of the selected points, or an inspector.
+        """
+        call = show if callable(show) else lambda condition: show.show(label="selected points", sql=condition)
+        widget = go.FigureWidget(self)
+        widget.update_layout(clickmode="event+select")
+
+        def on_points(trace: Any, points: Any, *_: Any) -> None:
+            if points.point_inds:
+                index = points.trace_index if points.trace_index is not None else trace.trace_index
+                call(self.where(index, points.point_inds))
+
+        for trace in widget.data:
+            if trace.customdata is not None:
+                trace.on_click(on_points)
+                trace.on_selection(on_points)
+        return widget
+
+
+def _item(custom: Any, point: Any) -> str:
+    for index in point if isinstance(point, Sequence) else [point]:
+        custom = custom[index]
+    return str(custom)
