@@ -1,4 +1,4 @@
-"""What an inference engine is: token ids in, token ids out. Text never crosses this border."""
+"""The protocol of inference engines: token ids in, token ids out, no text."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,14 +8,14 @@ from typing import Protocol, runtime_checkable
 class FinishReason(StrEnum):
     """Why a completion ended."""
 
-    STOP = "stop"  # the model ended its turn
-    LENGTH = "length"  # the token limit cut it
-    ABORTED = "aborted"  # whoever drives the engine cut it; a later request may go on from here
+    STOP = "stop"  # a stop token
+    LENGTH = "length"  # max_tokens
+    ABORTED = "aborted"  # interrupted by the caller; a later request may continue it
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample one completion. `seed` fixes it, whatever else is in the batch."""
+    """Sampling parameters of one completion. `seed` determines the result, independent of the rest of the batch."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -26,11 +26,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came back.
+    """The result of a request.
 
-    token_ids: the sampled tokens, the stop token included.
-    log_probs: of each sampled token under the distribution it was drawn from (after temperature), same length.
-    engine: name of the engine that made it; policy_version: of the weights it had.
+    token_ids: the sampled tokens, including the stop token. log_probs: of each sampled token under the distribution it
+    was sampled from (after temperature), same length. engine: name of the engine; policy_version: of its weights.
     """
 
     token_ids: list[int]
@@ -41,23 +40,23 @@ class Completion:
 
 
 class EngineError(RuntimeError):
-    """An engine died, hung or refused; the request may be sent again elsewhere."""
+    """An engine died, stopped responding or rejected the request; another engine may serve it."""
 
 
 class RequestRefused(EngineError):
-    """The request itself is at fault: any other engine would refuse it too."""
+    """The request itself is invalid: every engine would reject it."""
 
 
 class Engine(Protocol):
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion. A call that is cancelled is ended in the engine too. Raises EngineError."""
+        """Sample one completion. Cancelling the call also cancels the request in the engine. Raises EngineError."""
         ...
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An engine that can hand back what it has: the others' requests are cancelled, and their tokens lost."""
+    """An engine that can return unfinished requests. Requests to other engines are cancelled and lose their tokens."""
 
     def interrupt(self) -> None:
-        """End every request with the tokens that it has, as FinishReason.ABORTED."""
+        """End every request with the tokens generated so far, as FinishReason.ABORTED."""
         ...

@@ -1,11 +1,12 @@
-"""Evaluation: avg@k, pass@k and maj@k on a set of problems, with intervals that know that samples share problems.
+"""Evaluation on a set of problems: avg@k, pass@k and maj@k, with confidence intervals clustered by problem.
 
-Rollouts land in the run store in chunks of whole problems; a killed evaluation started again makes only the missing ones.
+Rollouts are committed to the run store in chunks of whole problems. An interrupted evaluation that is started again
+generates only the missing ones.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import comb
 from typing import Any
@@ -15,13 +16,11 @@ import numpy as np
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import EvaluateSection
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
-from rstar_lab.rl.rollout.driver import RolloutTask, run_rollouts
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.driver import run_rollouts
 from rstar_lab.rl.rollout.metrics import rollout_metrics
-from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -32,7 +31,7 @@ CHUNK = 512  # rollouts
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95% interval."""
+    """A mean and its 95% confidence interval."""
 
     mean: float
     low: float
@@ -46,7 +45,7 @@ class Estimate:
 
 
 def clustered_interval(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Estimate:
-    """Percentile bootstrap over clusters: `values` holds one mean a problem."""
+    """Return the percentile bootstrap interval over problems. values: one mean per problem."""
     data = np.asarray(values, dtype=float)
     rng = np.random.default_rng(seed)
     means = data[rng.integers(0, len(data), (draws, len(data)))].mean(axis=1)
@@ -54,12 +53,14 @@ def clustered_interval(values: Sequence[float], seed: int = 0, draws: int = 2000
     return Estimate(float(data.mean()), float(low), float(high))
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0, draws: int = 2000) -> Estimate | None:
-    """sum(above) / sum(below), with a percentile bootstrap over clusters; None where the second sum is 0.
+def ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float], seed: int = 0, draws: int = 2000
+) -> Estimate | None:
+    """Return sum(numerators) / sum(denominators) with its percentile bootstrap interval over problems.
 
-    A draw in which it is 0 says nothing and is left out.
+    None if the denominators sum to 0. Draws whose denominators sum to 0 are left out.
     """
-    over, under = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
+    over, under = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     if not under.sum():
         return None
     chosen = np.random.default_rng(seed).integers(0, len(over), (draws, len(over)))
@@ -70,15 +71,15 @@ def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0
 
 
 def pass_at(k: int, samples: int, correct: int) -> float:
-    """Chance that k draws without replacement hold a correct one (Chen et al. 2021, arXiv 2107.03374)."""
+    """Return the probability that k draws without replacement contain a correct one (Chen et al. 2021, arXiv 2107.03374)."""
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-_same = cache(same_answer)  # which may ask math-verify in another process
+_same = cache(same_answer)  # a comparison may call another process
 
 
 def votes(answers: Iterable[str]) -> list[list[str]]:
-    """The forms in which each answer was given, most votes first; of ties the one that was given first."""
+    """Return the answers grouped by equality, most frequent group first; ties in order of first occurrence."""
     forms: list[tuple[int, list[str]]] = []
     for answer, count in Counter(answers).items():
         for i, (total, known) in enumerate(forms):
@@ -91,7 +92,7 @@ def votes(answers: Iterable[str]) -> list[list[str]]:
 
 
 def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a problem, in the order of the problems: samples, how many are right, what the majority says, and means."""
+    """Return one row per problem, in order of first occurrence: samples, correct ones, majority answer, means."""
     problems: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         problems[row["problem_id"]].append(row)
@@ -117,16 +118,16 @@ def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of an evaluation, from its trajectory rows. Estimates are [mean, low, high], clustered by problem.
+    """Return the result of an evaluation from its trajectory rows. Estimates are [mean, low, high], clustered by problem.
 
-    pass1 is avg@k. pass_at: pass@k for the powers of two up to the samples. `intervals` holds the estimates of what else is
-    given as a plain mean.
+    pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: the estimates of the
+    quantities that are also given as a plain mean.
     """
     table = per_problem(rows)
     samples = min(row["samples"] for row in table)
     calls, errors = sum(row["calls"] for row in rows), sum(row["errors"] for row in rows)
-    right = [row for row in rows if row["reward"] > 0]
-    right_calls = sum(row["calls"] for row in right)
+    correct = [row for row in rows if row["reward"] > 0]
+    correct_calls = sum(row["calls"] for row in correct)
     counts = [row["samples"] for row in table]
     intervals = {
         "response_tokens": ratio_interval([row["response_tokens"] * row["samples"] for row in table], counts),
@@ -148,7 +149,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "response_tokens": float(np.mean([row["response_tokens"] for row in rows])),
         "calls": calls / len(rows),
         "error_rate": errors / calls if calls else None,
-        "error_rate_correct": sum(row["errors"] for row in right) / right_calls if right_calls else None,
+        "error_rate_correct": sum(row["errors"] for row in correct) / correct_calls if correct_calls else None,
         "truncated": float(np.mean([row["truncated"] for row in rows])),
         "pass_at": {str(2**i): pass_estimate(2**i) for i in range(samples.bit_length())},
         "intervals": {name: estimate.as_list() for name, estimate in intervals.items() if estimate},
@@ -157,32 +158,34 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 async def evaluate(
     problems: Sequence[Problem],
-    settings: EvaluateSection,
+    context: RolloutContext,
     *,
+    samples: int,
     engines: EngineGroup,
-    codec: Codec,
-    tools: Mapping[str, Tool],
-    reward: Callable[[str, str], float],
     writer: RunWriter,
     seed: int,
     mode: str,
-    max_tool_chars: int = 4096,
-    context: int | None = None,
+    context_length: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Roll out what the run lacks, then summarise all of it; the result is kept in run.json and returned.
+    """Generate the rollouts that the run does not have yet, and return the summary of all of them, kept in run.json too.
 
-    context: tokens that the model can read; responses end where the longest prompt leaves no more of them.
-    Raises UserError where the engines fail for good; what is made until then stays.
+    samples: rollouts per problem. mode: async or lockstep. context_length: tokens of the model's context; responses are
+    limited so that the longest prompt fits. progress: called with the number of finished problems and their total.
+    Raises UserError if engines fail permanently; finished rollouts stay in the run.
     """
     run = writer.run_dir.name
-    limit = settings.max_response_tokens
-    if context is not None:
-        limit = min(limit, context - max(len(codec.prompt_ids(problem.question)) for problem in problems))
-        if limit < 1:
-            raise UserError(f"the longest question fills the model's context of {context} tokens: leave it out")
+    if context_length is not None:
+        longest = max(len(context.codec.prompt_ids(problem.question)) for problem in problems)
+        if context_length <= longest:
+            raise UserError(
+                f"the longest question has {longest} tokens and does not fit into the model's context of"
+                f" {context_length} tokens: remove it"
+            )
+        limit = min(context.limits.max_response_tokens, context_length - longest)
+        context = replace(context, limits=replace(context.limits, max_response_tokens=limit))
 
-    async def roll(chunk: Sequence[Problem]) -> list[Trajectory]:
+    async def generate(chunk: Sequence[Problem]) -> list[Trajectory]:
         tasks = [
             RolloutTask(
                 problem,
@@ -192,39 +195,24 @@ async def evaluate(
                 seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
             )
             for problem in chunk
-            for sample in range(settings.samples)
+            for sample in range(samples)
         ]
-        trajectories = await run_rollouts(
-            tasks,
-            slots=engines.slots(tasks, mode),
-            codec=codec,
-            tools=tools,
-            reward=reward,
-            limits=RolloutLimits(limit, settings.max_turns, max_tool_chars),
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-        )
+        trajectories = await run_rollouts(tasks, context, slots=engines.slots(tasks, mode))
         if lost := sum(not trajectory.usable for trajectory in trajectories):
-            # Ours, not the model's: counted as wrong they would be a wrong number.
+            # Counting them as incorrect would bias the result.
             raise UserError(
-                f"{lost} of {len(trajectories)} rollouts were lost with their engines; the same command goes on"
+                f"{lost} of {len(trajectories)} rollouts failed with their engines; run the same command to continue"
             )
         return trajectories
 
-    size = max(1, CHUNK // settings.samples)
+    size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
     writer.cut(len(chunks))
     for number, chunk in enumerate(chunks, start=1):
         if number > (writer.last_step or 0):
-            trajectories = await roll(chunk)
-            writer.write_step(
-                "evaluate",
-                number,
-                trajectories=[trajectory_row(t, TrainingLabels(False)) for t in trajectories],
-                calls=[row for t in trajectories for row in call_rows(t)],
-                transcripts=[transcript_row(t, TrainingLabels(False), arrays=True) for t in trajectories],
-                metrics=rollout_metrics(trajectories),
-            )
+            trajectories = await generate(chunk)
+            rows = step_rows(trajectories, {}, "all")
+            writer.write_step("evaluate", number, **rows, metrics=rollout_metrics(trajectories))
         progress(min(number * size, len(problems)), len(problems))
     result = summarise(RunReader(writer.run_dir).read("trajectories").to_pylist())
     writer.finish("finished", result=result)

@@ -17,7 +17,8 @@ from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, sa
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
-from rstar_lab.rl.rollout.agent_loop import Codec
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
@@ -210,7 +211,6 @@ async def evaluate_model(
     samples: rollouts a problem, in place of the recipe's.
     """
     recipe, reporter = session.recipe, session.reporter
-    settings = recipe.evaluate.model_copy(update={"samples": samples}) if samples else recipe.evaluate
     folder = session.runs_dir / session.run_id(piece)
     if (folder / "run.json").exists() and (info := RunReader(folder).info)["status"] == "finished":
         return info["result"]
@@ -225,16 +225,13 @@ async def evaluate_model(
         with reporter.work(piece, len(problems)) as work:
             result = await evaluate(
                 problems,
-                settings,
+                RolloutContext.for_evaluation(Codec(tokenizer, tools), tools, session.reward, recipe),
+                samples=samples or recipe.evaluate.samples,
                 engines=engines,
-                codec=Codec(tokenizer, tools),
-                tools=tools,
-                reward=session.reward,
                 writer=writer,
                 seed=recipe.seed,
                 mode=recipe.rl.rollout,
-                max_tool_chars=recipe.rl.max_tool_chars,
-                context=engines.context or session.longest(model_dir),
+                context_length=engines.context or session.longest(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
     reporter.say(f"{piece}: pass@1 {Estimate(*result['pass1'])} on {result['problems']} problems x {result['samples']}")

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, SelectionConfig, Variant
+from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
 from rstar_lab.rl.plugins import NAME
 
 CODE_TOOLS = ("python", "python_released", "jupyter")
@@ -106,17 +108,15 @@ class RlSection(Section):
     problems_per_step: Positive = 512
     group_size: Positive = 16
     oversample: Positive = 2
-    roc: Literal["paper", "released", "random", "none"] = Field(
+    roc: SelectionRule = Field(
         "paper",
         description="which of the oversampled rollouts are kept; random is a control, none rolls out group_size",
     )
-    roc_penalties: tuple[Literal["errors", "format"], ...] = ("errors", "format")
+    roc_penalties: tuple[Penalty, ...] = ("errors", "format")
     clip_low: float = 0.2
     clip_high: float = 0.28
-    variant: Literal["grpo", "gspo", "cispo", "clip_cov", "kl_cov"] = "grpo"
-    aggregation: Literal[
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-token-mean"
-    ] = "token-mean"
+    variant: Variant = "grpo"
+    aggregation: Aggregation = "token-mean"
     normalise_std: bool = True
     max_response_tokens: Positive = 8192
     max_turns: Positive = 10
@@ -164,6 +164,37 @@ class RlSection(Section):
     retire_from: float | None = Field(
         None, gt=0, le=1, description="pass rate in a step from which a problem is not drawn again"
     )
+
+    @property
+    def loss_config(self) -> LossConfig:
+        """The options of the training loss."""
+        return LossConfig(
+            variant=self.variant,
+            aggregation=self.aggregation,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            horizon=self.max_response_tokens,
+            importance_cap=self.importance_cap,
+            kl_coefficient=self.kl_coefficient,
+        )
+
+    @property
+    def selection_config(self) -> SelectionConfig:
+        """The options of the selection of rollouts."""
+        return SelectionConfig(
+            rule=self.roc,
+            group_size=self.group_size,
+            penalties=self.roc_penalties,
+            normalise_std=self.normalise_std,
+            max_response_tokens=self.max_response_tokens,
+            overlong_buffer=self.overlong_buffer,
+            drop_void_turns=self.drop_void_turns,
+        )
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """Rollouts generated per group, before selection."""
+        return self.group_size * (1 if self.roc == "none" else self.oversample)
 
     @field_validator("tools")
     @classmethod
@@ -269,6 +300,13 @@ class EngineSection(Section):
         None,
         description="largest mean |log-prob difference| to the trainer; none: 0.001 in float32, no limit in bfloat16",
     )
+
+    @property
+    def resolved_mismatch_limit(self) -> float | None:
+        """`mismatch_limit`, or its default for the dtype; None: no limit."""
+        if self.mismatch_limit is None and self.dtype == "float32":
+            return 1e-3
+        return self.mismatch_limit
 
     @model_validator(mode="after")
     def _urls_for_servers(self) -> "EngineSection":

@@ -1,13 +1,12 @@
-"""The objective: group advantages, the clipped policy loss and its published variants, all on tensors of (batch,
-tokens).
+"""The objective: group advantages, the clipped policy loss and its published variants, on tensors of (batch, tokens).
 
-Source: rStar2-Agent (arXiv 2508.20722), equation 1 and section 3.2, on GRPO (2402.03300) with DAPO's asymmetric clip
-(2503.14476): no KL term, no entropy term, clip 0.2 below and 0.28 above. Values and gradients equal verl 0.9.1's
-functions of the same meaning (the tests compare them), except that there is no dual clip.
+Source: rStar2-Agent (arXiv 2508.20722), equation 1 and section 3.2, which builds on GRPO (2402.03300) and the asymmetric
+clip of DAPO (2503.14476): clip 0.2 below and 0.28 above, no KL term, no entropy term. Values and gradients equal those
+of the corresponding functions of verl 0.9.1 (tested), except that there is no dual clip.
 
 Off by default, each by its published formula: gspo (2507.18071), cispo (2506.13585), clip_cov and kl_cov (2505.22617),
 Dr.GRPO (2503.20783: `normalise_std=False` with `seq-mean-token-sum-norm`), truncated importance sampling between
-engine and trainer (fengyao.notion.site/off-policy-rl: `truncated_weights`), KL to a reference (`kl_loss`).
+engine and trainer (fengyao.notion.site/off-policy-rl: `truncated_weights`), KL to a reference model (`kl_loss`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,12 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Variant = Literal["grpo", "gspo", "cispo", "clip_cov", "kl_cov"]
-Aggregation = Literal[
-    "token-mean", "group-token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
-MAX_LOG_RATIO = 20.0  # e^20: past it only the gradient's sign means anything
-MAX_LOG_SEQUENCE_RATIO = 10.0  # gspo's, on the mean over a sequence
+from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, Variant
+
+MAX_LOG_RATIO = 20.0  # limits exp() to e^20
+MAX_LOG_SEQUENCE_RATIO = 10.0  # of gspo: limit of the mean log-ratio of a sequence
 
 
 def group_advantages(
@@ -32,24 +29,25 @@ def group_advantages(
     normalise_std: bool = True,
     eps: float = 1e-6,
 ) -> np.ndarray:
-    """(reward - mean of its group) / (standard deviation of its group + eps), as float64 of the shape of `rewards`,
-    (batch,).
+    """Return (reward - group mean) / (group standard deviation + eps), (batch,) float64.
 
-    groups: what tells the groups apart, one entry a reward (a list, array or tensor). The deviation is the sample's
-    (n - 1). A group of one has mean 0 and deviation 1: its reward is its advantage. normalise_std=False: Dr.GRPO's,
-    without the division.
+    rewards: (batch,). groups: group id of each reward (list, array or tensor). The standard deviation is that of the
+    sample (n - 1). A group of one has mean 0 and deviation 1, so its advantage is its reward. normalise_std: False
+    leaves the division out (Dr.GRPO). Raises ValueError if the lengths differ.
     """
     reward = np.asarray(rewards, dtype=np.float64)
     if reward.ndim != 1 or len(groups) != len(reward):
-        raise ValueError(f"rewards and groups must be two lists of one length, not {reward.shape} and {len(groups)}")
+        raise ValueError(
+            f"rewards and groups must be one-dimensional and of equal length, got {reward.shape} and {len(groups)}"
+        )
     advantages = np.empty_like(reward)
-    members: dict[object, list[int]] = {}
+    indices_of: dict[object, list[int]] = {}
     for index, group in enumerate(_hashable(groups)):
-        members.setdefault(group, []).append(index)
-    for indices in members.values():
-        of_group = reward[indices]
-        mean, std = (of_group.mean(), of_group.std(ddof=1)) if len(indices) > 1 else (0.0, 1.0)
-        advantages[indices] = (of_group - mean) / (std + eps if normalise_std else 1.0)
+        indices_of.setdefault(group, []).append(index)
+    for indices in indices_of.values():
+        group_rewards = reward[indices]
+        mean, std = (group_rewards.mean(), group_rewards.std(ddof=1)) if len(indices) > 1 else (0.0, 1.0)
+        advantages[indices] = (group_rewards - mean) / (std + eps if normalise_std else 1.0)
     return advantages
 
 
@@ -71,30 +69,31 @@ def policy_loss(
     cov_kl: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss to minimise, a scalar, and what to log about it.
+    """Return the scalar loss to minimise and a dict of statistics.
 
-    log_probs: of the policy that is trained, with gradient; old_log_probs: of the one that rolled out; advantages;
-    mask: True (or 1) on the model's own tokens; rollout_weights: see `truncated_weights`; all (batch, tokens). What
-    stands where the mask is 0 has no influence, be it NaN. aggregation, normaliser, horizon: see `aggregate`.
+    log_probs: of the trained policy, with gradient. old_log_probs: of the policy that generated the rollouts.
+    mask: True (or 1) on the tokens generated by the model. rollout_weights: see `truncated_weights`. All tensors are
+    (batch, tokens); values where the mask is 0 are ignored, NaN included. aggregation, normaliser, horizon: see
+    `aggregate`.
 
-    grpo: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r the token's ratio exp(log_probs - old_log_probs).
-    gspo: the same with the sequence's ratio, exp of the mean log-ratio over its tokens; gradient through each token.
-    cispo: -A log_probs times the clipped ratio, which is a constant to the gradient: no token drops out.
+    grpo: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with the token ratio r = exp(log_probs - old_log_probs).
+    gspo: the same with the sequence ratio, exp of the mean log-ratio of the sequence; gradients flow through each token.
+    cispo: -A log_probs times the clipped ratio, which is detached, so that every token keeps a gradient.
     clip_cov: grpo without a random `cov_share` of the tokens whose covariance of log-prob and advantage lies within
-    `cov_bounds`. kl_cov: -A r, plus `cov_kl` |log-ratio| on the `cov_share` of tokens of the highest covariance; no
-    clip. generator: draws clip_cov's tokens; None uses torch's own. Both covariances are taken over the tokens handed
-    in.
+    `cov_bounds`. kl_cov: -A r without clip, plus `cov_kl` |log-ratio| on the `cov_share` of tokens with the highest
+    covariance. Both compute the covariance over the tokens passed in. generator: selects the tokens of clip_cov; None:
+    the default generator of torch.
 
-    Stats, over the masked tokens: tokens, clip_share, ratio_mean, ratio_max, kl (mean of old - new log-prob), kl_k3
-    (never negative); clip_share is the share of tokens whose gradient the clip cut (cispo: whose weight it cut).
-    Raises ValueError on shapes that differ or unknown names.
+    Statistics over the masked tokens: tokens, clip_share, ratio_mean, ratio_max, kl (mean of old - new log-prob), kl_k3
+    (never negative). clip_share is the share of tokens whose gradient was clipped to 0 (cispo: whose weight was
+    clipped). Raises ValueError for differing shapes or unknown names.
     """
     if variant not in get_args(Variant):
-        raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, not {variant!r}")
+        raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
     for name, tensor in [("old_log_probs", old_log_probs), ("advantages", advantages), ("mask", mask)]:
         if tensor.shape != log_probs.shape:
             raise ValueError(
-                f"{name} must have the shape of log_probs, {tuple(log_probs.shape)}, not {tuple(tensor.shape)}"
+                f"{name} must have the shape of log_probs, {tuple(log_probs.shape)}, got {tuple(tensor.shape)}"
             )
     own = mask.bool()
     log_probs = log_probs.masked_fill(~own, 0.0)
@@ -140,6 +139,57 @@ def policy_loss(
     return loss, _stats(log_ratio.detach(), ratio.detach(), cut, own)
 
 
+def training_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    *,
+    engine_log_probs: Tensor,
+    reference_log_probs: Tensor | None = None,
+    normaliser: float | Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the loss of a micro-batch with all terms of `config`, and its statistics.
+
+    Policy loss, with truncated importance weights if `importance_cap` is set, plus the KL to the reference model if
+    `reference_log_probs` is given. Tensors are (batch, tokens). Adds to the statistics of `policy_loss`:
+    importance_weight (mean over tokens), reference_kl (normalised like the loss).
+    """
+    weights = None
+    if config.importance_cap is not None:
+        weights = truncated_weights(old_log_probs, engine_log_probs, mask, cap=config.importance_cap)
+    loss, stats = policy_loss(
+        log_probs,
+        old_log_probs,
+        advantages,
+        mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        aggregation=config.aggregation,
+        variant=config.variant,
+        rollout_weights=weights,
+        normaliser=normaliser,
+        horizon=config.horizon,
+        generator=generator,
+    )
+    if weights is not None:
+        stats["importance_weight"] = float(weights.sum() / mask.sum().clamp(min=1))
+    if reference_log_probs is not None:
+        kl = kl_loss(
+            log_probs,
+            reference_log_probs,
+            mask,
+            aggregation=config.aggregation,
+            normaliser=normaliser,
+            horizon=config.horizon,
+        )
+        loss = loss + config.kl_coefficient * kl
+        stats["reference_kl"] = float(kl.detach())
+    return loss, stats
+
+
 def aggregate(
     values: Tensor,
     mask: Tensor,
@@ -148,15 +198,18 @@ def aggregate(
     normaliser: float | Tensor | None = None,
     horizon: int | None = None,
 ) -> Tensor:
-    """One number of values (batch, tokens). With the whole batch's normaliser, micro-batches add up to it exactly.
+    """Reduce `values` (batch, tokens) to a scalar. With the normaliser of the whole batch, the results of its
+    micro-batches add up to the result of the batch exactly.
 
-    | aggregation | value | normaliser (None: of what is handed in) |
+    | aggregation | value | normaliser; None: computed from what is passed in |
     |---|---|---|
-    | token-mean | sum over tokens / tokens | the batch's masked tokens |
-    | group-token-mean | mean over groups of token-mean: the paper's 1 / (tokens of the group) | `group_normaliser`,
-    (batch,); needed | | seq-mean-token-sum | mean over sequences of sums | the batch's sequences that have a token |
-    | seq-mean-token-mean | mean over sequences of means | the same |
-    | seq-mean-token-sum-norm | the first over `horizon`, a constant length (None: the width handed in) | the same |
+    | token-mean | sum over tokens / tokens | masked tokens of the batch |
+    | group-token-mean | mean over groups of their token-mean (as in the paper) | `group_normaliser`; required |
+    | seq-mean-token-sum | mean over sequences of their sums | sequences of the batch that have a masked token |
+    | seq-mean-token-mean | mean over sequences of their means | the same |
+    | seq-mean-token-sum-norm | seq-mean-token-sum / `horizon` (None: width of `values`) | the same |
+
+    Raises ValueError for an unknown aggregation.
     """
     mask = mask.bool()
     values = values.masked_fill(~mask, 0.0)
@@ -165,11 +218,11 @@ def aggregate(
     if aggregation == "group-token-mean":
         if not isinstance(normaliser, Tensor) or normaliser.shape != mask.shape[:1]:
             raise ValueError(
-                "group-token-mean needs normaliser=group_normaliser(tokens, groups), taken over the whole batch"
+                "group-token-mean requires normaliser=group_normaliser(tokens, groups), computed over the whole batch"
             )
         return (values.sum(-1) / normaliser.to(values.device)).sum()
     if aggregation not in get_args(Aggregation):
-        raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}")
+        raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {aggregation!r}")
     tokens = mask.sum(-1)
     sequences = values.sum(-1)
     if aggregation == "seq-mean-token-mean":
@@ -179,9 +232,9 @@ def aggregate(
 
 
 def group_normaliser(tokens: Sequence[int], groups: Sequence[Hashable]) -> Tensor:
-    """For group-token-mean: (tokens of the sequence's group) x (groups that have a token), (batch,).
+    """Return the normaliser of group-token-mean, (batch,): tokens of the sequence's group x groups that have a token.
 
-    tokens: masked tokens of each sequence of the whole batch; a micro-batch takes its rows of the result.
+    tokens: masked tokens of each sequence of the whole batch. A micro-batch uses its rows of the result.
     """
     groups = _hashable(groups)
     totals: dict[Hashable, int] = {}
@@ -199,18 +252,17 @@ def truncated_weights(
     cap: float = 2.0,
     level: Literal["token", "sequence"] = "token",
 ) -> Tensor:
-    """min(trainer / engine probability, cap) of each token, or of its whole sequence: the `rollout_weights` of
-    `policy_loss`.
+    """Return min(trainer / engine probability, cap) per token or per sequence: the `rollout_weights` of `policy_loss`.
 
-    Both log-probs are of the weights that rolled out, (batch, tokens); the result has no gradient and is 0 off the
-    mask.
+    Both log-probs are (batch, tokens), of the weights that generated the rollouts. The result is (batch, tokens),
+    detached, and 0 where the mask is 0.
     """
     own = mask.bool()
     log_ratio = (trainer_log_probs - engine_log_probs).detach().masked_fill(~own, 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
     elif level != "token":
-        raise ValueError(f"level must be token or sequence, not {level!r}")
+        raise ValueError(f"level must be token or sequence, got {level!r}")
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=cap) * own
 
 
@@ -224,10 +276,9 @@ def kl_loss(
     normaliser: float | Tensor | None = None,
     horizon: int | None = None,
 ) -> Tensor:
-    """KL(policy || reference) of the sampled tokens, aggregated as the policy loss is; add it to that times a
-    coefficient.
+    """Return an estimate of KL(policy || reference) on the sampled tokens, aggregated like the policy loss.
 
-    Source of the estimators: joschu.net/blog/kl-approx.html; k3 is the one GRPO uses.
+    Source of the estimators: joschu.net/blog/kl-approx.html. GRPO uses k3.
     """
     own = mask.bool()
     log_ratio = (reference_log_probs - log_probs).masked_fill(~own, 0.0)
@@ -240,12 +291,12 @@ def kl_loss(
             log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             values = (log_ratio.exp() - log_ratio - 1).clamp(-10.0, 10.0)
         case _:
-            raise ValueError(f"estimator must be k1, k2 or k3, not {estimator!r}")
+            raise ValueError(f"estimator must be k1, k2 or k3, got {estimator!r}")
     return aggregate(values, own, aggregation=aggregation, normaliser=normaliser, horizon=horizon)
 
 
 def _hashable(groups: Sequence | np.ndarray | Tensor) -> Sequence:
-    # The elements of a tensor are tensors, each unlike every other.
+    # Iterating over a tensor gives tensors, which hash by identity.
     return groups.tolist() if isinstance(groups, np.ndarray | Tensor) else groups
 
 
@@ -254,7 +305,7 @@ def _at_least_one(count: float | Tensor) -> float | Tensor:
 
 
 def _covariance(log_probs: Tensor, advantages: Tensor, own: Tensor) -> Tensor:
-    """Each token's part in the covariance of log-prob and advantage; 0 off the mask."""
+    """Return each token's term of the covariance of log-prob and advantage; 0 where the mask is 0."""
     count = own.sum().clamp(min=1)
     centred = log_probs.detach() - log_probs.detach().sum() / count
     return ((advantages - advantages.sum() / count) * centred).masked_fill(~own, 0.0)

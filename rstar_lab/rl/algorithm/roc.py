@@ -1,45 +1,56 @@
-"""GRPO-RoC's resampling: more rollouts than are trained on, failures kept as they come, successes kept if they are
-clean.
+"""GRPO-RoC: resampling of the rollouts of a group.
 
-Source: rStar2-Agent (arXiv 2508.20722), section 3.2; the rule of its public release is offered beside the paper's.
-Numpy only.
+More rollouts are generated than are trained on. Incorrect rollouts are sampled uniformly; correct rollouts are sampled
+in favour of those with few tool errors and a clean format.
+
+Source: rStar2-Agent (arXiv 2508.20722), section 3.2. The rule of the paper's public release is implemented beside it.
+This module imports nothing but numpy.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-# The paper divides by the penalty and says nothing of a penalty of 0. Below this floor all count as equally clean;
-# above it the probability is exactly inverse to the penalty. One error in a hundred calls is under any penalty that
-# occurs.
+# The paper divides by the penalty and does not define the case of penalty 0. Penalties below this floor count as equal;
+# above it, the sampling probability is exactly inverse to the penalty. One error in 100 calls is below any penalty that
+# occurs in practice.
 PENALTY_FLOOR = 0.01
 
-Rule = Literal["paper", "released", "random"]
+Rule = Literal["paper", "released", "random"]  # of `resample`
+SelectionRule = Literal["paper", "released", "random", "none"]  # of a recipe; none: no oversampling, whole groups
+Penalty = Literal["errors", "format"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+SELECTION_RULES: tuple[SelectionRule, ...] = get_args(SelectionRule)
 
 
 def tool_error_penalty(errors: int, calls: int) -> float:
-    """p_err: the share of tool calls that failed by the model's doing; 0.5 without a call. Both as `outcomes.count_errors`
-    counts."""
+    """Return p_err, the share of tool calls that failed through the model's fault; 0.5 without a call.
+
+    errors, calls: as counted by `outcomes.count_errors`.
+    """
     if not 0 <= errors <= calls:
-        raise ValueError(f"errors must lie between 0 and calls, not {errors} of {calls}")
+        raise ValueError(f"errors must lie between 0 and calls, got {errors} errors in {calls} calls")
     return errors / calls if calls else 0.5
 
 
 def format_penalty(answer_tags: int, turns: int) -> float:
-    """p_format: 1 without an answer, else min(1, surplus answers / turns). `turns`: assistant turns."""
+    """Return p_format: 1 without an answer, else min(1, (answers - 1) / turns).
+
+    answer_tags: number of `<answer>` tags; turns: number of assistant turns.
+    """
     if answer_tags < 0 or turns < 0:
-        raise ValueError(f"answer_tags and turns must not be negative, not {answer_tags} and {turns}")
+        raise ValueError(f"answer_tags and turns must not be negative, got {answer_tags} and {turns}")
     return min(1.0, (answer_tags - 1) / turns) if answer_tags and turns else 1.0
 
 
 def released_tool_error_penalty(tool_responses: Sequence[str]) -> float:
-    """The release's p_err, for comparison only: the share of tool responses in which the word "error" occurs."""
+    """Return p_err as the public release computes it: the share of tool responses that contain the word "error"."""
     return tool_error_penalty(sum("error" in text.lower() for text in tool_responses), len(tool_responses))
 
 
 def rewards_equal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches nothing: all advantages are 0. Ask again of what resampling kept."""
+    """Return whether all rewards are equal, so that all advantages are 0 and the group has no gradient."""
     return len(rewards) == 0 or bool(np.ptp(np.asarray(rewards, dtype=float)) == 0)
 
 
@@ -53,35 +64,36 @@ def resample(
     min_negative: int = 0,
     rng: np.random.Generator | None = None,
 ) -> list[int]:
-    """The indices, ascending, of the `keep` rollouts of one group to train on, or of all where the group has no more.
+    """Return the ascending indices of the `keep` rollouts of one group to train on; all indices if the group has no more.
 
-    rewards: positive where > 0. penalties: p_err + p_format of each, at least 0. rng: None draws fresh randomness.
-    min_positive, min_negative: so many of a side are kept, where it has them.
+    rewards: a rollout is positive if its reward is > 0. penalties: p_err + p_format of each rollout, at least 0.
+    min_positive, min_negative: smallest number kept of each side, if the side has that many. rng: source of randomness;
+    None: a new generator with a random seed.
 
-    paper: each side keeps its share of `keep` (halves to even), at least one where it has any and the rest allows it;
-    where one side has too few the other fills up. Negatives uniformly. Positives one after the other without
-    replacement, each with probability inversely proportional to max(penalty, PENALTY_FLOOR).
-    released: as microsoft/rStar does: shares without the least one; the positives of the lowest penalties and the
-    first negatives, ties in index order; nothing is random.
-    random: any `keep`, uniformly: what oversampling alone does, as a control.
+    paper: each side keeps its proportional share of `keep` (halves are rounded to even), and at least one rollout if it
+    has any and `keep` allows it. If one side has too few, the other side fills up. Negatives are sampled uniformly.
+    Positives are sampled one after the other without replacement, each with probability inversely proportional to
+    max(penalty, PENALTY_FLOOR).
+    released: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest
+    penalties and the first negatives; ties in index order. Deterministic.
+    random: `keep` rollouts, uniformly. A control: oversampling without a preference.
 
-    Raises ValueError on lengths that differ, penalties that are negative or not finite, and minima that do not fit in
-    `keep`.
+    Raises ValueError if lengths differ, a penalty is negative or not finite, or the minima do not fit into `keep`.
     """
     reward, penalty = np.asarray(rewards, dtype=float), np.asarray(penalties, dtype=float)
     count = len(reward)
     if reward.ndim != 1 or penalty.shape != reward.shape:
         raise ValueError(
-            f"rewards and penalties must be two lists of one length, not {reward.shape} and {penalty.shape}"
+            f"rewards and penalties must be one-dimensional and of equal length, got {reward.shape} and {penalty.shape}"
         )
     if not np.isfinite(reward).all() or not (np.isfinite(penalty) & (penalty >= 0)).all():
         raise ValueError("rewards must be finite, penalties finite and at least 0")
     if keep < 0 or min_positive < 0 or min_negative < 0 or min_positive + min_negative > keep:
         raise ValueError(
-            f"min_positive {min_positive} + min_negative {min_negative} must lie between 0 and keep {keep}"
+            f"min_positive {min_positive} + min_negative {min_negative} must lie between 0 and keep, which is {keep}"
         )
-    if rule not in ("paper", "released", "random"):
-        raise ValueError(f"rule must be paper, released or random, not {rule!r}")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
     if count <= keep:
         return list(range(count))
 
@@ -102,7 +114,7 @@ def resample(
     keep_negative = keep - keep_positive
 
     if rule == "paper":
-        # Arrival times of rate 1 / penalty: the first to arrive are a draw without replacement with those weights.
+        # Exponential arrival times of rate 1 / penalty: the first k to arrive are a weighted sample without replacement.
         arrival = rng.standard_exponential(len(positives)) * np.maximum(penalty[positives], PENALTY_FLOOR)
         chosen = positives[np.argsort(arrival)[:keep_positive]]
         negatives = rng.permutation(negatives)

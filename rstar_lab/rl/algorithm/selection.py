@@ -1,4 +1,4 @@
-"""Which rollouts of a step are trained on, and with what advantage. Local trainer and verl both ask here."""
+"""Selection of the rollouts of a step that are trained on, and their advantages. Used by the local trainer and by verl."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rstar_lab.rl.algorithm.config import SelectionConfig
 from rstar_lab.rl.algorithm.objective import group_advantages
-from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample
-from rstar_lab.rl.algorithm.shaping import has_void_turn, overlong_penalty
-from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
+from rstar_lab.rl.algorithm.shaping import overlong_penalty
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes into the update, and how the rest was left out.
+    """The rollouts of a step that are trained on.
 
-    equal_groups: groups whose kept rewards are equal; void: rollouts left out for a void turn.
+    trajectories, advantages: of equal length, grouped by group. equal_groups: number of groups dropped because their
+    kept rewards were equal. void: number of rollouts dropped because of a void turn.
     """
 
     trajectories: list[Trajectory]
@@ -30,64 +31,78 @@ class Selection:
     def groups(self) -> int:
         return len({t.group_id for t in self.trajectories})
 
+    @property
+    def metrics(self) -> dict[str, int]:
+        return {"kept": len(self.trajectories), "equal_groups": self.equal_groups, "void": self.void}
 
-def select_rollouts(trajectories: Sequence[Trajectory], rl: RlSection, seed: int) -> Selection:
-    """RoC in every group, then the groups left with equal rewards are dropped: they have no gradient.
 
-    With roc: none all of a group stay, which is plain GRPO. Shaping changes advantages alone: what is right, and what has
-    signal, is told by the reward itself.
+def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig, seed: int) -> Selection:
+    """Resample every group by the configured rule and drop the groups whose remaining rewards are all equal.
+
+    Rollouts that ended through an engine failure are left out. Reward shaping changes the advantages only: resampling
+    and the test for equal rewards use the reward itself. seed: of the step.
     """
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.usable:
             groups[trajectory.group_id].append(trajectory)
     kept: list[Trajectory] = []
-    equal = 0
+    equal_groups = 0
     for group_id, group in groups.items():
         chosen = group
-        if rl.roc != "none":
+        if config.rule != "none":
             indices = resample(
                 [t.reward for t in group],
-                [penalty(t, rl) for t in group],
-                rl.group_size,
-                rule=rl.roc,
+                [rollout_penalty(t, config) for t in group],
+                config.group_size,
+                rule=config.rule,
                 rng=np.random.default_rng(derive_seed(seed, "roc", group_id)),
             )
             chosen = [group[i] for i in indices]
-        if len({t.reward for t in chosen}) < 2:
-            equal += 1
+        if rewards_equal([t.reward for t in chosen]):
+            equal_groups += 1
         else:
             kept += chosen
-    rewards = [shaped_reward(t, rl) for t in kept]
-    advantages = group_advantages(rewards, [t.group_id for t in kept], normalise_std=rl.normalise_std).tolist()
-    if not rl.drop_void_turns:
-        return Selection(kept, advantages, equal)
-    sound = [i for i, t in enumerate(kept) if not has_void_turn(turn.text for turn in t.turns)]
-    return Selection([kept[i] for i in sound], [advantages[i] for i in sound], equal, len(kept) - len(sound))
+    rewards = [shaped_reward(t, config) for t in kept]
+    advantages = group_advantages(rewards, [t.group_id for t in kept], normalise_std=config.normalise_std).tolist()
+    if not config.drop_void_turns:
+        return Selection(kept, advantages, equal_groups)
+    valid = [i for i, t in enumerate(kept) if not any(turn.void for turn in t.turns)]
+    return Selection([kept[i] for i in valid], [advantages[i] for i in valid], equal_groups, len(kept) - len(valid))
 
 
-def penalty(trajectory: Trajectory, rl: RlSection) -> float:
-    """What RoC holds against a success. The released rule sees an error where a tool's text holds the word."""
+def rollout_penalty(trajectory: Trajectory, config: SelectionConfig) -> float:
+    """Return the penalty by which RoC ranks a correct rollout. The released rule counts tool responses that contain the
+    word "error" in place of the outcomes."""
     errors = trajectory.p_err
-    if rl.roc == "released":
+    if config.rule == "released":
         errors = released_tool_error_penalty([call.response for call in trajectory.calls])
-    parts = {"errors": errors, "format": trajectory.p_format}
-    return sum(parts[part] for part in rl.roc_penalties)
+    terms = {"errors": errors, "format": trajectory.p_format}
+    return sum(terms[name] for name in config.penalties)
 
 
-def shaped_reward(trajectory: Trajectory, rl: RlSection) -> float:
-    """The reward that advantages are made of."""
-    if not rl.overlong_buffer:
+def shaped_reward(trajectory: Trajectory, config: SelectionConfig) -> float:
+    """Return the reward that advantages are computed from."""
+    if not config.overlong_buffer:
         return trajectory.reward
     return trajectory.reward + overlong_penalty(
-        len(trajectory.response_ids), rl.max_response_tokens, rl.overlong_buffer
+        len(trajectory.response_ids), config.max_response_tokens, config.overlong_buffer
     )
 
 
 def solved_groups(trajectories: Sequence[Trajectory]) -> float | None:
-    """Share of the groups whose rollouts are all right; None without a usable rollout."""
+    """Return the share of groups whose rollouts are all correct; None without a usable rollout."""
     groups: dict[str, bool] = {}
     for t in trajectories:
         if t.usable:
             groups[t.group_id] = groups.get(t.group_id, True) and t.reward > 0
     return sum(groups.values()) / len(groups) if groups else None
+
+
+def problems_to_retire(trajectories: Sequence[Trajectory], threshold: float) -> list[str]:
+    """Return the ids of the problems whose share of correct rollouts in this step is at least `threshold`."""
+    correct: dict[str, list[bool]] = defaultdict(list)
+    for t in trajectories:
+        if t.usable:
+            correct[t.problem_id].append(t.reward > 0)
+    return [name for name, values in correct.items() if sum(values) >= threshold * len(values)]

@@ -22,8 +22,10 @@ from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, SftConfig
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, execute_call
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
+from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import EngineState, make_policy
 from rstar_lab.rl.seeds import derive_seed
@@ -150,10 +152,8 @@ async def both(folder: Path) -> tuple[float, float]:
 async def ours(engines: EngineGroup, codec: Codec, tools: dict[str, Tool], count: int) -> int:
     """Tokens that the model wrote."""
     wanted = tasks(count)
-    done = await run_rollouts(
-        wanted, slots=engines.slots(wanted, "async", LIMITS.max_response_tokens), codec=codec, tools=tools,
-        reward=lambda text, answer: 0.0, limits=LIMITS,
-    )  # fmt: skip
+    context = RolloutContext(codec, tools, lambda text, answer: 0.0, LIMITS)
+    done = await run_rollouts(wanted, context, slots=engines.slots(wanted, "async", LIMITS.max_response_tokens))
     return sum(trajectory.model_tokens for trajectory in done)
 
 
@@ -267,10 +267,8 @@ async def cpu_a_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
     states = [EngineState(f"e{i}", 250_000) for i in range(engines)]
     dispatcher = Dispatcher([canned] * engines, policy, states)
     before = time.process_time()
-    done = await run_rollouts(
-        wanted, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), codec=codec, tools=tools,
-        reward=lambda text, answer: float("boxed{1}" in text), limits=RolloutLimits(100_000, 8),
-    )  # fmt: skip
+    context = RolloutContext(codec, tools, lambda text, answer: float("boxed{1}" in text), RolloutLimits(100_000, 8))
+    done = await run_rollouts(wanted, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id))
     used = time.process_time() - before
     turns = sum(len(trajectory.turns) for trajectory in done)
     return 1000 * used / turns, turns

@@ -26,7 +26,10 @@ from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, check_call, run_rollout
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.tool_calls import check_call
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.serving.serve import ServeOptions, gpus, serving
 from rstar_lab.rl.tools.base import Tool, ToolResult
@@ -124,19 +127,19 @@ class TokenChat:
     ) -> Trajectory:
         options = self.options
         engine = _Listening(self.engine, self.codec, tell)
+        context = RolloutContext(
+            self.codec,
+            {name: Shown(tool, tell) for name, tool in self.tools.items()},
+            lambda text, answer: 0.0,
+            RolloutLimits(options.max_tokens or 30_000, options.max_turns),
+            options.temperature,
+            options.top_p,
+        )
+        problem = Problem(problem_id=f"{name}-{number}", question=question, answer="-")
         trajectory = await run_rollout(
-            Problem(problem_id=f"{name}-{number}", question=question, answer="-"),
-            engine=engine,
-            codec=self.codec,
-            tools={name: Shown(tool, tell) for name, tool in self.tools.items()},
-            reward=lambda text, answer: 0.0,
-            limits=RolloutLimits(options.max_tokens or 30_000, options.max_turns),
-            traj_id=f"{name}-{number:03d}",
-            group_id=name,
-            sample=number,
-            seed=seed,
-            temperature=options.temperature,
-            top_p=options.top_p,
+            RolloutTask(problem, f"{name}-{number:03d}", group_id=name, sample=number, seed=seed),
+            engine,
+            context,
             on_turn=lambda text, last: None if last else self._tell_refusals(text, tell),
         )
         if engine.error:

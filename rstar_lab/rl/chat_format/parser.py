@@ -1,20 +1,16 @@
-"""Parse the tool calls and answers that a model writes."""
+"""Parser of the tool calls that a model writes, in the Hermes format: JSON in `<tool_call>` tags."""
 
 import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from rstar_lab.verify import extract_answer
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-
-
 _TAG = re.compile(r"</?tool_call>")
-
-
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"(\w{1,64})"')
-
-
-# A whole JSON string (or one that never ends), a tag, or a backslash, which JSON knows inside strings only.
+# A JSON string (terminated or not), a tag, or a backslash, which JSON allows inside strings only.
 _STRING_OR_TAG = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|</?tool_call>|\\', re.DOTALL)
 
 
@@ -29,10 +25,10 @@ class ToolCall:
 
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
-    """All calls in one assistant turn, in order; one that cannot be read comes with its error and is never dropped.
+    """Return all calls of one assistant turn, in order. A call that cannot be parsed is returned with its error.
 
     A call is one JSON object with a string `name` and an object `arguments` between `<tool_call>` and `</tool_call>`.
-    Tags inside a JSON string belong to the string. Runs in time linear in the text, whatever the text.
+    Tags inside a JSON string belong to the string. The run time is linear in the length of the text.
     """
     calls = []
     position = text.find(_OPEN)
@@ -41,7 +37,7 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
         end = _json_end(text, start)
         value, error = _decode(text[start:end]) if end is not None else (None, "")
         if end is None or (error and _OPEN in text[start:end]):
-            # No JSON with well-ended strings: take the tags as they stand, lest the next call be swallowed.
+            # A string without an end would swallow the next call: use the nearest tag as it stands.
             tag = _TAG.search(text, start)
             end = tag.start() if tag else len(text)
             if tag and tag[0] == _CLOSE:
@@ -53,9 +49,17 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     return calls
 
 
+def is_void_turn(text: str) -> bool:
+    """Return whether an assistant turn has neither a well-formed tool call nor a final answer.
+
+    Source: SimpleTIR (arXiv 2509.02479), section 3.3.
+    """
+    return extract_answer(text) is None and all(call.error for call in parse_tool_calls(text))
+
+
 def _json_end(text: str, start: int) -> int | None:
-    """Where the closing tag outside of JSON strings begins; None if another tag, a stray backslash or the end comes
-    first."""
+    """Return the start of the first closing tag outside of JSON strings; None if an opening tag, a backslash or the end
+    of the text comes first."""
     for match in _STRING_OR_TAG.finditer(text, start):
         if match[0] == _CLOSE:
             return match.start()
@@ -69,10 +73,10 @@ def _reject_constant(constant: str) -> None:
 
 
 def _decode(raw: str) -> tuple[Any, str | None]:
-    """(the JSON value, None) or (None, what is wrong)."""
+    """Return (JSON value, None) or (None, error message)."""
     try:
         value = json.loads(raw, parse_constant=_reject_constant)
-        # A lone surrogate is an escape that stands for no character: no process could be handed it.
+        # An escaped lone surrogate is not a character: it cannot be encoded and passed to a process.
         if "\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -99,10 +103,7 @@ def _call(value: Any, error: str | None, raw: str) -> ToolCall:
 
 
 def count_answers(text: str) -> int:
-    """The number of `<answer>…</answer>` in the model's own text; 0 where opening and closing tags do not pair up.
-
-    That is what `roc.format_penalty` wants: a stray tag is no format.
-    """
+    """Return the number of `<answer>…</answer>` in the model's text; 0 if opening and closing tags do not match."""
     tags = re.findall(r"</?answer>", text)
     paired = len(tags) % 2 == 0 and all(tag == "<answer>" for tag in tags[::2]) and "<answer>" not in tags[1::2]
     return len(tags) // 2 if paired else 0

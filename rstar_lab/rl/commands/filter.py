@@ -40,7 +40,8 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     """(problems that stay, problems). Raises UserError for a stage without a filter."""
     from rstar_lab.progress import Reporter
     from rstar_lab.rl.models.model import load_tokenizer
-    from rstar_lab.rl.rollout.agent_loop import Codec
+    from rstar_lab.rl.rollout.codec import Codec
+    from rstar_lab.rl.rollout.context import RolloutContext
     from rstar_lab.rl.session import RunSession, read_problems
     from rstar_lab.rl.training.stages import filter_problems
     from rstar_lab.runs.reader import RunReader
@@ -55,10 +56,19 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
         problems = read_problems(stage.problems, session.excluded)
         engines, tools = await session.engines(model), await session.tools()
         await engines.load_folder(model)
+        rl = recipe.settings(stage)
+        codec = Codec(load_tokenizer(model), tools)
         kept = await filter_problems(
-            problems, stage.filter, recipe.settings(stage), stage=stage.name, step=max(steps, default=0), recipe=recipe,
-            run_dir=run_dir, engines=engines, codec=Codec(load_tokenizer(model), tools), tools=tools, reward=session.reward,
-        )  # fmt: skip
+            problems,
+            stage.filter,
+            RolloutContext.for_training(codec, tools, session.reward, rl),
+            engines=engines,
+            mode=rl.rollout,
+            stage=stage.name,
+            step=max(steps, default=0),
+            recipe=recipe,
+            run_dir=run_dir,
+        )
         return len(kept), len(problems)
 
 

@@ -20,7 +20,8 @@ from rstar_lab.rl.engines.server_metrics import ServerMetrics
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.rollout.driver import Dispatcher, EngineSlot, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutTask
+from rstar_lab.rl.rollout.driver import Dispatcher, EngineSlot
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import EngineState, make_policy
@@ -113,7 +114,7 @@ class EngineGroup:
 
 def _revive(state: EngineState, dispatcher: Dispatcher) -> None:
     state.alive = True
-    dispatcher.pump()
+    dispatcher.schedule_dispatch()
 
 
 def _tell(state: EngineState, metrics: ServerMetrics) -> None:
@@ -227,7 +228,7 @@ async def open_engines(
             server.group = servers
         as_asked = [await server.serves(model_dir) for server in servers]
         holds = model_dir if "load_format" not in options and all(as_asked) else None
-        limit = section.mismatch_limit or (1e-3 if section.dtype == "float32" else 0.1)
+        limit = section.resolved_mismatch_limit or 0.1
         yield EngineGroup(engines, work_dir, section.max_batch, holds, limit, section.scheduler, max_tokens)
     finally:
         for engine in engines:

@@ -1,278 +1,233 @@
-"""The agent loop: think, call, read, think again, answer. The only one; the local trainer, evaluation, chat and verl use it.
+"""The agent loop: the model generates a turn, its tool calls are executed, their responses are appended, until the model
+answers. Used by the local trainer, evaluation, chat and verl.
 
-Token ids in, token ids out: what the model sampled is never decoded and encoded again. Its text is decoded to be read only.
+Token ids in, token ids out: generated tokens are never decoded and encoded again; text is decoded for parsing only.
 Source: rStar2-Agent, section 2.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from rstar_lab.outcomes import Outcome, count_errors
+from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
-from rstar_lab.rl.chat_format.template import END_OF_TURN, SYSTEM_PROMPT, render_prompt, render_tool_responses
-from rstar_lab.rl.engine import Engine, EngineError, FinishReason, Sampling
-from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn, parse_tool_calls
+from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.tools.base import Tool, ToolResult, argument_error
+from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.verify import extract_answer
 
 ANSWER_TAG = "<answer>"
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """What ends a rollout. max_response_tokens counts the model's tokens and the tools' together."""
-
-    max_response_tokens: int
-    max_turns: int = 10
-    max_tool_chars: int = 4096
-    time_limit_s: float | None = None
-
-
-class Codec:
-    """Text to ids and back, for one tokenizer, tool set and system prompt."""
-
-    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], system: str = SYSTEM_PROMPT):
-        self.tokenizer, self.system = tokenizer, system
-        self.schemas = [tool.schema for tool in tools.values()]
-        end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-        if end is None or end == tokenizer.unk_token_id:
-            raise ValueError(f"tokenizer: it has no {END_OF_TURN} token, which ends a turn")
-        self.stop_token_ids = tuple(
-            dict.fromkeys([end, *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])])
-        )
-        self.end_id = end
-        self._prompt = lru_cache(1024)(self._encode_prompt)  # a group asks the same question many times
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def decode(self, ids: list[int]) -> str:
-        """The model's words; the tokens that end a turn are not among them."""
-        while ids and ids[-1] in self.stop_token_ids:
-            ids = ids[:-1]
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def prompt_ids(self, question: str) -> list[int]:
-        return list(self._prompt(question))
-
-    def _encode_prompt(self, question: str) -> tuple[int, ...]:
-        return tuple(self.encode(render_prompt(question, tools=self.schemas, system=self.system)))
-
-    def tool_response_ids(self, texts: list[str]) -> list[int]:
-        return self.encode(render_tool_responses(texts))
-
-
-def check_call(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
-    """What is wrong with a call before any tool sees it; None where nothing is."""
-    if call.error is not None or call.name is None or call.arguments is None:
-        return ToolResult(Outcome.MALFORMED_CALL, f"The tool call could not be parsed: {call.error}")
-    if call.name not in tools:
-        return ToolResult(Outcome.UNKNOWN_TOOL, f"There is no tool '{call.name}'. Tools: {', '.join(tools)}.")
-    if problem := argument_error(tools[call.name].schema, call.arguments):
-        return ToolResult(Outcome.INVALID_ARGUMENTS, f"The arguments are not right: {problem}.")
-    return None
-
-
-def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:
-    """position: of the answer in the response's tokens."""
-    return ToolCallRecord(
-        turn=turn,
-        index=index,
-        tool=call.name or "",
-        code=result.code,
-        outcome=result.outcome,
-        response=result.text,
-        queue_s=result.queue_s,
-        run_s=result.run_s,
-        position=position,
-    )
-
-
-async def execute_call(
-    call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
-) -> ToolResult:
-    """Run one call, or say what is wrong with it."""
-    if refusal := check_call(call, tools):
-        return refusal
-    assert call.name is not None and call.arguments is not None
-    result = await tools[call.name](call.arguments, seed=seed, traj_id=traj_id)
-    if len(result.text) <= max_chars:
-        return result
-    # The end of a traceback says what went wrong, the start of an output what it is.
-    half = max_chars // 2
-    text = f"{result.text[:half]}\n[{len(result.text) - 2 * half} characters left out]\n{result.text[-half:]}"
-    return ToolResult(result.outcome, text, result.code, result.queue_s, result.run_s)
-
-
 async def run_rollout(
-    problem: Problem,
-    *,
+    task: RolloutTask,
     engine: Engine,
-    codec: Codec,
-    tools: Mapping[str, Tool],
-    reward: Callable[[str, str], float],
-    limits: RolloutLimits,
-    traj_id: str,
-    group_id: str,
-    sample: int = 0,
-    seed: int = 0,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
+    context: RolloutContext,
+    *,
     on_turn: Callable[[str, bool], None] | None = None,
     step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
-    partial: Trajectory | None = None,
 ) -> Trajectory:
-    """Roll out one problem.
+    """Generate the rollout of `task`, or continue `task.partial`, and return its trajectory.
 
-    on_turn: told the text of each turn of the model and whether it is the last, before its tools run. reward: (text of the
-    model, true answer) -> reward; called in a thread. seed: of this trajectory; every turn and call draws its own from it.
-    step_ended: once set, no further turn starts; what is there is the rollout, or with carry_over (StopReason.UNFINISHED,
-    without a reward) what a later call goes on from as `partial`.
-    A failure of the engine ends the rollout with StopReason.ENGINE_ERROR, it does not raise.
+    on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
+    step_ended: no turn starts once this event is set. What has been generated is then the rollout, with
+    StopReason.TIME_LIMIT; with carry_over it is returned as StopReason.UNFINISHED, without a reward, to be continued by
+    a later call. A failure of the engine ends the rollout with StopReason.ENGINE_ERROR and does not raise.
     """
-    prompt_ids = partial.prompt_ids if partial else codec.prompt_ids(problem.question)
-    ids = list(partial.response_ids) if partial else []
-    mask = list(partial.loss_mask) if partial else []
-    log_probs = list(partial.log_probs) if partial else []
-    turns = list(partial.turns) if partial else []
-    calls = list(partial.calls) if partial else []
-    engine_name, version = (partial.engine, partial.policy_version) if partial else ("", 0)
-    # A turn that the last step's end cut: nothing follows it yet.
-    cut = turns.pop() if turns and turns[-1].end == len(ids) else None
-    started = time.monotonic() - sum(turn.generate_s + turn.tool_s for turn in (*turns, *([cut] if cut else [])))
-    over = StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
-    stop = StopReason.MAX_TURNS
-
-    while len(turns) < limits.max_turns:
-        room = limits.max_response_tokens - len(ids)
-        asked = time.monotonic()
-        left_s = None if limits.time_limit_s is None else started + limits.time_limit_s - asked
-        if step_ended and step_ended.is_set():
-            stop = over
-            break
-        start = cut.start if cut else len(ids)
-        draw = ("turn", len(turns), len(ids) - start) if cut else ("turn", len(turns))
-        sampling = Sampling(room, temperature, top_p, derive_seed(seed, *draw), codec.stop_token_ids)
-        try:
-            async with asyncio.timeout(left_s) as limit:
-                completion = await engine.generate(prompt_ids + ids, sampling)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            stop = StopReason.TIME_LIMIT
-            break
-        except EngineError:
-            stop = StopReason.ENGINE_ERROR
-            break
-        generate_s = time.monotonic() - asked + (cut.generate_s if cut else 0.0)
-        versions = cut.versions if cut else ()
-        if completion.token_ids:
-            engine_name, version = completion.engine, completion.policy_version
-            versions = _and_then(versions, version, len(completion.token_ids))
-        cut = None
-        ids += completion.token_ids
-        mask += [True] * len(completion.token_ids)
-        log_probs += completion.log_probs
-        text = codec.decode(ids[start:])
-
-        # A turn that was cut has not ended, but a call it had finished before may stand in it: it was not answered.
-        wanted = parse_tool_calls(text) if completion.finish_reason is FinishReason.STOP else []
-        goes_on = bool(wanted) and len(turns) + 1 < limits.max_turns
-        if on_turn:
-            on_turn(text, not goes_on)
-        answered = time.monotonic()
-        results: list[ToolResult] = []
-        if goes_on:
-            results = await asyncio.gather(
-                *(
-                    execute_call(
-                        call,
-                        tools,
-                        seed=derive_seed(seed, "call", len(turns), index),
-                        traj_id=traj_id,
-                        max_chars=limits.max_tool_chars,
-                    )
-                    for index, call in enumerate(wanted)
-                )
-            )
-        if len(ids) > start or completion.finish_reason is not FinishReason.ABORTED:
-            turns.append(
-                Turn(
-                    start=start,
-                    end=len(ids),
-                    text=text,
-                    generate_s=generate_s,
-                    tool_s=time.monotonic() - answered,
-                    queue_s=max((result.queue_s for result in results), default=0.0),
-                    versions=versions,
-                )
-            )
-        calls += [
-            make_call_record(call, result, turn=len(turns) - 1, index=index, position=len(ids))
-            for index, (call, result) in enumerate(zip(wanted, results, strict=False))
-        ]
-        if completion.finish_reason is FinishReason.ABORTED:
-            stop = over
-            break
-        if completion.finish_reason is FinishReason.LENGTH:
-            stop = StopReason.LENGTH
-            break
-        if not wanted:
-            stop = StopReason.ANSWERED
-            break
-        if not goes_on:
-            break
-        answer_ids = codec.tool_response_ids([result.text for result in results])
-        if len(ids) + len(answer_ids) >= limits.max_response_tokens:
-            stop = StopReason.LENGTH
-            break
-        ids += answer_ids
-        mask += [False] * len(answer_ids)
-        log_probs += [0.0] * len(answer_ids)
-
-    if cut:
-        turns.append(cut)
-    own_text = "\n".join(turn.text for turn in turns)
-    errors, counted = count_errors([call.outcome for call in calls])
-    given = 0.0
+    rollout = _Rollout.start(task, context)
+    stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over)
+    if rollout.open_turn:
+        rollout.turns.append(rollout.open_turn)
+    text = "\n".join(turn.text for turn in rollout.turns)
+    errors, calls = count_errors([call.outcome for call in rollout.calls])
+    reward = 0.0
     if stop is not StopReason.UNFINISHED:
-        for tool in tools.values():
-            await tool.close(traj_id)
-        given = float(await asyncio.to_thread(reward, own_text, problem.answer))
+        for tool in context.tools.values():
+            await tool.close(task.traj_id)
+        reward = float(await asyncio.to_thread(context.reward, text, task.problem.answer))
     return Trajectory(
-        traj_id=traj_id,
-        problem_id=problem.problem_id,
-        group_id=group_id,
-        sample=sample,
-        question=problem.question,
-        truth=problem.answer,
-        prompt_ids=prompt_ids,
-        response_ids=ids,
-        loss_mask=mask,
-        log_probs=log_probs,
-        turns=tuple(turns),
-        calls=tuple(calls),
+        traj_id=task.traj_id,
+        problem_id=task.problem.problem_id,
+        group_id=task.group_id,
+        sample=task.sample,
+        question=task.problem.question,
+        truth=task.problem.answer,
+        prompt_ids=rollout.prompt_ids,
+        response_ids=rollout.ids,
+        loss_mask=rollout.mask,
+        log_probs=rollout.log_probs,
+        turns=tuple(rollout.turns),
+        calls=tuple(rollout.calls),
         stop_reason=stop,
-        text=own_text,
-        answer=extract_answer(own_text),
-        reward=given,
-        p_err=tool_error_penalty(errors, counted),
-        p_format=format_penalty(own_text.count(ANSWER_TAG), len(turns)),
-        engine=engine_name,
-        policy_version=version,
+        text=text,
+        answer=extract_answer(text),
+        reward=reward,
+        p_err=tool_error_penalty(errors, calls),
+        p_format=format_penalty(text.count(ANSWER_TAG), len(rollout.turns)),
+        engine=rollout.engine,
+        policy_version=rollout.policy_version,
     )
 
 
-def _and_then(versions: tuple[tuple[int, int], ...], version: int, tokens: int) -> tuple[tuple[int, int], ...]:
-    """One more stretch; it joins the last where that has the same version."""
-    if versions and versions[-1][0] == version:
-        return (*versions[:-1], (version, versions[-1][1] + tokens))
-    return (*versions, (version, tokens))
+@dataclass(slots=True)
+class _Rollout:
+    """A rollout in progress. ids, mask, log_probs: of the response so far. open_turn: a turn that the end of an earlier
+    step cut off; the next completion continues it."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    mask: list[bool]
+    log_probs: list[float]
+    turns: list[Turn]
+    calls: list[ToolCallRecord]
+    engine: str
+    policy_version: int
+    open_turn: Turn | None
+
+    @classmethod
+    def start(cls, task: RolloutTask, context: RolloutContext) -> "_Rollout":
+        partial = task.partial
+        if partial is None:
+            return cls(context.codec.prompt_ids(task.problem.question), [], [], [], [], [], "", 0, None)
+        turns = list(partial.turns)
+        # A turn at the end of the response, without tool responses after it, was cut off.
+        open_turn = turns.pop() if turns and turns[-1].end == len(partial.response_ids) else None
+        return cls(
+            partial.prompt_ids,
+            list(partial.response_ids),
+            list(partial.loss_mask),
+            list(partial.log_probs),
+            turns,
+            list(partial.calls),
+            partial.engine,
+            partial.policy_version,
+            open_turn,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the turns so far."""
+        turns = self.turns if self.open_turn is None else [*self.turns, self.open_turn]
+        return sum(turn.generate_s + turn.tool_s for turn in turns)
+
+    async def run(
+        self,
+        task: RolloutTask,
+        engine: Engine,
+        context: RolloutContext,
+        on_turn: Callable[[str, bool], None] | None,
+        step_ended: asyncio.Event | None,
+        carry_over: bool,
+    ) -> StopReason:
+        """Generate turns until the rollout ends; return why it ended."""
+        limits, codec = context.limits, context.codec
+        started = time.monotonic() - self.seconds
+        at_step_end = StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
+        while len(self.turns) < limits.max_turns:
+            if step_ended and step_ended.is_set():
+                return at_step_end
+            start = self.open_turn.start if self.open_turn else len(self.ids)
+            asked = time.monotonic()
+            remaining_s = None if limits.time_limit_s is None else started + limits.time_limit_s - asked
+            try:
+                async with asyncio.timeout(remaining_s) as timeout:
+                    completion = await engine.generate(self.prompt_ids + self.ids, self._sampling(task, context, start))
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                return StopReason.TIME_LIMIT
+            except EngineError:
+                return StopReason.ENGINE_ERROR
+            generate_s = time.monotonic() - asked
+            versions: tuple[tuple[int, int], ...] = ()
+            if self.open_turn:
+                generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
+            versions = self._append(completion, versions)
+            self.open_turn = None
+            text = codec.decode(self.ids[start:])
+
+            # A turn that was cut off may contain complete calls; they are not executed.
+            calls = parse_tool_calls(text) if completion.finish_reason is FinishReason.STOP else []
+            continues = bool(calls) and len(self.turns) + 1 < limits.max_turns
+            if on_turn:
+                on_turn(text, not continues)
+            tools_started = time.monotonic()
+            results = await self._execute(calls, task, context) if continues else []
+            if len(self.ids) > start or completion.finish_reason is not FinishReason.ABORTED:
+                self.turns.append(
+                    Turn(
+                        start=start,
+                        end=len(self.ids),
+                        text=text,
+                        generate_s=generate_s,
+                        tool_s=time.monotonic() - tools_started,
+                        queue_s=max((result.queue_s for result in results), default=0.0),
+                        versions=versions,
+                        void=is_void_turn(text),
+                    )
+                )
+            self.calls += [
+                make_call_record(call, result, turn=len(self.turns) - 1, index=index, position=len(self.ids))
+                for index, (call, result) in enumerate(zip(calls, results, strict=False))
+            ]
+            if completion.finish_reason is FinishReason.ABORTED:
+                return at_step_end
+            if completion.finish_reason is FinishReason.LENGTH:
+                return StopReason.LENGTH
+            if not calls:
+                return StopReason.ANSWERED
+            if not continues:
+                return StopReason.MAX_TURNS
+            response_ids = codec.tool_response_ids([result.text for result in results])
+            if len(self.ids) + len(response_ids) >= limits.max_response_tokens:
+                return StopReason.LENGTH
+            self.ids += response_ids
+            self.mask += [False] * len(response_ids)
+            self.log_probs += [0.0] * len(response_ids)
+        return StopReason.MAX_TURNS
+
+    def _sampling(self, task: RolloutTask, context: RolloutContext, start: int) -> Sampling:
+        key: tuple[object, ...] = ("turn", len(self.turns))
+        if self.open_turn:
+            key += (len(self.ids) - start,)
+        return Sampling(
+            context.limits.max_response_tokens - len(self.ids),
+            context.temperature,
+            context.top_p,
+            derive_seed(task.seed, *key),
+            context.codec.stop_token_ids,
+        )
+
+    def _append(self, completion: Completion, versions: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """Append the tokens of a completion; return `versions`, the (policy version, tokens) of the turn, extended."""
+        tokens = len(completion.token_ids)
+        self.ids += completion.token_ids
+        self.mask += [True] * tokens
+        self.log_probs += completion.log_probs
+        if not tokens:
+            return versions
+        self.engine, self.policy_version = completion.engine, completion.policy_version
+        if versions and versions[-1][0] == self.policy_version:
+            return (*versions[:-1], (self.policy_version, versions[-1][1] + tokens))
+        return (*versions, (self.policy_version, tokens))
+
+    async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
+        """Execute the calls of a turn concurrently."""
+        return await asyncio.gather(
+            *(
+                execute_call(
+                    call,
+                    context.tools,
+                    seed=derive_seed(task.seed, "call", len(self.turns), index),
+                    traj_id=task.traj_id,
+                    max_chars=context.limits.max_tool_chars,
+                )
+                for index, call in enumerate(calls)
+            )
+        )

@@ -1,54 +1,38 @@
-"""Many rollouts at once over some engines, in one of two ways.
+"""Concurrent rollouts over several engines, in one of two modes.
 
-Asynchronous: a scheduling policy says which turn goes where and when; tools run while others generate.
-Lockstep: rollouts have fixed engines; once every live one of an engine has asked for its next turn, they are sent as one
-batch. Slower, but batches do not depend on timing: same machine, versions and seed give the same bits.
+Asynchronous: a dispatch policy decides which turn goes to which engine and when; tools run while other rollouts
+generate. Lockstep (lockstep.py): turns are generated in fixed batches, so that the results do not depend on timing.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Interruptible, RequestRefused, Sampling
-from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, run_rollout
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.scheduling.policies import EngineState, Policy, TurnRequest
-from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutTask:
-    """One rollout to be made. seed: of this rollout alone, so that its order among others does not matter.
-
-    partial: what an earlier step has made of it; one that has ended waits there for its group.
-    """
-
-    problem: Problem
-    traj_id: str
-    group_id: str
-    sample: int
-    seed: int
-    partial: Trajectory | None = None
-
-
 class EngineSlot(Engine, Protocol):
-    """An engine as one rollout sees it."""
+    """The engines as one rollout sees them: an engine to which its turns are dispatched."""
 
-    def on_turn(self, text: str, last: bool) -> None: ...
+    def on_turn(self, text: str, last: bool) -> None:
+        """Called after each turn, before its tools run."""
 
     def leave(self) -> None:
-        """The rollout has ended, in whatever way."""
+        """Called when the rollout has ended, also after an error."""
 
     def interrupt(self) -> None:
-        """The step is over: what this slot, or any beside it, waits for comes back as it is (FinishReason.ABORTED)."""
+        """End the requests of all rollouts of this step with the tokens generated so far (FinishReason.ABORTED)."""
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A turn that a rollout waits for. engine, sending: where it is and the request to it, once the policy has said where."""
+class PendingTurn:
+    """A turn that a rollout waits for. engine, sending: set once the policy has dispatched it."""
 
     prompt_ids: list[int]
     sampling: Sampling
@@ -58,42 +42,42 @@ class Waiting:
 
 
 class Dispatcher:
-    """Sends turns to engines as a policy says. An engine that fails a request for good is left out from then on."""
+    """Sends turns to engines as a dispatch policy decides. An engine that fails a request gets no further ones."""
 
     def __init__(self, engines: Sequence[Engine], policy: Policy, states: Sequence[EngineState]):
         self.engines, self.policy, self.states = engines, policy, states
-        self.waiting: dict[int, Waiting] = {}
-        self.given_up: set[int] = set()  # rollouts that ended while the policy held a turn of theirs back
-        self.pumping = self.interrupted = False
+        self.pending: dict[int, PendingTurn] = {}
+        self.abandoned: set[int] = set()  # rollouts that ended while the policy was holding a turn of theirs
+        self.dispatch_scheduled = self.interrupted = False
 
     def slot(self, index: int, problem_id: str, generated: int = 0) -> "DispatchedSlot":
-        """generated: tokens that the model has written in an earlier step."""
+        """Return the slot of a rollout. generated: tokens that the model generated in an earlier step."""
         return DispatchedSlot(self, index, problem_id, generated)
 
-    def pump(self) -> None:
-        """Ask the policy soon, once for all that happens in this turn of the event loop."""
-        if not self.pumping:
-            self.pumping = True
+    def schedule_dispatch(self) -> None:
+        """Ask the policy once for everything that happens in this iteration of the event loop."""
+        if not self.dispatch_scheduled:
+            self.dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        self.pumping = False
+        self.dispatch_scheduled = False
         for request, number in self.policy.dispatch(self.states):
-            if request.rollout in self.given_up:
-                self.given_up.discard(request.rollout)
+            if request.rollout in self.abandoned:
+                self.abandoned.discard(request.rollout)
                 self.policy.finished(request, 0, True)
-                self.pump()  # what it would have held is free
+                self.schedule_dispatch()  # its place is free again
                 continue
-            waiting = self.waiting[request.rollout]
-            waiting.engine = number
-            waiting.sending = asyncio.get_running_loop().create_task(self._send(request, number, waiting))
+            turn = self.pending[request.rollout]
+            turn.engine = number
+            turn.sending = asyncio.get_running_loop().create_task(self._send(request, number, turn))
 
-    async def _send(self, request: TurnRequest, number: int, waiting: Waiting) -> None:
-        state, future = self.states[number], waiting.future
+    async def _send(self, request: TurnRequest, number: int, turn: PendingTurn) -> None:
+        state, future = self.states[number], turn.future
         state.running += 1
-        state.kv_used += len(waiting.prompt_ids)
+        state.kv_used += len(turn.prompt_ids)
         try:
-            completion = await self.engines[number].generate(waiting.prompt_ids, waiting.sampling)
+            completion = await self.engines[number].generate(turn.prompt_ids, turn.sampling)
             if not future.done():
                 future.set_result(completion)
         except RequestRefused as error:
@@ -104,72 +88,75 @@ class Dispatcher:
             if future.done():
                 return
             if any(other.alive for other in self.states):
-                waiting.engine = waiting.sending = None
+                turn.engine = turn.sending = None
                 self.policy.ready(request)
-                self.pump()
+                self.schedule_dispatch()
             else:
-                for other_waiting in self.waiting.values():
-                    if not other_waiting.future.done():
-                        other_waiting.future.set_exception(error)
+                for other_turn in self.pending.values():
+                    if not other_turn.future.done():
+                        other_turn.future.set_exception(error)
         finally:
             state.running -= 1
-            state.kv_used -= len(waiting.prompt_ids)
+            state.kv_used -= len(turn.prompt_ids)
 
     def interrupt(self) -> None:
-        """End every turn under way with the tokens that it has. Engines that cannot tell are cancelled: their turns have none."""
+        """End every turn with the tokens generated so far. Requests to engines that are not Interruptible are cancelled,
+        and their turns have no tokens."""
         if self.interrupted:
             return
         self.interrupted = True
-        able = {i: engine for i, engine in enumerate(self.engines) if isinstance(engine, Interruptible)}
-        for waiting in self.waiting.values():
-            if waiting.future.done() or waiting.engine in able:
+        interruptible = {i: engine for i, engine in enumerate(self.engines) if isinstance(engine, Interruptible)}
+        for turn in self.pending.values():
+            if turn.future.done() or turn.engine in interruptible:
                 continue
-            waiting.future.set_result(Completion([], [], FinishReason.ABORTED))
-            if waiting.sending:
-                waiting.sending.cancel()
-        for engine in able.values():
+            turn.future.set_result(Completion([], [], FinishReason.ABORTED))
+            if turn.sending:
+                turn.sending.cancel()
+        for engine in interruptible.values():
             engine.interrupt()
 
 
 class DispatchedSlot:
+    """The slot of one rollout under a Dispatcher."""
+
     def __init__(self, dispatcher: Dispatcher, index: int, problem_id: str, generated: int):
         self.dispatcher, self.index, self.problem_id, self.generated = dispatcher, index, problem_id, generated
-        self.turn = self.new = 0
-        self.request: TurnRequest | None = None  # of a turn that the policy has given to an engine, or may
+        self.turn = self.new_tokens = 0
+        self.request: TurnRequest | None = None  # the turn that the policy knows of
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        waiting = Waiting(prompt_ids, sampling, asyncio.get_running_loop().create_future())
+        turn = PendingTurn(prompt_ids, sampling, asyncio.get_running_loop().create_future())
         self.request = TurnRequest(self.index, self.problem_id, self.turn, len(prompt_ids), self.generated)
-        self.new = 0
-        self.dispatcher.waiting[self.index] = waiting
+        self.new_tokens = 0
+        self.dispatcher.pending[self.index] = turn
         self.dispatcher.policy.ready(self.request)
-        self.dispatcher.pump()
+        self.dispatcher.schedule_dispatch()
         try:
-            completion = await waiting.future
+            completion = await turn.future
         finally:
-            del self.dispatcher.waiting[self.index]
-            if waiting.sending:
-                waiting.sending.cancel()  # where this call was cancelled; else it has ended
-            else:  # the policy may hand the request out before the rollout leaves
-                self.dispatcher.given_up.add(self.index)
+            del self.dispatcher.pending[self.index]
+            if turn.sending:
+                turn.sending.cancel()  # has an effect only if this call was cancelled
+            else:  # the policy may still dispatch the request
+                self.dispatcher.abandoned.add(self.index)
                 self.request = None
         if completion.finish_reason is not FinishReason.ABORTED:
-            self.new = len(completion.token_ids)
+            self.new_tokens = len(completion.token_ids)
         return completion
 
     def on_turn(self, text: str, last: bool) -> None:
-        if self.request is None or not self.new:
-            return  # `leave` ends a turn that was cut
-        self.dispatcher.policy.finished(self.request, self.new, last)
-        self.generated += self.new
+        if self.request is None or not self.new_tokens:
+            return  # `leave` reports a turn that was cut off
+        self.dispatcher.policy.finished(self.request, self.new_tokens, last)
+        self.generated += self.new_tokens
         self.turn += 1
         self.request = None
-        self.dispatcher.pump()
+        self.dispatcher.schedule_dispatch()
 
     def leave(self) -> None:
         if self.request is not None:
             self.dispatcher.policy.finished(self.request, 0, True)
-            self.dispatcher.pump()
+            self.dispatcher.schedule_dispatch()
             self.request = None
 
     def interrupt(self) -> None:
@@ -178,71 +165,52 @@ class DispatchedSlot:
 
 async def run_rollouts(
     tasks: Sequence[RolloutTask],
+    context: RolloutContext,
     *,
     slots: Callable[[int, RolloutTask], EngineSlot],
-    codec: Codec,
-    tools: Mapping[str, Tool],
-    reward: Callable[[str, str], float],
-    limits: RolloutLimits,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
     step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
-    progress: Callable[[Trajectory], Any] | None = None,
+    on_rollout: Callable[[Trajectory], Any] | None = None,
 ) -> list[Trajectory]:
-    """Make all rollouts and return them in the order of `tasks`; `progress` hears of each as it ends.
+    """Generate all rollouts concurrently and return them in the order of `tasks`.
 
-    step_ended: once set, what has not ended is cut; with carry_over it comes back as StopReason.UNFINISHED, to be handed in
-    again as its task's `partial`. Raises UserError where the user's reward does.
+    slots: gives the engine slot of a task, by its index. on_rollout: called with each rollout when it ends.
+    step_ended: once this event is set, unfinished rollouts are cut off; with carry_over they are returned with
+    StopReason.UNFINISHED, to be passed again as `partial` of their tasks. Raises UserError if the reward function does.
     """
-    places = [slots(index, task) for index, task in enumerate(tasks)]
+    slot_of = [slots(index, task) for index, task in enumerate(tasks)]
 
-    async def interrupt(step_ended: asyncio.Event) -> None:
+    async def interrupt_at(step_ended: asyncio.Event) -> None:
         await step_ended.wait()
-        for slot in places:
+        for slot in slot_of:
             slot.interrupt()
 
-    async def one(task: RolloutTask, slot: EngineSlot) -> Trajectory:
+    async def run_task(task: RolloutTask, slot: EngineSlot) -> Trajectory:
         if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
             return task.partial
         try:
             trajectory = await run_rollout(
-                task.problem,
-                engine=slot,
-                codec=codec,
-                tools=tools,
-                reward=reward,
-                limits=limits,
-                traj_id=task.traj_id,
-                group_id=task.group_id,
-                sample=task.sample,
-                seed=task.seed,
-                temperature=temperature,
-                top_p=top_p,
-                on_turn=slot.on_turn,
-                step_ended=step_ended,
-                carry_over=carry_over,
-                partial=task.partial,
+                task, slot, context, on_turn=slot.on_turn, step_ended=step_ended, carry_over=carry_over
             )
         finally:
             slot.leave()
-        if progress:
-            progress(trajectory)
+        if on_rollout:
+            on_rollout(trajectory)
         return trajectory
 
-    watch = asyncio.create_task(interrupt(step_ended)) if step_ended else None
+    interrupter = asyncio.create_task(interrupt_at(step_ended)) if step_ended else None
     try:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(task, slot)) for task, slot in zip(tasks, places, strict=True)]
+            running = [group.create_task(run_task(task, slot)) for task, slot in zip(tasks, slot_of, strict=True)]
     except* UserError as errors:
         raise _first(errors) from None
     finally:
-        if watch:
-            watch.cancel()
+        if interrupter:
+            interrupter.cancel()
     return [task.result() for task in running]
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:
-    """One of the errors in a group, however deep."""
+    """Return the first error of a nested group."""
     error = errors.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,4 +1,4 @@
-"""The numbers of a step, from its rollouts: what the progress line and metrics.jsonl show."""
+"""Metrics of a step that are computed from its rollouts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from rstar_lab.rl.trajectory import Trajectory
 
 
 def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
-    """Tool calls that failed by the model's doing / tool calls; None without calls."""
+    """Return the share of tool calls that failed through the model's fault; None without calls."""
     counts = [t.errors_and_calls for t in trajectories]
     calls = sum(count for _, count in counts)
     return sum(errors for errors, _ in counts) / calls if calls else None
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:
-    """Over all rollouts of a step, dropped ones too."""
+    """Return the metrics over all rollouts of a step, including dropped ones."""
     correct = [t for t in trajectories if t.reward > 0]
     outcomes = Counter(call.outcome for t in trajectories for call in t.calls)
 

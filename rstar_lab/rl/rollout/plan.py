@@ -1,4 +1,4 @@
-"""What is rolled out in which step: the same for the local trainer and for verl, and a pure function of the recipe."""
+"""Order of problems and identity of rollouts: a pure function of the recipe, used by the local trainer and by verl."""
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
@@ -6,12 +6,12 @@ from functools import lru_cache
 import numpy as np
 
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.driver import RolloutTask
+from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.seeds import derive_seed, step_seed
 
 
 def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: str) -> Problem:
-    """The problem at `position` of a stage: an order of the whole pool for each pass through it, one after the other."""
+    """Return the problem at `position` of a stage. Each pass through the pool has its own random order."""
     epoch, place = divmod(position, len(pool))
     return pool[_order(derive_seed(seed, "order", stage, epoch), len(pool))[place]]
 
@@ -19,9 +19,9 @@ def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: st
 def draw_problems(
     pool: Sequence[Problem], position: int, count: int, *, seed: int, stage: str, retired: Collection[str] = ()
 ) -> tuple[list[Problem], int]:
-    """The next `count` problems of a stage and the position after them; retired ones (ids) are passed over.
+    """Return the next `count` problems of a stage and the position after them.
 
-    One at least must not be retired.
+    retired: ids of problems to skip; at least one problem of the pool must not be retired.
     """
     drawn: list[Problem] = []
     while len(drawn) < count:
@@ -38,7 +38,7 @@ def _order(seed: int, count: int) -> np.ndarray:
 
 
 def rollout_task(problem: Problem, *, run: str, seed: int, step: int, group: int, sample: int) -> RolloutTask:
-    """One rollout of a step. seed: the recipe's; group: of this step, counted from 0."""
+    """Return one rollout of a step. seed: of the recipe; group: index in the step."""
     return RolloutTask(
         problem,
         traj_id=f"{run}-{step:06d}-{group:04d}-{sample:02d}",

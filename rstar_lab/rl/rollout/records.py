@@ -1,10 +1,10 @@
-"""A trajectory as rows of the run store: the one place where the two meet."""
+"""Conversion of trajectories to rows of the run store."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,12 +14,35 @@ from rstar_lab.runs.reflection_words import count_reflection_words
 
 @dataclass(frozen=True, slots=True)
 class TrainingLabels:
-    """What training made of a trajectory. The arrays are over its response, NaN where the mask is False; None: not computed."""
+    """What training adds to a trajectory. Arrays are (response length,), NaN where the mask is False; None: not computed."""
 
     kept: bool
     advantage: float | None = None
     trainer_log_probs: Sequence[float] | None = None
     entropy: Sequence[float] | None = None
+
+
+NOT_KEPT = TrainingLabels(kept=False)
+
+
+def step_rows(
+    trajectories: Sequence[Trajectory],
+    labels: Mapping[str, TrainingLabels],
+    token_arrays: Literal["all", "kept", "sampled"],
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of a step by table: trajectories, calls, transcripts.
+
+    labels: of the kept trajectories, by traj_id. token_arrays: which transcripts include token arrays; sampled: those
+    of the first sample of each group.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {"trajectories": [], "calls": [], "transcripts": []}
+    for trajectory in trajectories:
+        its_labels = labels.get(trajectory.traj_id, NOT_KEPT)
+        arrays = {"all": True, "kept": its_labels.kept, "sampled": trajectory.sample == 0}[token_arrays]
+        rows["trajectories"].append(trajectory_row(trajectory, its_labels))
+        rows["calls"] += call_rows(trajectory)
+        rows["transcripts"].append(transcript_row(trajectory, its_labels, arrays=arrays))
+    return rows
 
 
 def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, Any]:
@@ -75,26 +98,27 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """The conversation to read: the question, then the model's turns and the tools' answers. `generate_s` times a turn.
+    """Return the conversation as messages: the question, then turns of the model and tool responses.
 
-    Where several policies wrote the rollout, a turn has `policy_versions`: [version, tokens] of its stretches, in order.
+    A turn has `generate_s`. If several policy versions generated the rollout, a turn also has `policy_versions`:
+    [version, tokens] of its parts, in order.
     """
-    told: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
+    conversation: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
     mixed = len({version for turn in trajectory.turns for version, _ in turn.versions}) > 1
     for number, turn in enumerate(trajectory.turns):
-        told.append({"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)})
+        conversation.append({"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)})
         if mixed:
-            told[-1]["policy_versions"] = [list(stretch) for stretch in turn.versions]
-        told += [
+            conversation[-1]["policy_versions"] = [list(part) for part in turn.versions]
+        conversation += [
             {"role": "tool", "content": call.response, "tool": call.tool, "outcome": str(call.outcome)}
             for call in trajectory.calls
             if call.turn == number
         ]
-    return told
+    return conversation
 
 
 def transcript_row(trajectory: Trajectory, labels: TrainingLabels, *, arrays: bool) -> dict[str, Any]:
-    """messages always; ids, mask and log-probs where `arrays`."""
+    """Return the messages of a trajectory; with `arrays`, also its token ids, mask, log-probs and entropy."""
     row: dict[str, Any] = {
         "traj_id": trajectory.traj_id,
         "question": trajectory.question,

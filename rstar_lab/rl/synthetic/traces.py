@@ -18,7 +18,7 @@ from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import execute_call
+from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic import families
 from rstar_lab.sandbox.call import Call, CallResult
 

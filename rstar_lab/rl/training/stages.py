@@ -1,4 +1,4 @@
-"""Between stages: when one is over, which problems the next begins with, and which model each ended with."""
+"""Transitions between stages: when a stage ends, the model it ends with, and the problems the next one starts with."""
 
 import os
 import shutil
@@ -12,9 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import evaluate
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import DifficultyFilter, EvaluateSection, HandOff, Recipe, RlSection, Stage
+from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Recipe, Stage
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -34,21 +36,24 @@ DIFFICULTY = pa.schema(
 _STATE_FILES = ("optimizer.pt", "trainer.json")
 
 
-# When a stage is over
+# End of a stage
 
 
 def stage_end_reason(stage: Stage, lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a stage with these metrics lines, one a step, is over: the name of what ended it; None while it is not."""
+    """Return why a stage ends after these steps: `steps` or the name of a hand-off trigger; None if it continues.
+
+    lines: the metrics of the steps of the stage.
+    """
     if len(lines) >= stage.steps:
         return "steps"
     return hand_off_trigger(stage.hand_off, lines) if stage.hand_off else None
 
 
 def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """Which trigger of a hand-off rule fires after these steps.
+    """Return the name of the trigger of a hand-off rule that fires after these steps; None if none does.
 
-    Source: rStar2-Agent, multi-stage training: limits grow when the truncated share stays where it is, problems get harder when
-    most groups of a step are solved by all their rollouts.
+    Source: rStar2-Agent, multi-stage training: the response limit grows when the share of truncated rollouts reaches a
+    plateau; the problems get harder when most groups are solved by all their rollouts.
     """
 
     def mean(key: str, end: int) -> float:
@@ -63,16 +68,16 @@ def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str |
     return "truncation_plateau" if abs(change) <= rule.truncation_plateau else None
 
 
-# Which model each ended with
+# Model at the end of a stage
 
 
 def stage_model(run_dir: Path, stage: str) -> Path:
-    """The model at the end of a stage, in Hugging Face format."""
+    """Return the folder of the model at the end of a stage, in Hugging Face format."""
     return run_dir / "stages" / stage
 
 
 def keep_stage_model(checkpoint: Path, run_dir: Path, stage: str) -> None:
-    """Keep a checkpoint's model past the life of the checkpoint; done already, it does nothing."""
+    """Copy the model of a checkpoint to `stage_model`, so that it outlives the checkpoint. Does nothing if it exists."""
     final = stage_model(run_dir, stage)
     if final.exists():
         return
@@ -90,7 +95,8 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def stage_table(recipe: Recipe, run_dir: Path) -> list[dict[str, Any]]:
-    """One row a stage that has steps: name, first_step, last_step, ended_by, parent {run, step}, difficulty (a path)."""
+    """Return one row per stage that has steps: stage, first_step, last_step, ended_by, parent {run, step}, difficulty
+    (path of the difficulty table)."""
     reader = RunReader(run_dir)
     lines = reader.metrics()
     parent = reader.info.get("parent")
@@ -114,7 +120,7 @@ def stage_table(recipe: Recipe, run_dir: Path) -> list[dict[str, Any]]:
     return table
 
 
-# Which problems the next begins with
+# Problems at the start of a stage
 
 
 def difficulty_file(run_dir: Path, stage: str) -> Path:
@@ -122,33 +128,36 @@ def difficulty_file(run_dir: Path, stage: str) -> Path:
 
 
 async def filter_problems(
-    problems: Sequence[Problem], rule: DifficultyFilter, rl: RlSection, *, stage: str, step: int, recipe: Recipe,
-    run_dir: Path, **rolling: Any,
-) -> list[Problem]:  # fmt: skip
-    """Leave out what the newest policy solves already. Measured once: the table stays in the run folder.
+    problems: Sequence[Problem],
+    rule: DifficultyFilter,
+    context: RolloutContext,
+    *,
+    engines: EngineGroup,
+    mode: str,
+    stage: str,
+    step: int,
+    recipe: Recipe,
+    run_dir: Path,
+) -> list[Problem]:
+    """Return the problems that the current policy does not solve yet. Measured once; the table stays in the run folder.
 
-    The rollouts are a run of their own, `<run>-<stage>-filter`, whose parent is the step they were made after; killed, it
-    goes on where it was. step: of the policy; rolling: what `evaluate` needs besides. Raises UserError where nothing
-    is left.
+    The rollouts are a run of their own, `<run>-<stage>-filter`, whose parent is `step` of the training run. If
+    interrupted, it continues. context: of the training rollouts of the stage. mode: async or lockstep.
+    Raises UserError if no problem is left.
     """
     path = difficulty_file(run_dir, stage)
     if not path.exists():
-        parent = {"run": run_dir.name, "step": step}
         with RunWriter.open(
-            run_dir.parent, f"{run_dir.name}-{stage}-filter", kind="evaluate", recipe=recipe.model_dump(mode="json"),
-            seed=recipe.seed, parent=parent,
-        ) as writer:  # fmt: skip
-            settings = EvaluateSection(
-                samples=rule.samples,
-                temperature=rl.temperature,
-                top_p=1.0,
-                max_turns=rl.max_turns,
-                max_response_tokens=rl.max_response_tokens,
-            )
+            run_dir.parent,
+            f"{run_dir.name}-{stage}-filter",
+            kind="evaluate",
+            recipe=recipe.model_dump(mode="json"),
+            seed=recipe.seed,
+            parent={"run": run_dir.name, "step": step},
+        ) as writer:
             await evaluate(
-                problems, settings, writer=writer, seed=recipe.seed, mode=rl.rollout, max_tool_chars=rl.max_tool_chars,
-                **rolling,
-            )  # fmt: skip
+                problems, context, samples=rule.samples, engines=engines, writer=writer, seed=recipe.seed, mode=mode
+            )
             rows = RunReader(writer.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
         table = difficulty_table(rows, rule, run_id=run_dir.name, stage=stage, step=step)
         with atomic_write(path) as file:
@@ -157,14 +166,17 @@ async def filter_problems(
 
 
 def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
-    """The problems that a difficulty table keeps. Raises UserError where there is no table or it keeps none."""
+    """Return the problems that a difficulty table keeps. Raises UserError if the table is missing or keeps none."""
     if not path.exists():
-        raise UserError(f"{path}: no difficulty table yet; `python -m rstar_lab.rl.commands.filter` makes it")
+        raise UserError(
+            f"{path}: the difficulty table is missing; create it with `python -m rstar_lab.rl.commands.filter`"
+        )
     left = set(pq.read_table(path).filter(pc.field("kept"))["problem_id"].to_pylist())
     kept = [problem for problem in problems if problem.problem_id in left]
     if not kept:
         raise UserError(
-            f"{path}: the filter leaves no problem, the policy solves them all: end the stage before, or add harder ones"
+            f"{path}: the filter keeps no problem, because the policy solves all of them: shorten the stage before, or add"
+            " harder problems"
         )
     return kept
 
@@ -172,7 +184,7 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
 def difficulty_table(
     rows: Sequence[Mapping[str, Any]], rule: DifficultyFilter, *, run_id: str, stage: str, step: int
 ) -> pa.Table:
-    """Pass rates by problem, from trajectory rows with problem_id and reward."""
+    """Return the pass rate of each problem. rows: trajectory rows with problem_id and reward."""
     counts: dict[str, list[int]] = {}
     for row in rows:
         count = counts.setdefault(row["problem_id"], [0, 0])

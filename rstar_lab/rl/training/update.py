@@ -1,4 +1,4 @@
-"""The optimisation step: from kept rollouts and their advantages to new weights, and what was measured on the way."""
+"""The policy update: from the selected rollouts and their advantages to new weights, and the metrics of the update."""
 
 import itertools
 from collections import defaultdict
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rstar_lab.errors import UserError
 from rstar_lab.memory import release_free_heap
-from rstar_lab.rl.algorithm.objective import group_normaliser, kl_loss, policy_loss, truncated_weights
+from rstar_lab.rl.algorithm.objective import group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
@@ -23,32 +23,30 @@ from rstar_lab.rl.trajectory import Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FP32_MISMATCH = 1e-3
-
 
 class MismatchError(UserError):
-    """Engine and trainer disagree on the log-probs of the same tokens: what would be trained is not what was sampled."""
+    """Engine and trainer compute different log-probs for the same tokens, so the update would train on the wrong policy."""
 
 
 class Learner:
-    """The model that is trained, its optimizer, and the reference it may be held to.
+    """The trained model, its optimizer, and the reference model of the KL term.
 
-    With helper processes every rank has all of these and computes its part of each mini-batch; what rank 0 is asked for,
-    the others do too (`follow`).
+    With helper processes, every rank holds a copy of all three and computes its part of each mini-batch. The helpers
+    repeat the calls that rank 0 receives (`run_update_helper`).
     """
 
     def __init__(self, model: "PreTrainedModel", ranks: Ranks = SINGLE_RANK):
         self.model = model
         self.ranks = ranks
         self.device = next(model.parameters()).device
-        # A mask of its own is understood as meant by torch's attention alone.
+        # Other attention implementations do not take a (rows, 1, width, width) mask.
         self.shares_prompts = model.config._attn_implementation == "sdpa"
         self.optimizer: torch.optim.AdamW | None = None
         self.reference: PreTrainedModel | None = None
 
     def begin_stage(self, rl: RlSection, *, reset: bool, reference: "PreTrainedModel | None") -> None:
-        """reset: AdamW forgets its moments; reference: what `kl_coefficient` measures from."""
-        self._tell("begin_stage", rl, reset=reset, reference=reference)
+        """Prepare for a stage. reset: clear the moments of AdamW. reference: model of the KL term; None: no KL term."""
+        self._call_helpers("begin_stage", rl, reset=reset, reference=reference)
         if self.optimizer is None or reset:
             self.optimizer = make_optimizer(self.model, rl)
         for group in self.optimizer.param_groups:
@@ -61,17 +59,17 @@ class Learner:
         self.model.train()
 
     def lead(self, ranks: Ranks, rl: RlSection) -> None:
-        """From here on the other ranks help; they get what this one has."""
+        """Send model and optimizer to the other ranks, which take part in the updates from here on."""
         self.ranks = ranks
         optimizer = self.optimizer.state_dict() if self.optimizer else None
         ranks.share((type(self.model), self.model.config, optimizer, rl))
         ranks.share_weights(self.model)
 
     def dismiss(self) -> None:
-        """The others' work is done."""
+        """End the part of the other ranks."""
         self.ranks.share(None)
 
-    def _tell(self, name: str, *arguments: Any, **keywords: Any) -> None:
+    def _call_helpers(self, name: str, *arguments: Any, **keywords: Any) -> None:
         if self.ranks.rank == 0:
             self.ranks.share((name, arguments, keywords))
 
@@ -79,108 +77,99 @@ class Learner:
         self.optimizer = make_optimizer(self.model, rl)
         self.optimizer.load_state_dict(state)
 
-    def update(self, kept: Selection, rl: RlSection, *, lr_scale: float, seed: int) -> "Update":
-        """Mini-batches of the kept rollouts, in their order. An empty batch changes nothing."""
+    def update(self, selection: Selection, rl: RlSection, *, lr_scale: float, seed: int) -> "UpdateResult":
+        """Update the model on mini-batches of the selected rollouts, in their order. Nothing changes if there are none.
+
+        lr_scale: factor of the learning rate. seed: of the step; clip_cov draws from it.
+        """
         assert self.optimizer is not None
-        self._tell("update", kept, rl, lr_scale=lr_scale, seed=seed)
-        count = len(kept.trajectories)
-        update = Update(count)
+        self._call_helpers("update", selection, rl, lr_scale=lr_scale, seed=seed)
+        count = len(selection.trajectories)
+        result = UpdateResult(count)
         if not count:
-            return update
+            return result
         for group in self.optimizer.param_groups:
             group["lr"] = rl.lr * lr_scale
-        ahead = rl.old_log_probs == "trainer" and rl.mini_batches > 1
-        if ahead:
-            self.measure(kept, rl, update)
+        # With one mini-batch the weights are unchanged when it is scored: its own forward pass gives the old log-probs.
+        measure_first = rl.old_log_probs == "trainer" and rl.mini_batches > 1
+        if measure_first:
+            self.measure(selection, rl, result)
         generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
         bounds = np.linspace(0, count, min(rl.mini_batches, count) + 1).astype(int)
         for number, (start, end) in enumerate(itertools.pairwise(bounds)):
-            batch = kept.trajectories[start:end]
-            advantages = torch.tensor(kept.advantages[start:end], device=self.device, dtype=torch.float32)
+            batch = selection.trajectories[start:end]
+            advantages = torch.tensor(selection.advantages[start:end], device=self.device, dtype=torch.float32)
             prompts = [len(t.prompt_ids) for t in batch]
             normaliser = batch_normaliser(batch, rl)
-            for micro in self.cut(batch, rl):
+            for micro in self.micro_batches(batch, rl):
                 log_probs, entropy = self.forward(self.model, micro, rl)
-                engine = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
-                if not ahead and number == 0:  # the weights are still those that rolled out
-                    update.note(micro, prompts, batch, log_probs, entropy, start)
-                if ahead:
-                    old = micro.scatter([update.log_probs[start + i] for i in range(len(batch))], prompts)
+                engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
+                if not measure_first and number == 0:  # the weights are still those that generated the rollouts
+                    result.record(micro, prompts, batch, log_probs, entropy, start)
+                if measure_first:
+                    measured = [result.log_probs[start + i] for i in range(len(batch))]
+                    old_log_probs = micro.scatter(measured, prompts).to(self.device)
                 elif rl.old_log_probs == "trainer":
-                    old = log_probs.detach()
+                    old_log_probs = log_probs.detach()
                 else:
-                    old = engine
-                old = old.to(self.device)
-                weights = None
-                if rl.importance_cap is not None:
-                    weights = truncated_weights(old, engine, micro.mask_BT, cap=rl.importance_cap)
-                shared: dict[str, Any] = {
-                    "aggregation": rl.aggregation,
-                    "normaliser": normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
-                    "horizon": rl.max_response_tokens,
-                }
-                loss, stats = policy_loss(
-                    log_probs,
-                    old,
-                    advantages[micro.index][:, None].expand_as(log_probs),
-                    micro.mask_BT,
-                    clip_low=rl.clip_low,
-                    clip_high=rl.clip_high,
-                    variant=rl.variant,
-                    rollout_weights=weights,
-                    generator=generator,
-                    **shared,
-                )
-                if weights is not None:
-                    stats["importance_weight"] = float(weights.sum() / micro.mask_BT.sum().clamp(min=1))
+                    old_log_probs = engine_log_probs
+                reference_log_probs = None
                 if self.reference is not None:
                     with torch.no_grad():
-                        reference, _ = self.forward(self.reference, micro, rl)
-                    distance = kl_loss(log_probs, reference, micro.mask_BT, **shared)
-                    loss = loss + rl.kl_coefficient * distance
-                    update.sums["reference_kl"] += float(distance.detach())
+                        reference_log_probs, _ = self.forward(self.reference, micro, rl)
+                loss, stats = training_loss(
+                    log_probs,
+                    old_log_probs,
+                    advantages[micro.index][:, None].expand_as(log_probs),
+                    micro.mask_BT,
+                    rl.loss_config,
+                    engine_log_probs=engine_log_probs,
+                    reference_log_probs=reference_log_probs,
+                    normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
+                    generator=generator,
+                )
                 loss.backward()
-                update.add(stats, float(loss.detach()))
-            self._add_up_gradients()
+                result.add(stats, float(loss.detach()))
+            self._reduce_gradients()
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), rl.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            update.grad_norms.append(float(norm))
+            result.grad_norms.append(float(norm))
         if self.device.type == "cpu":
             release_free_heap()
-        return update.merge(self.ranks.gather(update))
+        return result.merge(self.ranks.gather(result))
 
-    def _add_up_gradients(self) -> None:
+    def _reduce_gradients(self) -> None:
         if self.ranks.size == 1:
             return
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         for parameter in parameters:
-            if parameter.grad is None:  # this rank had nothing of the mini-batch
+            if parameter.grad is None:  # no rows of the mini-batch on this rank
                 parameter.grad = torch.zeros_like(parameter)
         self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
-    def cut(self, batch: Sequence[Trajectory], rl: RlSection) -> Iterator[MicroBatch]:
-        """This rank's part of a batch."""
+    def micro_batches(self, batch: Sequence[Trajectory], rl: RlSection) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of this rank."""
         return micro_batches(batch, rl.micro_batch_tokens, self.device, share=self.shares_prompts, ranks=self.ranks)
 
     def forward(self, model: "PreTrainedModel", micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
-        """log_probs_BT and entropy_BT, float32; the products in the recipe's precision."""
-        with products(rl, self.device):
+        """Return log_probs_BT and entropy_BT, float32, computed in the precision of the recipe."""
+        with autocast(rl, self.device):
             return log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
 
     @torch.no_grad()
-    def measure(self, kept: Selection, rl: RlSection, update: "Update") -> None:
-        """Log-probs and entropy of all kept rollouts under the weights that rolled them out."""
-        prompts = [len(t.prompt_ids) for t in kept.trajectories]
-        for micro in self.cut(kept.trajectories, rl):
+    def measure(self, selection: Selection, rl: RlSection, result: "UpdateResult") -> None:
+        """Record log-probs and entropy of all selected rollouts under the weights that generated them."""
+        prompts = [len(t.prompt_ids) for t in selection.trajectories]
+        for micro in self.micro_batches(selection.trajectories, rl):
             log_probs, entropy = self.forward(self.model, micro, rl)
-            update.note(micro, prompts, kept.trajectories, log_probs, entropy, 0)
-        measured = update.merge(self.ranks.gather(update))
-        update.log_probs, update.entropies = self.ranks.share((measured.log_probs, measured.entropies))
+            result.record(micro, prompts, selection.trajectories, log_probs, entropy, 0)
+        merged = result.merge(self.ranks.gather(result))
+        result.log_probs, result.entropies = self.ranks.share((merged.log_probs, merged.entropies))
 
 
-def follow(ranks: Ranks) -> None:
-    """What a helper process does: as rank 0's learner, until it is dismissed."""
+def run_update_helper(ranks: Ranks) -> None:
+    """Entry point of a helper process: repeat the calls of rank 0's learner until it calls `dismiss`."""
     model_class, config, optimizer, rl = ranks.share(None)
     model = model_class(config).float()
     ranks.share_weights(model)
@@ -196,14 +185,14 @@ def make_optimizer(model: "PreTrainedModel", rl: RlSection) -> torch.optim.AdamW
     return torch.optim.AdamW(model.parameters(), lr=rl.lr, weight_decay=rl.weight_decay)
 
 
-def products(rl: RlSection, device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast where the update's products run in bf16; master weights stay fp32."""
+def autocast(rl: RlSection, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the autocast context of the update: bf16 or disabled. Master weights are fp32 in both cases."""
     bf16 = rl.precision == "bf16" or (rl.precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
 
 def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tensor:
-    """What the losses of a mini-batch's micro-batches are divided by, so that they add up."""
+    """Return the normaliser of `training_loss` for the micro-batches of a mini-batch."""
     if rl.aggregation == "token-mean":
         return sum(t.model_tokens for t in batch)
     if rl.aggregation == "group-token-mean":
@@ -211,20 +200,23 @@ def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tens
     return len(batch)
 
 
-class Update:
-    """What the update measured. log_probs, entropies: per kept rollout, over its response; None where not measured."""
+class UpdateResult:
+    """Measurements of an update. log_probs, entropies: arrays (response length,) per selected rollout, NaN outside of the
+    mask; None if not computed."""
 
     def __init__(self, count: int):
         self.log_probs: list[Any] = [None] * count
         self.entropies: list[Any] = [None] * count
         self.grad_norms: list[float] = []
-        self.sums: dict[str, float] = defaultdict(float)  # add up over micro-batches; a mean over mini-batches is told
+        self.sums: dict[str, float] = defaultdict(
+            float
+        )  # summed over micro-batches; reported as the mean over mini-batches
         self.extra: dict[str, float] = {}
         self._means: dict[str, float] = defaultdict(float)
         self._tokens = 0
         self._ratio_max = 0.0
 
-    def note(
+    def record(
         self,
         micro: MicroBatch,
         prompts: Sequence[int],
@@ -233,7 +225,7 @@ class Update:
         entropy: Tensor,
         offset: int,
     ) -> None:
-        """Take a micro-batch's log-probs and entropy apart into responses."""
+        """Store log-probs and entropy of a micro-batch by rollout. offset: of `batch` in the selection."""
         for row, i in enumerate(micro.index):
             span = slice(prompts[i], prompts[i] + len(batch[i].response_ids))
             outside = ~micro.mask_BT[row, span]
@@ -241,16 +233,18 @@ class Update:
                 kind[offset + i] = values[row, span].detach().masked_fill(outside, torch.nan).cpu().numpy()
 
     def add(self, stats: Mapping[str, float], loss: float) -> None:
-        """The stats of a micro-batch's policy_loss."""
+        """Add the statistics and the loss of a micro-batch."""
         tokens = int(stats["tokens"])
-        for name in stats.keys() - {"tokens", "ratio_max"}:
+        if "reference_kl" in stats:
+            self.sums["reference_kl"] += stats["reference_kl"]
+        for name in stats.keys() - {"tokens", "ratio_max", "reference_kl"}:
             self._means[name] += stats[name] * tokens
         self._ratio_max = max(self._ratio_max, stats["ratio_max"])
         self._tokens += tokens
         self.sums["loss"] += loss
 
-    def merge(self, parts: Sequence["Update"]) -> "Update":
-        """Take in what the other ranks have measured; parts: of all ranks, the first being this one (or none)."""
+    def merge(self, parts: Sequence["UpdateResult"]) -> "UpdateResult":
+        """Add the results of the other ranks. parts: results of all ranks, this one first; empty on other ranks."""
         for part in parts[1:]:
             for mine, theirs in ((self.log_probs, part.log_probs), (self.entropies, part.entropies)):
                 for i, values in enumerate(theirs):
@@ -276,24 +270,24 @@ class Update:
             | {"grad_norm": float(np.mean(self.grad_norms))}
         )
 
-    def check_mismatch(self, kept: Selection, limit: float | None, version: int | None = None) -> None:
-        """Compare engine and trainer on the tokens that both have scored. Raises MismatchError past the limit.
+    def check_mismatch(self, selection: Selection, limit: float | None, version: int | None = None) -> None:
+        """Compare the log-probs of engine and trainer. Raises MismatchError if their mean difference exceeds the limit.
 
-        version: where older policies wrote some of the tokens, the one whose weights the trainer scored with.
+        version: compare only tokens of this policy version, which is the one the trainer scored with; None: all tokens.
         """
         gaps = []
-        for t, measured in zip(kept.trajectories, self.log_probs, strict=True):
+        for t, measured in zip(selection.trajectories, self.log_probs, strict=True):
             if measured is not None:
-                both = np.asarray(t.loss_mask)
+                compared = np.asarray(t.loss_mask)
                 if version is not None:
-                    both = both & (np.asarray(t.token_versions) == version)
-                gaps.append(np.abs(np.asarray(measured) - np.asarray(t.log_probs))[both])
+                    compared = compared & (np.asarray(t.token_versions) == version)
+                gaps.append(np.abs(np.asarray(measured) - np.asarray(t.log_probs))[compared])
         gap = np.concatenate(gaps) if gaps else np.empty(0)
         if not len(gap):
             return
         self.extra |= {"mismatch": float(gap.mean()), "mismatch_max": float(gap.max())}
         if limit is not None and not gap.mean() <= limit:
             raise MismatchError(
-                f"engine and trainer differ by {gap.mean():.2g} in the mean log-prob of a token, the limit is {limit:g}: "
-                "stale weights, another precision or a bug; engine.mismatch_limit sets the limit"
+                f"log-probs of engine and trainer differ by {gap.mean():.2g} per token on average, the limit is {limit:g}: "
+                "the engine has stale weights or another precision; engine.mismatch_limit sets the limit"
             )

@@ -2,17 +2,17 @@
 
 import asyncio
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import make_reward, warm_up
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, run_rollout
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.plan import rollout_task
-from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
@@ -25,10 +25,7 @@ class Workshop:
     """What all rollouts of one worker process share; verl makes a new loop object for every rollout."""
 
     settings: Settings
-    codec: Codec
-    tools: Mapping[str, Tool]
-    limits: RolloutLimits
-    reward: Callable[[str, str], float]
+    context: RolloutContext
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "Workshop":
@@ -37,11 +34,11 @@ class Workshop:
         section = settings.recipe.sandbox
         sandbox = await settings.open_sandbox()
         tools = make_tools(keys.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=keys.tool_timeout_s)
-        limits = RolloutLimits(keys.max_response_tokens, keys.max_turns, keys.max_tool_chars, keys.time_limit_s)
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward == "verify":
             await asyncio.to_thread(warm_up)  # an answer that waited for it to start could be counted wrong
-        return cls(settings, Codec(tokenizer, tools), watched, limits, make_reward(keys.reward))
+        context = RolloutContext.for_training(Codec(tokenizer, tools), watched, make_reward(keys.reward), keys)
+        return cls(settings, context)
 
 
 _opening: asyncio.Future[Workshop] | None = None
@@ -67,24 +64,17 @@ class RstarAgentLoop(AgentLoopBase):
 
         def watched_reward(text: str, truth: str) -> float:
             with WAITS.of(task.traj_id, "reward"):
-                return shop.reward(text, truth)
+                return shop.context.reward(text, truth)
 
         engine = ServerEngine(self.server_manager, task.traj_id)
-        trajectory = await run_rollout(
-            task.problem,
-            engine=engine,
-            codec=shop.codec,
-            tools=shop.tools,
+        context = replace(
+            shop.context,
             reward=watched_reward,
-            limits=shop.limits,
-            traj_id=task.traj_id,
-            group_id=task.group_id,
-            sample=task.sample,
-            seed=task.seed,
             temperature=sampling_params["temperature"],
             top_p=sampling_params["top_p"],
         )
-        return as_output(trajectory, engine.versions, end_id=shop.codec.end_id)
+        trajectory = await run_rollout(task, engine, context)
+        return as_output(trajectory, engine.versions, end_id=shop.context.codec.end_id)
 
 
 def as_output(trajectory: Trajectory, versions: list[int], *, end_id: int) -> AgentLoopOutput:

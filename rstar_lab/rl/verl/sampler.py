@@ -57,7 +57,7 @@ class _Roc:
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
-            kept = select_rollouts([found[key] for key in order], self.settings.keys, seed)
+            kept = select_rollouts([found[key] for key in order], self.settings.keys.selection_config, seed)
             roc_s += time.monotonic() - started
             if not (missing := batch_size - kept.groups) or not rounds_left:
                 break

@@ -12,7 +12,7 @@ from typing import Any
 from rstar_lab.rl.chat_format.template import CODE_TOOL, END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.models.model import load_tokenizer
-from rstar_lab.rl.rollout.driver import RolloutTask
+from rstar_lab.rl.rollout.context import RolloutTask
 
 LOG_PROB = -0.5
 

@@ -16,15 +16,14 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.algorithm.selection import solved_groups
+from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
 from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
-from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
+from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.training.trainer import problems_to_retire
-from rstar_lab.rl.training.update import FP32_MISMATCH, Update
+from rstar_lab.rl.training.update import UpdateResult
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.hooks import assert_registered
 from rstar_lab.rl.verl.mini_batches import members, spread
@@ -165,12 +164,9 @@ class RstarTrainer(PPOTrainerSync):
         batch = super()._compute_old_log_prob(batch, metrics)
         kept = self.replay_buffer.last.kept
         self.arrays = self._trainer_arrays(self.replay_buffer.last)
-        update = Update(len(kept.trajectories))
+        update = UpdateResult(len(kept.trajectories))
         update.log_probs = [self.arrays.get(t.traj_id, (None,))[0] for t in kept.trajectories]
-        limit = self.settings.recipe.engine.mismatch_limit
-        if limit is None and self.config.actor_rollout_ref.rollout.dtype == "float32":
-            limit = FP32_MISMATCH
-        update.check_mismatch(kept, limit)
+        update.check_mismatch(kept, self.settings.recipe.engine.resolved_mismatch_limit)
         metrics |= update.extra
         return batch
 
@@ -222,23 +218,17 @@ class RstarTrainer(PPOTrainerSync):
 
     def _write_step(self, step: StepRollouts, metrics: dict[str, Any], timing: dict[str, float]) -> None:
         keys, kept = self.settings.keys, step.kept
-        advantages = {t.traj_id: a for t, a in zip(kept.trajectories, kept.advantages, strict=True)}
-        rows: dict[str, list[dict[str, Any]]] = {"trajectories": [], "calls": [], "transcripts": []}
-        for trajectory in step.trajectories:
-            name = trajectory.traj_id
-            labels = TrainingLabels(False)
-            if name in advantages:
-                labels = TrainingLabels(True, advantages[name], *self.arrays.get(name, (None, None)))
-            full = {"all": True, "kept": labels.kept, "sampled": trajectory.sample == 0}[keys.token_arrays]
-            rows["trajectories"].append(trajectory_row(trajectory, labels))
-            rows["calls"] += call_rows(trajectory)
-            rows["transcripts"].append(transcript_row(trajectory, labels, arrays=full))
+        labels = {
+            t.traj_id: TrainingLabels(True, advantage, *self.arrays.get(t.traj_id, (None, None)))
+            for t, advantage in zip(kept.trajectories, kept.advantages, strict=True)
+        }
+        rows = step_rows(step.trajectories, labels, keys.token_arrays)
         informative = {t.group_id for t in kept.trajectories}
         with_signal = [t for t in step.trajectories if t.group_id in informative]
         told = (
             rollout_metrics(step.trajectories)
             | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
-            | {"kept": len(kept.trajectories), "equal_groups": kept.equal_groups, "void": kept.void}
+            | kept.metrics
             | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}
             # What goes through forward and backward, and what would without RoC: all rollouts of the same groups.
             | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}

@@ -149,7 +149,7 @@ def test_random_control_is_blind():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([1, 0], [0.1], 1), "one length"),
+        (([1, 0], [0.1], 1), "equal length"),
         (([1, 0], [0.1, -0.1], 1), "at least 0"),
         (([1, 0], [0.1, math.nan], 1), "finite"),
         (([math.nan, 0], [0.1, 0.1], 1), "finite"),

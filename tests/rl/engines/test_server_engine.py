@@ -21,7 +21,7 @@ from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.pipeline import train
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, RecipeError
-from rstar_lab.rl.rollout.driver import RolloutTask
+from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 

@@ -8,7 +8,9 @@ from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, run_rollout
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox import LocalSandbox
@@ -36,17 +38,9 @@ async def tools():
 
 async def roll(tokenizer, tools, turns: list[str], engine=None, **limits):
     engine = engine or ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
-    trajectory = await run_rollout(
-        PROBLEM,
-        engine=engine,
-        codec=Codec(tokenizer, tools),
-        tools=tools,
-        reward=verify,
-        limits=RolloutLimits(**({"max_response_tokens": 4000} | limits)),
-        traj_id="t",
-        group_id="g",
-        seed=1,
-    )
+    limits = RolloutLimits(**({"max_response_tokens": 4000} | limits))
+    context = RolloutContext(Codec(tokenizer, tools), tools, verify, limits)
+    trajectory = await run_rollout(RolloutTask(PROBLEM, "t", "g", sample=0, seed=1), engine, context)
     return trajectory, engine
 
 

@@ -11,8 +11,9 @@ from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import EngineState, LeastInFlight
 from rstar_lab.rl.tools.registry import make_tools
@@ -48,14 +49,10 @@ def tasks(count: int, group_size: int = 4) -> list[RolloutTask]:
 
 async def go(tokenizer, wanted, slots, turns: int = 8):
     tools = make_tools(["python"], Echo())
-    return await run_rollouts(
-        wanted,
-        slots=slots,
-        codec=Codec(tokenizer, tools),
-        tools=tools,
-        reward=lambda text, answer: float("boxed{1}" in text),
-        limits=RolloutLimits(100_000, turns),
+    context = RolloutContext(
+        Codec(tokenizer, tools), tools, lambda text, answer: float("boxed{1}" in text), RolloutLimits(100_000, turns)
     )
+    return await run_rollouts(wanted, context, slots=slots)
 
 
 class Recorder(ScriptedEngine):

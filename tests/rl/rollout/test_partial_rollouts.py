@@ -18,14 +18,15 @@ from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.rollout.records import messages
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import POLICIES, EngineState, make_policy
 from rstar_lab.rl.tools.base import Tool, ToolResult
-from rstar_lab.rl.training.update import MismatchError, Update
+from rstar_lab.rl.training.update import MismatchError, UpdateResult
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 
@@ -122,10 +123,10 @@ async def go(
     made = make_policy(policy, max_context=4500, predictor=LengthPredictor(4000))
     dispatcher = Dispatcher(engines, made, states)
     tools: dict[str, Tool] = {"wait": tool}
+    context = RolloutContext(Codec(TOKENIZER, tools), tools, right, limits)
     return await run_rollouts(
-        tasks, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools), tools=tools,
-        reward=right, limits=limits, **options,
-    )  # fmt: skip
+        tasks, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), **options
+    )
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ async def test_engines_that_cannot_be_interrupted_are_cancelled(policy):
 
     tasks = [a_task(i=i) for i in range(8)]
     engines = [quick, slow]
-    done = await go(tasks, engines, Wait(), policy=policy, step_ended=step_ended, carry_over=True, progress=progress)
+    done = await go(tasks, engines, Wait(), policy=policy, step_ended=step_ended, carry_over=True, on_rollout=progress)
     cut = [t for t in done if t.stop_reason is StopReason.UNFINISHED]
     assert len(cut) == 4 == slow.cancelled and all(t.reward == 1.0 for t in done if t not in cut)
     assert all(not t.response_ids for t in cut)
@@ -227,10 +228,8 @@ async def test_a_turn_that_its_policy_holds_back_is_given_up_and_makes_room():
     tools: dict[str, Tool] = {"wait": Wait()}
 
     async def roll(tasks, limits):
-        return await run_rollouts(
-            tasks, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), codec=Codec(TOKENIZER, tools),
-            tools=tools, reward=right, limits=limits,
-        )  # fmt: skip
+        context = RolloutContext(Codec(TOKENIZER, tools), tools, right, limits)
+        return await run_rollouts(tasks, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id))
 
     first = await roll([a_task(i=i) for i in range(3)], RolloutLimits(4000, time_limit_s=0.2))
     assert [t.stop_reason for t in first] == [StopReason.TIME_LIMIT] * 3
@@ -242,10 +241,8 @@ async def test_a_turn_that_its_policy_holds_back_is_given_up_and_makes_room():
 async def test_the_time_of_a_rollout_holds_in_lockstep_too():
     engine = Deaf(TOKENIZER, lambda prompt, turn: ANSWER, 60.0)
     lockstep = Lockstep([engine], ["g", "g"])
-    done = await run_rollouts(
-        [a_task(i=i) for i in range(2)], slots=lambda i, task: lockstep.slot(i), codec=Codec(TOKENIZER, {}), tools={},
-        reward=right, limits=RolloutLimits(4000, time_limit_s=0.2),
-    )  # fmt: skip
+    context = RolloutContext(Codec(TOKENIZER, {}), {}, right, RolloutLimits(4000, time_limit_s=0.2))
+    done = await run_rollouts([a_task(i=i) for i in range(2)], context, slots=lambda i, task: lockstep.slot(i))
     assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 2
 
 
@@ -268,7 +265,7 @@ async def test_only_tokens_of_the_newest_policy_are_compared_with_the_trainer(wh
     engine = Typist([CALL, ANSWER], version=1, ticks=6)
     (cut,) = await go([a_task()], [engine], Wait(), step_ended=engine.step_ended, carry_over=True)
     (done,) = await go([a_task(cut)], [Typist([CALL, ANSWER], version=2)], Wait(), carry_over=True)
-    update, kept = Update(1), Selection([done], [1.0], 0)
+    update, kept = UpdateResult(1), Selection([done], [1.0], 0)
     stale = np.asarray(done.token_versions) == 1
     update.log_probs = [np.where(stale, -9.0, -0.5)]
     update.check_mismatch(kept, 1e-6, version=2)

@@ -13,7 +13,8 @@ from rstar_lab.rl.bench.scheduler import Grid, Regime, bench, make_policies, rea
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.rollout.driver import DispatchedSlot, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutTask
+from rstar_lab.rl.rollout.driver import DispatchedSlot
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import (
     Adaptive,

@@ -21,8 +21,11 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.reward import make_reward, reward
-from rstar_lab.rl.rollout.agent_loop import Codec, RolloutLimits, execute_call, run_rollout
-from rstar_lab.rl.rollout.driver import Dispatcher, RolloutTask, run_rollouts
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
+from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.scheduling.policies import EngineState, LeastInFlight
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
@@ -214,11 +217,11 @@ async def test_a_rollout_uses_own_tools_and_an_own_reward():
     asked: list[tuple[str, dict]] = [("lookup", {"item": "pear"}), ("Counter", {"by": 2}), ("lookup", {"item": "kiwi"})]
     turns = ["</reason>\n" + "\n".join(render_tool_call(*one) for one in asked), "</reason><answer>5</answer>"]
     Counter.closed.clear()
-    trajectory = await run_rollout(
-        problem("p", 1.0), engine=ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn]),
-        codec=Codec(tokenizer, tools), tools=tools, reward=lambda text, truth: text.count("answer") / 4,
-        limits=RolloutLimits(2000), traj_id="t", group_id="g",
-    )  # fmt: skip
+    context = RolloutContext(
+        Codec(tokenizer, tools), tools, lambda text, truth: text.count("answer") / 4, RolloutLimits(2000)
+    )
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
+    trajectory = await run_rollout(RolloutTask(problem("p", 1.0), "t", "g", 0, 0), engine, context)
     assert [(c.tool, str(c.outcome)) for c in trajectory.calls] == [
         ("lookup", "ok"), ("Counter", "ok"), ("lookup", "exception"),
     ]  # fmt: skip
@@ -308,10 +311,8 @@ async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
     tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
     dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
     with pytest.raises(UserError, match="broken: ZeroDivisionError"):
-        await run_rollouts(
-            tasks, slots=lambda i, task: dispatcher.slot(i, "p"), codec=Codec(tokenizer, {}), tools={},
-            reward=make_reward(f"{MINE}:broken"), limits=RolloutLimits(2000),
-        )  # fmt: skip
+        context = RolloutContext(Codec(tokenizer, {}), {}, make_reward(f"{MINE}:broken"), RolloutLimits(2000))
+        await run_rollouts(tasks, context, slots=lambda i, task: dispatcher.slot(i, "p"))
 
 
 def test_a_module_written_a_moment_ago_is_found(own):

@@ -169,14 +169,14 @@ def test_overlong_shaping_changes_advantages_and_nothing_else():
         for i, n in enumerate(lengths)
     ]
     rl = RlSection(group_size=6, oversample=1, max_response_tokens=40, overlong_buffer=20)
-    kept = select_rollouts(rollouts, rl, seed=0)
+    kept = select_rollouts(rollouts, rl.selection_config, seed=0)
     shaped = np.array([1.0, 1 - 0.5, 1 - 0.75, 0 - 1.0, 0, 0 - 1.0])
     expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
     assert kept.advantages == pytest.approx(expected)
-    plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}), seed=0)
+    plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}).selection_config, seed=0)
     assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
     # Equal rewards teach nothing, however their lengths differ.
-    assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl, seed=0).equal_groups == 1
+    assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl.selection_config, seed=0).equal_groups == 1
     with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
         RlSection(max_response_tokens=10, overlong_buffer=11)
 
@@ -185,13 +185,18 @@ def test_void_turns_leave_after_the_advantages():
     answer, void = "so</reason><answer>\\boxed{7}</answer>", "I think about it"
     texts = [answer, answer, void, answer]
     rollouts = [
-        replace(trajectory(i, 3, 4), traj_id=f"t{i}", reward=float(i == 0), turns=(Turn(0, 4, text, 0, 0, 0),))
+        replace(
+            trajectory(i, 3, 4),
+            traj_id=f"t{i}",
+            reward=float(i == 0),
+            turns=(Turn(0, 4, text, 0, 0, 0, void=text is void),),
+        )
         for i, text in enumerate(texts)
     ]
     rl = RlSection(group_size=4, oversample=1, roc="none")
     whole, sound = (
-        select_rollouts(rollouts, rl, 0),
-        select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}), 0),
+        select_rollouts(rollouts, rl.selection_config, 0),
+        select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}).selection_config, 0),
     )
     assert (whole.void, sound.void) == (0, 1)
     assert [t.traj_id for t in sound.trajectories] == ["t0", "t1", "t3"]
@@ -298,7 +303,7 @@ def test_two_processes_make_the_update_of_one():
     for count in (1, 2):
         learner = Learner(tiny())
         with HelperProcesses(count) as helpers:
-            learner.lead(helpers.lead("rstar_lab.rl.training.update:follow"), rl)
+            learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
             updates = [
                 learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)

@@ -96,7 +96,7 @@ async def test_the_filter_drops_what_is_solved_and_runs_once(tmp_path):
     assert {row["problem_id"] for row in drawn if row["stage"] == "one"} & {"easy0", "easy1", "easy2"}
     assert RunReader(run_dir).info["result"]["stages"][1]["difficulty"] == "difficulty/stage=two.parquet"
 
-    with pytest.raises(UserError, match="the filter leaves no problem"):
+    with pytest.raises(UserError, match="the filter keeps no problem"):
         alone: dict[str, list[Problem]] = {"one": MIXED[:3]}
         await train(tmp_path / "none", [{"name": "one", "steps": 1, "filter": {"samples": 2}}], alone)
 

@@ -8,8 +8,8 @@ import pytest
 from helpers.trajectories import trajectory
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.algorithm.config import SelectionConfig
 from rstar_lab.rl.algorithm.selection import select_rollouts
-from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 
 
@@ -21,7 +21,7 @@ def group(name: str, rewards: list[float], p_err: list[float] | None = None):
     ]
 
 
-RL = RlSection(group_size=4, oversample=2)
+RL = SelectionConfig(group_size=4)
 
 
 def test_roc_keeps_shares_and_drops_groups_that_teach_nothing():
@@ -45,8 +45,7 @@ def test_clean_successes_are_kept_more_often():
     counts.clear()
     for seed in range(200):
         counts.update(
-            t.traj_id
-            for t in select_rollouts(rollouts, RL.model_copy(update={"roc_penalties": ("format",)}), seed).trajectories
+            t.traj_id for t in select_rollouts(rollouts, replace(RL, penalties=("format",)), seed).trajectories
         )
     assert counts["g0"] < 1.3 * max(counts[f"g{i}"] for i in (1, 2, 3))
 
@@ -54,7 +53,7 @@ def test_clean_successes_are_kept_more_often():
 def test_plain_grpo_keeps_all_and_what_is_our_fault_is_left_out():
     rollouts = group("g", [1, 0, 0, 0])
     rollouts[3] = replace(rollouts[3], stop_reason=StopReason.ENGINE_ERROR)
-    kept = select_rollouts(rollouts, RL.model_copy(update={"roc": "none"}), seed=0)
+    kept = select_rollouts(rollouts, replace(RL, rule="none"), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g0", "g1", "g2"]
 
 
@@ -67,7 +66,7 @@ def test_the_released_rule_sees_errors_where_the_word_stands():
     rollouts[1] = with_text(rollouts[1], "timed out", Outcome.TIMEOUT)
     rollouts[2] = with_text(rollouts[2], "7", Outcome.OK)
     rollouts[3] = with_text(rollouts[3], "an Error", Outcome.EXCEPTION)
-    kept = select_rollouts(rollouts, RL.model_copy(update={"roc": "released"}), seed=0)
+    kept = select_rollouts(rollouts, replace(RL, rule="released"), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g1", "g2", "g4", "g5"]
 
 

@@ -1,0 +1,44 @@
+"""Conversion between text and token ids for one tokenizer, tool set and system prompt."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rstar_lab.rl.chat_format.template import END_OF_TURN, SYSTEM_PROMPT, render_prompt, render_tool_responses
+from rstar_lab.rl.tools.base import Tool
+
+
+class Codec:
+    """Encodes prompts and tool responses, decodes what the model generated.
+
+    Raises ValueError if the tokenizer does not have the token that ends a turn.
+    """
+
+    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], system: str = SYSTEM_PROMPT):
+        self.tokenizer, self.system = tokenizer, system
+        self.schemas = [tool.schema for tool in tools.values()]
+        self.end_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+        if self.end_id is None or self.end_id == tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer does not have the token {END_OF_TURN}, which ends a turn")
+        end_of_text = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.stop_token_ids = tuple(dict.fromkeys([self.end_id, *end_of_text]))
+        self._prompt = lru_cache(1024)(self._encode_prompt)  # the rollouts of a group share their prompt
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of a turn, without the tokens that end it."""
+        while ids and ids[-1] in self.stop_token_ids:
+            ids = ids[:-1]
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def prompt_ids(self, question: str) -> list[int]:
+        return list(self._prompt(question))
+
+    def _encode_prompt(self, question: str) -> tuple[int, ...]:
+        return tuple(self.encode(render_prompt(question, tools=self.schemas, system=self.system)))
+
+    def tool_response_ids(self, texts: list[str]) -> list[int]:
+        """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn."""
+        return self.encode(render_tool_responses(texts))
