@@ -1,5 +1,4 @@
-"""Verification: the last boxed answer of the last answer tags, within 5 s whatever it is, in a process that never
-outlives us."""
+"""Answer verification: extraction, comparison, the 5 s limit, and the life of the worker processes."""
 
 import asyncio
 import contextlib
@@ -14,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_lab import verify as module
+from rstar_lab import verify_workers
 from rstar_lab.errors import UserError
-from rstar_lab.verify import extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
+from rstar_lab.verify import canonical_integer, extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
 
 DEADLINE_S = 5.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
-    """On a busy machine the import of sympy alone may take the 5 s that an answer is given."""
+    """Start the workers first: on a busy machine importing sympy alone can take the 5 s of one answer."""
     warm_up()
 
 
@@ -79,30 +78,67 @@ def test_extract_answer(text, content):
         ("25", "25"), ("25", "025"), ("+25", "25"), ("-0", "0"), ("1,234", "1234"), ("$7$", "7"), (" 7 ", "7"), ("9" *
         5000, "9" * 5000), (r"\frac{10}{2}", "5"), ("5.0", "5"), ("x=5", "5"), (r"\frac12", "0.5"), (r"5 \text{ cm}",
         "5"), (r"1\,000", "1000"), (r"4.5 \times 10^{33}", "4.5e33"), ("69, 84", "$69$,$84$"), ("5,3,1", "1,3,5"),
-        (r"[4,\infty)", r"n \geq 4"), ("diverges", "diverges"), (r"2 n - 2", "$2n-2$"),
+        (r"[4,\infty)", r"n \geq 4"), (r"50\%", "50"), ("50%", "50"), (r"50\%", "0.5"), (r"50\%", r"\frac12"), ("0.5", r"50\%"),
+        (r"12.5\%", "12.5"), (r"50\%", "$50$"), ("1,200%", "1200"), ("diverges", "diverges"), (r"2 n - 2", "$2n-2$"),
     ],
 )  # fmt: skip
-def test_equal(given, truth):
+def test_equal_answers_verify(given, truth):
     assert verify(response(given), truth)
 
 
 @pytest.mark.parametrize(
     ("given", "truth"),
     [
-        ("26", "25"), ("", "5"), ("5", ""), ("5, 7", "5"), ("7, 5", "5"), (r"5 \text{ or } 7", "5"), ("250", "25"),
+        ("26", "25"), ("", "5"), ("5", ""), ("5, 7", "5"), ("7, 5", "5"), (r"5 \text{ or } 7", "5"),
+        (r"51\%", "50"), (r"50\%", "5"), (r"20\% or 30\%", "20"),
+        ("250", "25"),
         ("-25", "25"), ("25", "-25"), (r"\frac{1}{3}", "0.5"), ("converges", "diverges"), ("(1,2)", "(2,1)"), ("9" *
         5000, "9" * 4999), (r"5}\boxed{6", "5"), ("5?", "7"), (r"\text{any number, so also } 5", "5"),
     ],
 )  # fmt: skip
-def test_not_equal(given, truth):
+def test_different_answers_do_not_verify(given, truth):
     assert not verify(response(given), truth)
 
 
-def test_nothing_but_the_tags_counts():
+def test_tagged_format_ignores_text_outside_the_answer_tags():
     assert not verify("The answer is 5", "5")
     assert not verify("<answer>5</answer>", "5")
     assert not verify(r"\boxed{5}", "5")
     assert not verify(response("5") + "<answer>6</answer>", "5")
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed", "number"),
+    [
+        (r"so \boxed{42}", "42", "42"),
+        (r"<answer>\boxed{4}</answer> then \boxed{5}", "5", "5"),
+        ("The total is 1,234.50 dollars.", None, "1,234.50"),
+        ("x = -5.", None, "-5"),
+        ("9-5", None, "5"),
+        ("about 50%", None, "50%"),
+        ("2/3 of 9 is 6, or -.5", None, "-.5"),
+        (r"\boxed{7} and no more", "7", "7"),
+        ("no digits", None, None),
+        ("", None, None),
+    ],
+)
+def test_boxed_and_last_number_formats_read_the_whole_response(text, boxed, number):
+    assert extract_answer(text, "boxed") == boxed
+    assert extract_answer(text, "last_number") == number
+
+
+def test_answer_format_decides_whether_a_response_verifies():
+    text = r"so \boxed{42}, as computed in 3 steps"
+    assert not verify(text, "42")
+    assert verify(text, "42", answer_format="boxed")
+    assert verify(text, "3", answer_format="last_number")
+    assert verify_many([(text, "42"), (text, "3")], answer_format="boxed") == [True, False]
+    with pytest.raises(ValueError, match="unknown answer format 'tag'; expected one of tagged, boxed, last_number"):
+        extract_answer(text, "tag")  # type: ignore[arg-type]
+
+
+def test_long_text_after_the_box_does_not_hide_the_answer():
+    assert verify(r"<answer>\boxed{25}" + "so it is. " * 50_000 + "</answer>", "25")
 
 
 HOSTILE = {
@@ -122,23 +158,25 @@ HOSTILE = {
 
 
 @pytest.mark.slow
-def test_hostile_answers_are_wrong_in_time_and_starve_nobody():
-    """All at once, from threads, and an honest one in their midst."""
+def test_hostile_answers_fail_within_the_limit():
+    """All are verified at once, together with one correct answer."""
     warm_up()
-    verdicts: dict[str, tuple[bool, float]] = {}
+    results: dict[str, tuple[bool, float]] = {}
 
-    def ask(name: str, given: str) -> None:
+    def verify_one(name: str, given: str) -> None:
         start = time.monotonic()
-        verdicts[name] = verify(response(given), "5"), time.monotonic() - start
+        results[name] = verify(response(given), "5"), time.monotonic() - start
 
-    threads = [threading.Thread(target=ask, args=item) for item in [*HOSTILE.items(), ("honest", r"\frac{10}{2}")]]
+    threads = [
+        threading.Thread(target=verify_one, args=item) for item in [*HOSTILE.items(), ("correct", r"\frac{10}{2}")]
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(verdicts) == len(HOSTILE) + 1
-    assert {name for name, (verdict, _) in verdicts.items() if verdict} == {"honest"}
-    assert not {name: seconds for name, (_, seconds) in verdicts.items() if seconds > DEADLINE_S}
+    assert len(results) == len(HOSTILE) + 1
+    assert {name for name, (correct, _) in results.items() if correct} == {"correct"}
+    assert not {name: seconds for name, (_, seconds) in results.items() if seconds > DEADLINE_S}
 
 
 @pytest.mark.parametrize(
@@ -152,46 +190,46 @@ def test_hostile_answers_are_wrong_in_time_and_starve_nobody():
         response("1" * 1_000_000),
     ],
 )
-def test_huge_responses(text):
+def test_huge_responses_are_verified_within_the_limit(text):
     start = time.monotonic()
     verify(text, "7")
     assert time.monotonic() - start < DEADLINE_S
 
 
-async def test_from_a_running_event_loop():
+async def test_verify_works_from_a_running_event_loop():
     assert verify(response(r"\frac{1}{2}"), "0.5")
-    verdicts = await asyncio.gather(
+    results = await asyncio.gather(
         *(asyncio.to_thread(verify, response(rf"\frac{{{n}}}{{2}}"), "1.5") for n in range(8))
     )
-    assert verdicts == [n == 3 for n in range(8)]
+    assert results == [n == 3 for n in range(8)]
 
 
-def test_many_in_order():
+def test_verify_many_keeps_the_order():
     pairs = [(response(rf"\frac{{{n}}}{{2}}"), str(n / 2 if n % 3 else 99.5)) for n in range(60)]
     assert verify_many(pairs) == [n % 3 != 0 for n in range(60)]
     assert verify_many([]) == []
 
 
-def helpers() -> list[psutil.Process]:
-    found = []
+def worker_processes() -> list[psutil.Process]:
+    processes = []
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended, zombies included
-            if module.__file__ in process.cmdline():
-                found.append(process)
-    return found
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended
+            if verify_workers.__file__ in process.cmdline():
+                processes.append(process)
+    return processes
 
 
 @pytest.mark.slow
-def test_killed_helpers_are_replaced():
-    for number in range(4):  # asked at once, while they die
+def test_killed_workers_are_replaced():
+    for number in range(4):  # compare while the processes are being killed
         assert same_answer(rf"\frac{{{2 * number}}}{{2}}", f"{number}.0")
-        for process in helpers():
+        for process in worker_processes():
             process.kill()
         warm_up()
 
 
 @pytest.mark.slow
-def test_a_fork_has_a_service_of_its_own():
+def test_forked_process_starts_its_own_workers():
     assert same_answer(r"\frac{10}{2}", "5.0")
     child = os.fork()
     if child == 0:
@@ -206,52 +244,53 @@ def test_a_fork_has_a_service_of_its_own():
 
 SCRIPT = """
 import sys, threading, time
-from rstar_lab import verify as module
+import rstar_lab.verify
+from rstar_lab import verify_workers as module
 from rstar_lab.errors import UserError
 assert not {"sympy", "math_verify", "numpy"} & set(sys.modules), "importing verify must stay light"
-# From a thread that ends: the fork server must not die with it.
-thread = threading.Thread(target=module.warm_up); thread.start(); thread.join()
+# Start from a thread that ends: the fork server must outlive that thread.
+thread = threading.Thread(target=module.workers.warm_up); thread.start(); thread.join()
 time.sleep(0.3)
-assert module.same_answer(r"\\frac{10}{2}", "5.0")
-print(module._service._process.pid, flush=True)
-threading.Thread(target=module.same_answer, args=("9^{9^{9^9}}", "5"), daemon=True).start()
+assert module.workers.compare(r"\\frac{10}{2}", "5.0")
+print(module.workers._process.pid, flush=True)
+threading.Thread(target=module.workers.compare, args=("9^{9^{9^9}}", "5"), daemon=True).start()
 time.sleep(0.5)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
-def test_nothing_outlives_the_caller_nor_holds_it_up(end):
+def test_workers_end_with_the_caller(end):
     wait = "time.sleep(60)" if end == "SIGKILL" else "sys.exit(0)"
-    # The pipe would stay open for as long as any child held it.
+    # Reading the pipe to its end would block if a worker inherited it.
     caller = subprocess.Popen([sys.executable, "-c", SCRIPT + wait], stdout=subprocess.PIPE, text=True)
     assert caller.stdout
     server = psutil.Process(int(caller.stdout.readline()))
     time.sleep(0.3)
-    family = [server, *server.children(recursive=True)]
-    assert len(family) >= 2, "fork server and a worker at a hopeless task"
+    processes = [server, *server.children(recursive=True)]
+    assert len(processes) >= 2, "expected the fork server and a worker that hangs"
     if end == "SIGKILL":
         caller.send_signal(signal.SIGKILL)
     start = time.monotonic()
     caller.stdout.read()
     caller.wait(timeout=10)
     assert time.monotonic() - start < DEADLINE_S
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=5)
     assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_without_math_verify_the_message_says_what_to_install(monkeypatch, tmp_path):
+def test_missing_math_verify_names_the_extra_to_install(monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    service = module._Service()  # what it cannot import it says, however long the start takes
+    pool = verify_workers.WorkerPool()
     try:
         with pytest.raises(UserError, match=r"rstar_lab\[sandbox\]"):
-            service.ask("1/2", "0.5", 30)
+            pool.compare("1/2", "0.5", 30)
     finally:
-        service.close()
+        pool.close()
 
 
-# --- the real sets, each verified against its own answers -------------------------------------------------------------
+# --- real problem sets -------------------------------------------------------------------------------------------------
 
 REAL = os.environ.get("RSTAR_LAB_DATA")
 REAL_SETS = {
@@ -266,7 +305,7 @@ REAL_SETS = {
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="the real problem sets are not shipped: set RSTAR_LAB_DATA to their folder")
 @pytest.mark.parametrize("name", REAL_SETS)
-def test_real_answers_verify_against_themselves_and_not_each_other(name):
+def test_answers_of_real_sets_verify_only_against_themselves(name):
     from rstar_lab.rl.problems import load_problems, parse_fields
 
     warm_up()
@@ -274,7 +313,7 @@ def test_real_answers_verify_against_themselves_and_not_each_other(name):
         problem.answer for problem in load_problems(Path(REAL or "") / name, fields=parse_fields(REAL_SETS[name]))
     ]
     assert all(verify_many([(response(answer), answer) for answer in answers]))
-    # The same answer written another way goes through math-verify; another problem's answer does not pass.
-    integers = [answer for answer in answers if module.as_integer(answer) and len(answer) < 8][:50]
+    # The same integer written as a fraction must verify through math-verify; the next integer must not.
+    integers = [answer for answer in answers if canonical_integer(answer) and len(answer) < 8][:50]
     assert all(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', ''))}}}{{2}}"), a) for a in integers]))
     assert not any(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', '')) + 2}}}{{2}}"), a) for a in integers]))

@@ -10,6 +10,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, SelectionConfig, Variant
 from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
 from rstar_lab.rl.plugins import NAME
+from rstar_lab.verify import AnswerFormat
 
 CODE_TOOLS = ("python", "python_released", "jupyter")
 
@@ -144,6 +145,11 @@ class RlSection(Section):
     )
     tool_timeout_s: float = Field(30.0, gt=0, description="of a call of an own tool; code has sandbox.timeout_s")
     reward: str = Field("verify", description="verify: 1 for a right answer, else 0; or module:function")
+    answer: AnswerFormat = Field(
+        "tagged",
+        description="where reward: verify reads the answer. tagged: the last \\boxed{} in the last <answer>; "
+        "boxed: the last \\boxed{} of the response; last_number: the last number of the response",
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="of the update's products; weights are fp32. auto: bf16 on a GPU, else fp32"
     )
@@ -373,7 +379,7 @@ class Recipe(Section):
             raise ValueError("rl.rollout: servers make their own batches: async with engine.kind: server, not lockstep")
         for stage in self.stages:
             settings = self.settings(stage)
-            for key in ("tools", "reward"):
+            for key in ("tools", "reward", "answer"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: it is one for the whole run; set rl.{key}")
         return self

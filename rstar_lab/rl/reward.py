@@ -1,44 +1,50 @@
-"""The reward: 1 exactly when the final answer is right (rStar2-Agent, section 2: nothing for format or tool use), or the user's own.
+"""The reward of a rollout: 1 if the final answer is correct, else 0, or a function of the user.
 
-`verify` runs anywhere; the rest of this module only gives it its name in the language of RL.
+Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.verify import extract_answer, verify, verify_many, warm_up
+from rstar_lab.verify import AnswerFormat, extract_answer, verify, verify_many, warm_up
 
 __all__ = ["extract_answer", "make_reward", "reward", "verify", "verify_many", "warm_up"]
 
 
-def reward(response_text: str, answer: str) -> float:
-    """1.0 or 0.0. Hand in the model's own text only, never what tools printed."""
-    return float(verify(response_text, answer))
+def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> float:
+    """Return 1.0 if the response's final answer equals `answer`, else 0.0.
+
+    response_text: the model's own text only, never tool output. answer_format: see `rstar_lab.verify.extract_answer`.
+    """
+    return float(verify(response_text, answer, answer_format=answer_format))
 
 
-def make_reward(name: str) -> Callable[[str, str], float]:
-    """The reward that a recipe names: `verify`, or `module:function` of (the model's own text, the true answer).
+def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, str], float]:
+    """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
-    An own one gives a finite number and is called in threads, several at once; RoC takes a rollout for right where it is above 0.
-    Raises UserError where there is none, and where it fails: to train on what a broken reward says is worse than to stop.
+    name: recipe key `rl.reward`: `verify`, or `module:function`. A user function returns a finite number and is called
+    from several threads. RoC treats a rollout as correct if its reward is above 0.
+    answer: recipe key `rl.answer`: where `verify` reads the answer. A user function ignores it.
+    Raises UserError if the function does not exist, and if a call of it fails or returns no finite number.
     """
     if name == "verify":
-        return reward
-    own = load_named(name, "rl.reward")
-    if not callable(own):
-        raise UserError(f"rl.reward: {name}: a {type(own).__name__}; a function is wanted")
+        return partial(reward, answer_format=answer)
+    function = load_named(name, "rl.reward")
+    if not callable(function):
+        raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
 
     def checked(response_text: str, answer: str) -> float:
         try:
-            given: Any = own(response_text, answer)
-            value = float(given)
+            result: Any = function(response_text, answer)
+            value = float(result)
         except Exception as error:
-            raise UserError(f"rl.reward: {name}: {type(error).__name__}: {error}") from error
+            raise UserError(f"rl.reward: {name} failed: {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
-            raise UserError(f"rl.reward: {name}: it gave {given!r}; a finite number is wanted")
+            raise UserError(f"rl.reward: {name} returned {result!r}; expected a finite number")
         return value
 
     return checked

@@ -36,7 +36,7 @@ class RunSession:
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
-        self.reward = make_reward(recipe.rl.reward)
+        self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
         # For their errors, before anything is started.
         make_tools([name for name in recipe.rl.tools if name not in CODE_TOOLS], None)
 

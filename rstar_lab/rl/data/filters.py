@@ -8,14 +8,14 @@ import numpy as np
 
 from rstar_lab.rl.data.similarity import Corpus, Texts, contaminated, near_duplicates
 from rstar_lab.rl.data.sources import Candidate
-from rstar_lab.verify import as_integer, same_answer, warm_up
+from rstar_lab.verify import canonical_integer, same_answer, warm_up
 
 Drops = dict[int, str]
 
 
 def plain_integer(answer: str) -> str | None:
     """`$1,024$` or `025` as 1024 or 25; None for what is no integer written out."""
-    return as_integer(answer.strip().strip("$").strip())
+    return canonical_integer(answer.strip().strip("$").strip())
 
 
 def not_integer(candidates: Sequence[Candidate]) -> Drops:

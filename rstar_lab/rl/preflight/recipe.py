@@ -40,7 +40,7 @@ def own_functions(subject: Subject) -> str:
     if not own and rl.reward == "verify":
         raise NotNeeded("the recipe names none")
     make_tools(own, None, own_timeout_s=rl.tool_timeout_s)
-    make_reward(rl.reward)
+    make_reward(rl.reward, rl.answer)
     return ", ".join([*own, *([rl.reward] if rl.reward != "verify" else [])])
 
 

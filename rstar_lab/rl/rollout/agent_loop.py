@@ -66,7 +66,7 @@ async def run_rollout(
         calls=tuple(rollout.calls),
         stop_reason=stop,
         text=text,
-        answer=extract_answer(text),
+        answer=extract_answer(text, context.answer_format),
         reward=reward,
         p_err=tool_error_penalty(errors, calls),
         p_format=format_penalty(text.count(ANSWER_TAG), len(rollout.turns)),

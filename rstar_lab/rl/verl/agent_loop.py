@@ -37,7 +37,9 @@ class Workshop:
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward == "verify":
             await asyncio.to_thread(warm_up)  # an answer that waited for it to start could be counted wrong
-        context = RolloutContext.for_training(Codec(tokenizer, tools), watched, make_reward(keys.reward), keys)
+        context = RolloutContext.for_training(
+            Codec(tokenizer, tools), watched, make_reward(keys.reward, keys.answer), keys
+        )
         return cls(settings, context)
 
 

@@ -288,7 +288,7 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
     for name, message in wrong.items():
         with pytest.raises(UserError, match=f"rl.tools: {name}: .*{message}"):
             RunSession(recipe_of([], tools=[name]), Reporter())
-    with pytest.raises(UserError, match=f"rl.reward: {MINE}:number: a int; a function is wanted"):
+    with pytest.raises(UserError, match=f"rl.reward: {MINE}:number is a int; expected a function"):
         RunSession(recipe_of([], reward=f"{MINE}:number"), Reporter())
     with pytest.raises(UserError, match="two tools called find"):
         make_tools([f"{MINE}:find", f"{MINE}:find"], None)
@@ -301,7 +301,7 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
 
 def test_a_reward_that_fails_stops_the_run_with_its_name(own):
     for name, message in (("nothing", "TypeError"), ("broken", "ZeroDivisionError")):
-        with pytest.raises(UserError, match=f"rl.reward: {MINE}:{name}: {message}"):
+        with pytest.raises(UserError, match=f"rl.reward: {MINE}:{name} failed: {message}"):
             make_reward(f"{MINE}:{name}")("text", "truth")
 
 
@@ -310,7 +310,7 @@ async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: "</reason><answer>5</answer>")
     tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
     dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
-    with pytest.raises(UserError, match="broken: ZeroDivisionError"):
+    with pytest.raises(UserError, match="broken failed: ZeroDivisionError"):
         context = RolloutContext(Codec(tokenizer, {}), {}, make_reward(f"{MINE}:broken"), RolloutLimits(2000))
         await run_rollouts(tasks, context, slots=lambda i, task: dispatcher.slot(i, "p"))
 
