@@ -107,9 +107,9 @@ def start_verl(recipe_file: Path, runs_dir: Path, *arguments: str) -> subprocess
         )
 
 
-def train_with_verl(recipe_file: Path, runs_dir: Path, *, timeout_s: float = 1800) -> Path:
-    """`start_verl` and wait for its end; returns the run's folder. Raises UserError."""
-    process = start_verl(recipe_file, runs_dir)
+def train_with_verl(recipe_file: Path, runs_dir: Path, *arguments: str, timeout_s: float = 1800) -> Path:
+    """Run `start_verl`, wait for its end and return the run's folder. Raises UserError if it fails."""
+    process = start_verl(recipe_file, runs_dir, *arguments)
     try:
         code = process.wait(timeout_s)
     finally:

@@ -26,7 +26,7 @@ from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_t
 from rstar_lab.rl.training.update import UpdateResult
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.hooks import assert_registered
-from rstar_lab.rl.verl.mini_batches import members, spread
+from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
@@ -156,8 +156,13 @@ class RstarTrainer(PPOTrainerSync):
     def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **keywords: Any) -> KVBatchMeta:
         batch = super()._balance_batch(batch, *arguments, **keywords)
         ranks, parts = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, self.settings.keys.mini_batches
-        batch.reorder(spread([_is_padding(tag) for tag in batch.tags], ranks, parts))
-        self.mini_batches = [[batch.keys[i] for i in rows] for rows in members(len(batch), ranks, parts)]
+        kept, keys = self.replay_buffer.last.kept.trajectories, self.replay_buffer.last.keys
+        number_of = {keys[t.traj_id]: number for t, number in zip(kept, assign(len(kept), parts), strict=True)}
+        # verl has reordered the rows by length: restore the order of the selection, which the mini-batches follow.
+        place = {keys[t.traj_id]: i for i, t in enumerate(kept)}
+        batch.reorder(sorted(range(len(batch)), key=lambda i: place.get(batch.keys[i], len(place))))
+        batch.reorder(order_rows([number_of.get(key) for key in batch.keys], ranks, parts))
+        self.mini_batches = [[batch.keys[i] for i in rows] for rows in rows_of_mini_batches(len(batch), ranks, parts)]
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -239,6 +244,10 @@ class RstarTrainer(PPOTrainerSync):
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
         )
+        if (
+            "reference_kl" in told
+        ):  # verl reports the policy loss without the KL term; the local trainer's loss contains it
+            told["loss"] += keys.kl_coefficient * told["reference_kl"]
         self.writer.write_step(self.settings.stage.name, self.global_steps, **rows, metrics=told)
         self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | told)
 

@@ -14,7 +14,7 @@ from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.sft import iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
-from rstar_lab.rl.verl.mini_batches import members, spread
+from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.resume import model_before, stages_of, to_do
 from rstar_lab.rl.verl.schedule import StageSchedule
 from rstar_lab.rl.verl.train import handed_on
@@ -42,32 +42,22 @@ def keys_of(tmp_path, profile="laptop", extra=None, stages=({},), **rl):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("real", [1, 7, 24])
-def test_every_mini_batch_has_an_even_share_of_real_rows_in_their_order(ranks, parts, real):
-    padding = [i >= real for i in range(24)]
-    order = spread(padding, ranks, parts)
+@pytest.mark.parametrize("real", [0, 1, 7, 24])
+def test_mini_batches_over_all_ranks_are_those_of_the_local_trainer(ranks, parts, real):
+    number_of: list[int | None] = [*assign(real, parts), *[None] * (24 - real)]
+    order = order_rows(number_of, ranks, parts)
     assert sorted(order) == list(range(24))
-    for rank in range(ranks):
-        rows = order[rank * 24 // ranks : (rank + 1) * 24 // ranks]
-        assert {row // (24 // ranks) for row in rows} == {rank}, "a row stays with its rank"
-        mine = [row for row in rows if not padding[row]]
-        assert mine == sorted(mine)
-        cut = np.array_split(np.array([not padding[row] for row in rows]), parts)
-        assert max(map(sum, cut)) - min(map(sum, cut)) <= 1
-    batches = members(24, ranks, parts)
-    assert sorted(i for batch in batches for i in batch) == list(range(24))
-    assert {len(batch) for batch in batches} == {24 // parts}
-    # verl: a rank's slice of the batch, cut into parts.
+    bounds = np.linspace(0, real, max(min(parts, real), 1) + 1).astype(int)  # as in Learner.update
+    batches = rows_of_mini_batches(24, ranks, parts)
+    for part, positions in enumerate(batches):
+        rows = sorted(order[i] for i in positions if number_of[order[i]] is not None)
+        assert rows == (list(range(*bounds[part : part + 2])) if part + 1 < len(bounds) else [])
+    # verl gives each rank a slice of the batch and cuts the slice into parts.
     slices = torch.arange(24).chunk(ranks)
-    for part, batch in enumerate(batches):
-        assert sorted(batch) == sorted(int(i) for own in slices for i in own.chunk(parts)[part])
-
-
-def test_one_rank_cuts_where_the_local_trainer_cuts():
-    order = spread([False] * 5 + [True] * 3, 1, 2)
-    bounds = np.linspace(0, 5, 3).astype(int)
-    assert [i for i in order[:4] if i < 5] == list(range(*bounds[:2]))
-    assert [i for i in order[4:] if i < 5] == list(range(*bounds[1:]))
+    for part, positions in enumerate(batches):
+        assert sorted(positions) == sorted(int(i) for own in slices for i in own.chunk(parts)[part])
+        shares = [sum(number_of[order[int(i)]] is not None for i in own.chunk(parts)[part]) for own in slices]
+        assert max(shares) - min(shares) <= 1, "the ranks share the real rows evenly"
 
 
 # Learning rate
