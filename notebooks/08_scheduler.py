@@ -34,22 +34,20 @@ kv_tokens = 125_000  # of an engine
 mean_tokens = 3000
 tool_s = 0.3
 grid_engines = 4  # size of the grid at the end; the reference is 64
-calibration = "../docs/scheduler-calibration.json"
+calibration = ""  # JSON file of `python -m rstar_lab.rl.bench.calibration`; empty: the record in the package
 remeasure = False  # start two vLLM servers here and measure again (minutes)
 
 # %%
-import json
-from pathlib import Path
-
 import pandas as pd
 import plotly.io as pio
 
 from rstar_lab.rl.bench.scheduler import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
-from rstar_lab.rl.bench.calibration import Measurement, calibrate, disagreements
+from rstar_lab.rl.bench.calibration import calibrate, disagreements, recorded_measurements
 from rstar_lab.rl.scheduling.recorded import recorded_rollouts
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
 from rstar_lab.rl.bench.figures import plot_calibration
-from rstar_lab.rl.scheduling.simulator import EngineSpec, lower_bound, simulate
+from rstar_lab.rl.scheduling.simulator import lower_bound, simulate
+from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
 
 pio.renderers.default = "plotly_mimetype+notebook_connected"
 
@@ -121,8 +119,7 @@ pd.DataFrame(rows).set_index(["kv_tokens", "mean_tokens"]).round(2)
 if remeasure:
     rates, measured = await calibrate(rounds=1, progress=print)
 else:
-    record = json.loads(Path(calibration).read_text())
-    measured = [Measurement(**result) for result in record["results"]]
+    measured = recorded_measurements(calibration)
 wrong = disagreements(measured)
 print("pairs ranked differently:", wrong or "none")
 plot_calibration(measured)

@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 
 import httpx
@@ -29,8 +30,9 @@ from scipy.optimize import nnls
 from rstar_lab.rl.bench.scheduler import Regime, make_policies, make_rollouts
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.rollout.driver import Dispatcher
-from rstar_lab.rl.scheduling.policies import EngineState, Policy
-from rstar_lab.rl.scheduling.simulator import EngineSpec, Rates, ScriptedRollout, simulate
+from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState
+from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
+from rstar_lab.rl.scheduling.simulator import ScriptedRollout, simulate
 
 VOCABULARY = 1024
 BLOCK_TOKENS = 32
@@ -67,6 +69,13 @@ class Measurement:
     def measured(self) -> float:
         """Median of the measured makespans, in seconds."""
         return float(np.median(self.measured_s))
+
+
+def recorded_measurements(path: str | Path = "") -> list[Measurement]:
+    """Return the measurements of a calibration record. path: JSON file; default: the record in the package."""
+    packaged = resources.files("rstar_lab.rl.scheduling") / "data" / "scheduler-calibration.json"
+    record = json.loads((Path(path) if path else packaged).read_text())
+    return [Measurement(**result) for result in record["results"]]
 
 
 class VllmServer:
@@ -224,7 +233,7 @@ async def fit_rates(engines: Sequence[VllmServer], kv_tokens: int, repeats: int 
 
 
 async def replay(
-    rollouts: Sequence[ScriptedRollout], policy: Policy, engines: Sequence[VllmServer], kv_tokens: int
+    rollouts: Sequence[ScriptedRollout], policy: DispatchPolicy, engines: Sequence[VllmServer], kv_tokens: int
 ) -> float:
     """Send the scripted rollouts through the rollout driver; the makespan in seconds. Prompts are new in every call."""
     states = [EngineState(engine.url, kv_tokens) for engine in engines]

@@ -26,8 +26,9 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.tool_calls import execute_call
+from rstar_lab.rl.scheduling.base import EngineState
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import EngineState, make_policy
+from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools

@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.progress import track
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.scheduling.base import DispatchPolicy
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import POLICIES, Policy, make_policy
-from rstar_lab.rl.scheduling.simulator import EngineSpec, Rates, ScriptedRollout, ScriptedTurn, lower_bound, simulate
+from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
+from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
+from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
 
 # Qwen3-14B in bf16 on one MI300X (peak 5.3 TB/s, 1307 Tflop/s). We assume that decoding reaches 60% of the bandwidth and 40% of
 # the arithmetic, and 3 ms a step for the scheduler, launches and sampling.
@@ -113,10 +115,10 @@ def make_rollouts(regime: Regime, seed: int) -> tuple[list[ScriptedRollout], dic
 
 def make_policies(
     regime: Regime, history: Mapping[str, Sequence[float]] | None = None
-) -> dict[str, Callable[[], Policy]]:
+) -> dict[str, Callable[[], DispatchPolicy]]:
     """A maker of each policy by its name."""
 
-    def make(name: str) -> Policy:
+    def make(name: str) -> DispatchPolicy:
         predictor = LengthPredictor(regime.max_tokens, mean_tokens=regime.mean_tokens, history=history)
         return make_policy(name, max_context=regime.max_context, predictor=predictor)
 

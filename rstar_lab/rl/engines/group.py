@@ -23,8 +23,9 @@ from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.driver import Dispatcher, EngineSlot
 from rstar_lab.rl.rollout.lockstep import Lockstep
+from rstar_lab.rl.scheduling.base import EngineState
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import EngineState, make_policy
+from rstar_lab.rl.scheduling.policies import make_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

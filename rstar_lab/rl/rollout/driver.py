@@ -13,7 +13,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Interruptible, RequestRefused, Sampling
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.scheduling.policies import EngineState, Policy, TurnRequest
+from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
@@ -44,7 +44,7 @@ class PendingTurn:
 class Dispatcher:
     """Sends turns to engines as a dispatch policy decides. An engine that fails a request gets no further ones."""
 
-    def __init__(self, engines: Sequence[Engine], policy: Policy, states: Sequence[EngineState]):
+    def __init__(self, engines: Sequence[Engine], policy: DispatchPolicy, states: Sequence[EngineState]):
         self.engines, self.policy, self.states = engines, policy, states
         self.pending: dict[int, PendingTurn] = {}
         self.abandoned: set[int] = set()  # rollouts that ended while the policy was holding a turn of theirs

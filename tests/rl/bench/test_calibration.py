@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar_lab.rl.bench.calibration import REGIME, Measurement, calibrate, disagreements
+from rstar_lab.rl.bench.calibration import REGIME, Measurement, calibrate, disagreements, recorded_measurements
 
 
 @pytest.mark.soak
@@ -21,3 +21,8 @@ def test_disagreements_are_pairs_that_are_well_apart_in_the_prediction_and_the_o
     near = Measurement("near", 10.4, [20.0], 0, [0.0])
     slow = Measurement("slow", 20, [25.0, 25.0, 99.0], 0, [0.0])
     assert disagreements([fast, near, slow]) == [("fast", "slow")]
+
+
+def test_recorded_calibration_is_read_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {result.policy for result in recorded_measurements()} >= {"adaptive", "kv", "least-in-flight"}

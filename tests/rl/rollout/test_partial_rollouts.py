@@ -23,8 +23,9 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutT
 from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.rollout.records import messages
+from rstar_lab.rl.scheduling.base import EngineState
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import POLICIES, EngineState, make_policy
+from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.training.update import MismatchError, UpdateResult
 from rstar_lab.rl.trajectory import StopReason, Trajectory

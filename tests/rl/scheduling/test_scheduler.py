@@ -15,17 +15,10 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.driver import DispatchedSlot
+from rstar_lab.rl.scheduling.adaptive import Adaptive
+from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
+from rstar_lab.rl.scheduling.baselines import KvCapacity, LeastInFlight, Static, TurnBarrier
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import (
-    Adaptive,
-    EngineState,
-    KvCapacity,
-    LeastInFlight,
-    Policy,
-    Static,
-    TurnBarrier,
-    TurnRequest,
-)
 
 POLICIES = make_policies(Regime(max_tokens=4000))
 
@@ -38,7 +31,7 @@ def first_turns(count: int, group: int = 4, tokens: int = 100) -> list[TurnReque
     return [TurnRequest(i, f"p{i // group}", 0, tokens, 0) for i in range(count)]
 
 
-def submit(policy: Policy, requests: list[TurnRequest], states: list[EngineState]) -> dict[int, int]:
+def submit(policy: DispatchPolicy, requests: list[TurnRequest], states: list[EngineState]) -> dict[int, int]:
     for request in requests:
         policy.ready(request)
     return {request.rollout: engine for request, engine in policy.dispatch(states)}

@@ -26,7 +26,8 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.tool_calls import execute_call
-from rstar_lab.rl.scheduling.policies import EngineState, LeastInFlight
+from rstar_lab.rl.scheduling.base import EngineState
+from rstar_lab.rl.scheduling.baselines import LeastInFlight
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.tools.user import HttpTool, ToolUnavailable, UserTool

@@ -1,0 +1,198 @@
+"""The `adaptive` dispatch policy: admission by projected KV-cache use, with predicted response lengths."""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
+
+import numpy as np
+
+from rstar_lab.rl.scheduling.base import Dispatch, EngineState, TurnRequest, alive_engines
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+
+
+class Adaptive:
+    """Admit as many rollouts to an engine as its KV cache is expected to hold; longest expected first; balance the work.
+
+    Admission: the context of an engine's rollouts is projected forward with their expected remaining tokens. A new rollout is
+    sent to an engine if the maximum of the projection stays below `fill` times the KV cache. Rollouts that wait for a tool
+    count, so that their prefix stays cached. Each expected length stands for three equally likely ones (`SPREAD`).
+
+    Order: first `probes` rollouts of each problem, from which the predictor learns; then the problems expected to be longest.
+
+    Balance: work is measured in token-steps of context (what decoding reads). A new rollout goes to the engine with the least
+    work. A later turn stays with its engine and its cached prefix, unless that engine has more work than another by `margin`
+    times the work of the longest possible rollout.
+
+    fill: share of the KV cache. None chooses from `FILL`: the first value if the longest rollout takes more steps than all the
+    work at full caches (it then decides the makespan and must not be preempted), else the second.
+    """
+
+    SPREAD = np.array([0.5, 0.9, 1.6])  # thirds of a lognormal with sigma 0.6, over its mean
+    FILL = (0.8, 0.9)
+    TOKEN_WORK = 400  # a token's own arithmetic, in tokens of context read
+
+    def __init__(
+        self, predictor: LengthPredictor, *, fill: float | None = None, probes: int = 2, margin: float = 1.5
+    ) -> None:
+        self.predictor = predictor
+        self._fill, self.probes = fill, probes
+        self._margin = margin * self._work(0.0, predictor.max_tokens)
+        self._home: dict[int, int] = {}
+        self._next_turns: list[TurnRequest] = []
+        self._resumed: deque[TurnRequest] = deque()
+        self._new: dict[str, deque[TurnRequest]] = {}
+        self._started: dict[str, int] = {}
+        self._queue: list[tuple[int, float, str]] = []  # heap of problems; entries may be outdated or duplicated
+        self._ledgers: list[_Ledger] = []
+        self._work_left: list[float] = []
+        # Engines that may admit a rollout. The others are full until one of their rollouts finishes a turn.
+        self._open: set[int] = set()
+
+    def ready(self, request: TurnRequest) -> None:
+        if request.rollout in self._home:
+            self._next_turns.append(request)
+        elif request.generated:
+            self._resumed.append(request)
+        else:
+            waiting = self._new.setdefault(request.problem, deque())
+            if not waiting:
+                heappush(self._queue, self._rank(request.problem))
+            waiting.append(request)
+
+    def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
+        engine = self._home[request.rollout]
+        self._leave(request.rollout, engine)
+        self._open.add(engine)
+        total = request.generated + generated
+        if not done:
+            self.predictor.progress(request.problem, total, request.rollout)
+            left = self.predictor.remaining(request.problem, total)
+            self._join(request.rollout, engine, request.tokens + generated, left)
+            return
+        del self._home[request.rollout]
+        if generated:
+            self.predictor.observe(request.problem, total, request.rollout)
+            if self._new.get(request.problem):
+                heappush(self._queue, self._rank(request.problem))
+
+    def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
+        if not self._ledgers:
+            self._ledgers = [_Ledger() for _ in engines]
+            self._work_left = [0.0] * len(engines)
+            self._open = set(range(len(engines)))
+            if self._fill is None:
+                self._fill = self.FILL[self._steps_at_full_caches(engines) > self.predictor.max_tokens]
+        # An engine that restarted has no rollouts, so no finished turn would open it.
+        self._open.update(i for i in alive_engines(engines) if not self._ledgers[i].rollouts)
+        sent: Dispatch = []
+        for request in self._next_turns:
+            self._continue(request, engines, sent)
+        self._next_turns = []
+        while self._resumed and self._admit(self._resumed[0], engines, sent):
+            self._resumed.popleft()
+        while self._queue and self._open and not self._resumed:
+            problem = self._queue[0][2]
+            waiting = self._new[problem]
+            if not waiting:
+                heappop(self._queue)
+            elif (rank := self._rank(problem)) != self._queue[0]:
+                heapreplace(self._queue, rank)
+            elif self._admit(waiting[0], engines, sent):
+                waiting.popleft()
+                self._started[problem] = self._started.get(problem, 0) + 1
+            else:
+                break
+        return sent
+
+    def _steps_at_full_caches(self, engines: Sequence[EngineState]) -> float:
+        """Expected number of decode steps for the waiting rollouts if every KV cache is full."""
+        occupied = 0.0  # token-steps
+        for problem, waiting in self._new.items():
+            left = self.predictor.remaining(problem)
+            occupied += sum(left * (request.tokens + left / 2) for request in waiting)
+        return occupied / sum(engines[i].kv_tokens for i in alive_engines(engines))
+
+    def _rank(self, problem: str) -> tuple[int, float, str]:
+        probed = min(self._started.get(problem, 0), self.probes)
+        return probed, -self.predictor.remaining(problem), problem
+
+    def _continue(self, request: TurnRequest, engines: Sequence[EngineState], sent: Dispatch) -> None:
+        """Send a later turn to its engine, or to another one that has much less work."""
+        home = self._home[request.rollout]
+        self._leave(request.rollout, home)
+        if not engines[home].alive:
+            del self._home[request.rollout]
+            self._resumed.append(request)
+            return
+        left = self.predictor.remaining(request.problem, request.generated)
+        work = self._work_left
+        least = min(work)
+        engine = home
+        if work[home] - least > self._margin:
+            other = work.index(least)
+            if engines[other].alive and self._fits(other, engines[other], request.tokens, left):
+                engine = other
+        self._send(request, engine, left, sent)
+
+    def _admit(self, request: TurnRequest, engines: Sequence[EngineState], sent: Dispatch) -> bool:
+        """Send a rollout to the engine with the least work that can admit it; return False if no engine can."""
+        left = self.predictor.remaining(request.problem, request.generated)
+        while self._open:
+            engine = min(self._open, key=self._work_left.__getitem__)
+            if engines[engine].alive and self._fits(engine, engines[engine], request.tokens, left):
+                self._send(request, engine, left, sent)
+                return True
+            self._open.remove(engine)
+        return False
+
+    def _send(self, request: TurnRequest, engine: int, left: float, sent: Dispatch) -> None:
+        self._home[request.rollout] = engine
+        self._join(request.rollout, engine, request.tokens, left)
+        sent.append((request, engine))
+
+    def _fits(self, engine: int, state: EngineState, tokens: float, left: float) -> bool:
+        """Return whether the projected context stays below the limit with one more rollout. An empty engine admits any."""
+        ledger = self._ledgers[engine]
+        assert self._fill is not None
+        limit = self._fill * state.kv_tokens
+        rollouts = ledger.rollouts
+        if not rollouts:
+            return True
+        if len(rollouts) >= state.max_running:
+            return False
+        if ledger.tokens + tokens + self.SPREAD[-1] * (ledger.left + left) < limit:
+            return True
+        pairs = np.array([*rollouts.values(), (tokens, left)])
+        ends = np.outer(pairs[:, 1], self.SPREAD).ravel()
+        order = ends.argsort()[::-1]
+        held = np.repeat(pairs[:, 0], len(self.SPREAD))[order].cumsum()
+        grown = ends[order] * np.arange(1, len(order) + 1)
+        return float((held + grown).max()) < limit * len(self.SPREAD)
+
+    @classmethod
+    def _work(cls, tokens: float, left: float) -> float:
+        return left * (tokens + left / 2 + cls.TOKEN_WORK)
+
+    def _join(self, rollout: int, engine: int, tokens: float, left: float) -> None:
+        ledger = self._ledgers[engine]
+        ledger.rollouts[rollout] = (tokens, left)
+        ledger.tokens += tokens
+        ledger.left += left
+        self._work_left[engine] += self._work(tokens, left)
+
+    def _leave(self, rollout: int, engine: int) -> None:
+        ledger = self._ledgers[engine]
+        tokens, left = ledger.rollouts.pop(rollout)
+        ledger.tokens -= tokens
+        ledger.left -= left
+        self._work_left[engine] -= self._work(tokens, left)
+
+
+class _Ledger:
+    """Rollouts of one engine: (context tokens, expected remaining tokens) at their last event, and the sums of both."""
+
+    __slots__ = ("left", "rollouts", "tokens")
+
+    def __init__(self) -> None:
+        self.rollouts: dict[int, tuple[float, float]] = {}
+        self.tokens = self.left = 0.0

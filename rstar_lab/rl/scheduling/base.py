@@ -1,0 +1,64 @@
+"""The interface between a driver of rollouts and a dispatch policy.
+
+A dispatch policy decides which waiting turn goes to which engine, and when. The policies are in `baselines` and `adaptive`; the
+rollout driver, the scheduler service and the simulator use the same ones. A policy only keeps counts: it has no clock and does
+no I/O. The driver reports events and then asks for dispatches:
+
+    policy.ready(request)                       a turn can be generated: the first of a rollout, or its tools have answered
+    policy.finished(request, generated, done)   an engine returned `generated` tokens; done: the rollout has ended
+    for request, engine in policy.dispatch(engines): ...
+
+If an engine fails during a turn, set its `alive` to False and pass the same request to `ready` again; the policy chooses another
+engine. To abandon a rollout, call `finished(request, 0, done=True)`. Call `ready` for all rollouts of a step before the first
+`dispatch`: policies that split rollouts evenly need to see all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A turn to generate.
+
+    rollout: number of the rollout, unique in the step. tokens: length of the turn's prompt, including earlier turns and tool
+    results. generated: tokens that the model generated in earlier turns.
+    """
+
+    rollout: int
+    problem: str
+    turn: int
+    tokens: int
+    generated: int
+
+
+@dataclass(slots=True)
+class EngineState:
+    """An engine as the policy sees it. kv_tokens: size of its KV cache in tokens; max_running: vLLM's max_num_seqs."""
+
+    name: str
+    kv_tokens: int
+    max_running: int = 1024
+    kv_used: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    alive: bool = True
+
+
+Dispatch = list[tuple[TurnRequest, int]]
+
+
+class DispatchPolicy(Protocol):
+    """See the module docstring. An engine is an index into the sequence passed to `dispatch`, which keeps its order."""
+
+    def ready(self, request: TurnRequest) -> None: ...
+
+    def finished(self, request: TurnRequest, generated: int, done: bool) -> None: ...
+
+    def dispatch(self, engines: Sequence[EngineState]) -> Dispatch: ...
+
+
+def alive_engines(engines: Sequence[EngineState]) -> list[int]:
+    """Indices of the engines that are alive."""
+    return [i for i, engine in enumerate(engines) if engine.alive]
