@@ -32,7 +32,7 @@ def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, st
     Raises UserError if the function does not exist, and if a call of it fails or returns no finite number.
     """
     if name == "verify":
-        return partial(reward, answer_format=answer)
+        return reward if answer == "tagged" else partial(reward, answer_format=answer)
     function = load_named(name, "rl.reward")
     if not callable(function):
         raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
