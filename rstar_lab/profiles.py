@@ -65,6 +65,8 @@ class Measured(ProfileSection):
     network_gb_per_s: float = Field(
         default=25, gt=0, description="collectives between nodes, per GPU, in one direction"
     )
+    overlap: float = Field(default=0.7, ge=0, le=1, description="share of collectives that computation can hide")
+    weight_sync_gb_per_s: float = Field(default=4, gt=0, description="new weights from the trainer to the engines")
     link_gb_per_s: float = Field(default=150, gt=0, description="collectives inside a node, per GPU, in one direction")
 
 

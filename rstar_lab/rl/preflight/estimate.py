@@ -1,81 +1,33 @@
-"""What a recipe needs of a machine, before a GPU is touched: memory, disk, time. Formulas, not measurements.
+"""What a recipe needs of a machine: memory, time of a step, disk. Formulas, not measurements.
 
-Units: bytes, seconds, tokens. Rates and efficiencies come from the hardware profile; every formula is in a docstring.
+Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardware profile; every formula is in a docstring.
+`rstar_lab.rl.preflight.published` compares the estimate with published steps of other systems.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from rstar_lab.profiles import Profile
+from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.recipe import Recipe, RlSection
 
-# Of rStar2-Agent's table: mean response 2.5K of 8K, 5K of 12K, 7K of 12K over the stages.
+# Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45
 PROMPT_TOKENS = 500
-CALLS_PER_ROLLOUT = 2.75  # 45K calls a step of 16,384 rollouts
-SYNC_BYTES_PER_S = 40e9  # weights from the trainer's shards to the engines, a GPU
+LONGEST_PROMPT_TOKENS = 2048
+CALLS_PER_ROLLOUT = 2.75  # the report: 45K calls in a step of 16,384 rollouts
 DISK_BYTES_PER_S = 2e9  # a shared file system, all ranks together
-STATE_BYTES = 16  # a parameter in training: fp32 weight 4, gradient 4, AdamW's two moments 8
+STATE_BYTES = 16  # per parameter in training: fp32 weight 4, gradient 4, the two moments of AdamW 8
+LOCAL_LOGITS = 64 * 2**20  # numbers; the local trainer computes logits in chunks of this size (training/log_probs.py)
 GB = 1e9
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """A dense decoder, as its config.json says."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    feed_forward: int
-    vocabulary: int
-    tied: bool
-
-    @property
-    def parameters(self) -> int:
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden + 2 * self.head_dim
-        return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
-
-    def kv_bytes(self, bytes_each: int = 2) -> int:
-        """KV cache of one token: 2 (key, value) x layers x kv heads x head dimension x bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_each
-
-    def forward_flops(self, tokens: float, context: float) -> float:
-        """2 x parameters a token, and attention: 4 x layers x heads x head dimension x half the context."""
-        return tokens * (2 * self.parameters + 2 * self.layers * self.heads * self.head_dim * context)
-
-
-# For recipes whose model is not on this machine.
-KNOWN = {
-    "Qwen3-14B": Architecture(40, 5120, 40, 8, 128, 17408, 151_936, False),
-    "Qwen3-8B": Architecture(36, 4096, 32, 8, 128, 12288, 151_936, False),
-    "Qwen3-4B": Architecture(36, 2560, 32, 8, 128, 9728, 151_936, True),
-    "Qwen3-1.7B": Architecture(28, 2048, 16, 8, 128, 6144, 151_936, True),
-    "tiny": Architecture(4, 192, 6, 2, 32, 512, 1024, False),
-}
-
-
-def architecture_of(model: str) -> Architecture | None:
-    """From the folder's config.json, or by name; None where neither is known."""
-    path = Path(model) / "config.json"
-    if path.is_file():
-        found = json.loads(path.read_text())
-        head_dim = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
-        return Architecture(
-            found["num_hidden_layers"], found["hidden_size"], found["num_attention_heads"],
-            found.get("num_key_value_heads", found["num_attention_heads"]), head_dim, found["intermediate_size"],
-            found["vocab_size"], found.get("tie_word_embeddings", False),
-        )  # fmt: skip
-    name = Path(model).name.removesuffix("-Base")
-    return KNOWN.get(name)
-
-
-@dataclass(frozen=True)
 class Memory:
-    """Of one GPU, in GB. fits: both phases stay under the HBM."""
+    """Memory of one GPU in GB.
+
+    together: training and engine hold their memory at the same time (local trainer). Otherwise the engine sleeps during the
+    update, and only what is not offloaded coexists with it (verl).
+    """
 
     weights: float
     training_state: float
@@ -84,28 +36,67 @@ class Memory:
     kv_tokens: int
     longest: int
     hbm: float
+    together: bool = False
+
+    @property
+    def peak(self) -> float:
+        """The largest amount that is held at one time."""
+        return self.training_peak + self.rollout_peak if self.together else max(self.training_peak, self.rollout_peak)
 
     @property
     def fits(self) -> bool:
-        return max(self.training_peak, self.rollout_peak) <= self.hbm and self.kv_tokens >= self.longest
+        return self.peak <= self.hbm and self.kv_tokens >= self.longest
 
 
-def memory(model: Architecture, rl: RlSection, profile: Profile, prompt_tokens: int = 2048) -> Memory:
-    """Training phase: state + working set + activations + logits. Rollout phase: the engine's share + what training keeps.
+def memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
+    """Estimate the memory of one GPU for a stage with the keys `rl`, with the trainer of the profile."""
+    if profile.trainer == "local":
+        return _local_memory(model, recipe, rl, profile)
+    return _verl_memory(model, rl, profile)
 
-    state = 16 bytes x parameters / GPUs (0 while offloaded); working set = two unsharded layers in bf16;
-    activations = micro-batch tokens x (2 bytes x hidden x layers, checkpointed, + 34 bytes x hidden, one layer anew);
-    logits = micro-batch tokens x vocabulary x 10 bytes (bf16 out, float32 log-softmax and its gradient).
-    KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes a token.
+
+def _activations(model: Architecture, tokens: int) -> float:
+    """Tokens x (2 bytes x hidden x layers, checkpointed, + 34 bytes x hidden, one layer computed again)."""
+    return tokens * model.hidden * (2 * model.layers + 34)
+
+
+def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
+    """One GPU holds the training state, one micro-batch and the engine at the same time.
+
+    engine = recipe's engine.memory_share x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without
+    gradient checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights.
+    """
+    hbm = profile.hardware.hbm_gb
+    longest = LONGEST_PROMPT_TOKENS + rl.max_response_tokens
+    tokens = max(rl.micro_batch_tokens, longest)
+    state = STATE_BYTES * model.parameters
+    activations = (
+        _activations(model, tokens) if rl.gradient_checkpointing else tokens * model.hidden * 34 * model.layers
+    )
+    logits = min(tokens * model.vocabulary, LOCAL_LOGITS) * 12  # bf16 out, fp32 log-softmax and its gradient
+    reference = 4 * model.parameters if rl.kl_coefficient > 0 else 0
+    weights = 2 * model.parameters
+    engine = recipe.engine.memory_share * hbm * GB
+    kv = (engine - weights - 2 * GB) / model.kv_bytes(profile.engine.kv_cache_dtype_bytes)
+    training = state + activations + logits + reference
+    return Memory(
+        weights / GB, state / GB, training / GB, engine / GB, max(0, int(kv)), longest, hbm, together=True
+    )  # fmt: skip
+
+
+def _verl_memory(model: Architecture, rl: RlSection, profile: Profile) -> Memory:
+    """Training phase: state + working set + activations + logits. Rollout phase: the engine + what training keeps.
+
+    state = 16 bytes x parameters / shards; working set = two unsharded layers in bf16;
+    logits = micro-batch tokens x vocabulary x 10 bytes (bf16 out, fp32 log-softmax and its gradient).
+    KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes per token.
     """
     hardware, engine, parallel = profile.hardware, profile.engine, profile.parallelism
-    gpus = parallel.fsdp_size if parallel.fsdp_size > 0 else hardware.gpus
-    longest = prompt_tokens + rl.max_response_tokens
+    longest = LONGEST_PROMPT_TOKENS + rl.max_response_tokens
     weights = 2 * model.parameters / GB
-    state = STATE_BYTES * model.parameters / gpus / GB
+    state = STATE_BYTES * model.parameters / shard_size(profile) / GB
     layer = 2 * (model.parameters / model.layers) * 2 / GB
     tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
-    activations = tokens * model.hidden * (2 * model.layers + 34) / GB
     logits = tokens * model.vocabulary * 10 / GB
     engine_gb = engine.memory_utilization * hardware.hbm_gb
     kept = (0 if parallel.offload_params else state / 4) + (0 if parallel.offload_optimizer else state / 2)
@@ -113,7 +104,7 @@ def memory(model: Architecture, rl: RlSection, profile: Profile, prompt_tokens: 
     return Memory(
         weights,
         state,
-        state + layer + activations + logits,
+        state + layer + _activations(model, tokens) / GB + logits,
         engine_gb + kept,
         max(0, int(kv)),
         longest,
@@ -121,9 +112,17 @@ def memory(model: Architecture, rl: RlSection, profile: Profile, prompt_tokens: 
     )
 
 
+def shard_size(profile: Profile) -> int:
+    """Return the number of GPUs over which the training state is sharded."""
+    if profile.trainer == "local":
+        return 1
+    size = profile.parallelism.fsdp_size
+    return size if 0 < size < profile.hardware.gpus else max(1, profile.hardware.gpus)
+
+
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, by what they are spent on."""
+    """Seconds of one step by phase. old_log_probs and update include `communication`, the exposed part of collectives."""
 
     generation: float
     tail: float
@@ -131,56 +130,102 @@ class StepTime:
     update: float
     weights: float
     checkpoint: float
+    communication: float = 0.0
 
     @property
     def total(self) -> float:
-        return sum(vars(self).values())
+        return self.generation + self.tail + self.old_log_probs + self.update + self.weights + self.checkpoint
 
 
 FORMULA = (
     "step = generation + tail + old log-probs + update + weights + checkpoint; "
-    "generation = rollouts a replica x mean response x t(B) / B, t(B) = max((weights + B x mean context x KV bytes) / "
-    "(bandwidth x share), 2 x parameters x B / (flops x MFU)); tail = (limit - mean response) x t(4); "
-    "old log-probs = forward of the kept tokens, update = 4 forwards of them (backward 2, recomputation 1) / "
-    "(GPUs x flops x MFU); mean response = 45% of the limit"
+    "generation = rollouts per replica x mean response x t(B) / B, t(B) = max((weights + B x mean context x KV bytes) / "
+    "(bandwidth x share), 2 x active parameters x B / (flops x MFU)); tail = (limit - mean response) x t(4); "
+    "old log-probs = one forward pass of the kept tokens, update = 4 of them (backward 2, recomputation 1) / (GPUs x flops x MFU), "
+    "each plus the exposed communication: per micro-batch the bf16 weights are gathered once (forward) or twice (forward, "
+    "backward) and fp32 gradients reduced, ring collectives over a shard group of fsdp_size GPUs; with HSDP gradients are also "
+    "reduced between groups once per update; a share `overlap` is hidden behind computation; "
+    "weights = bf16 weights / weight_sync_gb_per_s; mean response = 45% of the limit"
 )
 
 
-def step_time(model: Architecture, rl: RlSection, profile: Profile) -> StepTime:
-    """The estimate of FORMULA for one step of a stage."""
+def exposed_communication(
+    model: Architecture, rl: RlSection, profile: Profile, compute: tuple[float, float]
+) -> tuple[float, float]:
+    """Return the seconds of collectives that computation does not hide, in the old log-probs and in the update.
+
+    compute: seconds of computation of both. A ring all-gather or reduce-scatter of S bytes over n GPUs moves S x (n - 1) / n
+    bytes through each GPU, an all-reduce twice as many. Inside a node the rate is link_gb_per_s, beyond it network_gb_per_s.
+    """
+    hardware, measured, shards = profile.hardware, profile.measured, shard_size(profile)
+    if hardware.gpus <= 1 or profile.trainer == "local":
+        return 0.0, 0.0
+    inside = shards <= hardware.gpus_per_node
+    rate = (measured.link_gb_per_s if inside else measured.network_gb_per_s) * GB
+    network = (measured.network_gb_per_s if hardware.nodes > 1 else measured.link_gb_per_s) * GB
+    gather = 2 * model.parameters * (shards - 1) / shards / rate
+    reduce = 4 * model.parameters * (shards - 1) / shards / rate
+    kept = rl.problems_per_step * rl.group_size
+    tokens = kept * (PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.max_response_tokens)
+    per_rank = tokens * profile.parallelism.sequence_parallel / hardware.gpus
+    micro_batches = max(
+        rl.mini_batches, -(-per_rank // (profile.parallelism.tokens_per_gpu * profile.parallelism.sequence_parallel))
+    )
+    groups = hardware.gpus // shards
+    between = rl.mini_batches * 2 * (4 * model.parameters / shards) * (groups - 1) / groups / network
+    totals = (micro_batches * gather, micro_batches * (2 * gather + reduce) + between)
+    old, update = (total - min(measured.overlap * total, work) for total, work in zip(totals, compute, strict=True))
+    return old, update
+
+
+def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Recipe | None = None) -> StepTime:
+    """Estimate one step of a stage by FORMULA. recipe: for the memory that limits the batch of the engine."""
     hardware, engine, measured = profile.hardware, profile.engine, profile.measured
     kept = rl.problems_per_step * rl.group_size
     rollouts = kept * (1 if rl.roc == "none" else rl.oversample)
     response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
     context = PROMPT_TOKENS + response / 2
     tensor = engine.tensor_parallel
-    replicas = hardware.gpus // tensor
+    replicas = max(1, hardware.gpus // tensor)
     bandwidth = hardware.hbm_tb_per_s * 1e12 * tensor * measured.decode_bandwidth_share
     flops = hardware.bf16_tflops * 1e12
 
+    def read_bytes(batch: float) -> float:
+        """The weights that a batch touches: with few sequences not every expert is used."""
+        share = 1.0
+        if model.experts:
+            share = 1 - (1 - model.active_experts / model.experts) ** batch
+        experts = model.parameters - model.active_parameters
+        weights = 2 * (model.active_parameters + share * experts)
+        return weights + batch * context * model.kv_bytes(engine.kv_cache_dtype_bytes)
+
     def decode_step(batch: float) -> float:
-        reading = (2 * model.parameters + batch * context * model.kv_bytes(engine.kv_cache_dtype_bytes)) / bandwidth
-        return max(reading, model.forward_flops(batch, context) / (flops * tensor * measured.prefill_mfu))
+        compute = model.forward_flops(batch, context) / (flops * tensor * measured.prefill_mfu)
+        return max(read_bytes(batch) / bandwidth, compute)
 
     per_replica = rollouts / replicas
-    room = memory(model, rl, profile).kv_tokens / (PROMPT_TOKENS + response)
+    room = memory(model, recipe or Recipe(model="-"), rl, profile).kv_tokens / (PROMPT_TOKENS + response)
     batch = max(1.0, min(per_replica, engine.max_sequences, room))
     trained = model.forward_flops(kept * (PROMPT_TOKENS + response), PROMPT_TOKENS + response)
-    forward = trained / (hardware.gpus * flops * measured.training_mfu)
+    forward = trained / (max(1, hardware.gpus) * flops * measured.training_mfu)
+    old = 0.0 if rl.old_log_probs == "engine" else forward
+    exposed_old, exposed_update = exposed_communication(model, rl, profile, (old, 4 * forward))
+    exposed_old = exposed_old if old else 0.0
     return StepTime(
         generation=per_replica * response * decode_step(batch) / batch,
         tail=(rl.max_response_tokens - response) * decode_step(4),
-        old_log_probs=0.0 if rl.old_log_probs == "engine" else forward,
-        update=4 * forward,
-        weights=2 * model.parameters / SYNC_BYTES_PER_S,
+        old_log_probs=old + exposed_old,
+        update=4 * forward + exposed_update,
+        weights=2 * model.parameters / (measured.weight_sync_gb_per_s * GB),
         checkpoint=STATE_BYTES * model.parameters / DISK_BYTES_PER_S / rl.checkpoint_every,
+        communication=exposed_old + exposed_update,
     )
 
 
 def disk_bytes(model: Architecture, recipe: Recipe) -> tuple[float, float]:
-    """(checkpoints, run store): kept checkpoints with optimizer and an exported model; token arrays of all steps.
+    """Return (checkpoints, run store): kept checkpoints with optimizer and exported model; token arrays of all steps.
 
-    A token is id 4 + mask 1/8 + three float16, of which about half stay after compression; messages about 4 bytes a token.
+    A token takes 10 bytes (id 4, mask 1/8, three float16), about half after compression; messages take 1.5 bytes per token.
     """
     store = 0.0
     kept = 0

@@ -1,6 +1,7 @@
-"""Preflight's checks of the machine against the recipe: sandbox, memory, batches, disk, GPUs, versions, time."""
+"""Preflight checks of the machine against the recipe: sandbox, memory, batches, disk, GPUs, versions, time."""
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import statistics
@@ -10,50 +11,63 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.profiles import Profile
 from rstar_lab.rl.preflight import estimate
-from rstar_lab.rl.preflight.subject import Skip, Subject, Warn
+from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 
-# The paper's own figure, which estimates of its recipe are put beside: 510 steps on 64 MI300X in one week.
+# The report's own figure for its recipe: 510 steps on 64 MI300X in one week.
 PAPER_STEPS, PAPER_HOURS = 510, 168.0
 
 
 # The sandbox
 
 
-def sandbox(subject: Subject) -> str:
-    """Reachable, and fast enough for a step's calls while it generates."""
-    section = subject.recipe.sandbox
+def sandbox(context: CheckContext) -> str:
+    """Check that the sandbox can be reached and runs a step's calls within its generation time."""
+    section = context.recipe.sandbox
     calls = max(
         rl.problems_per_step * rl.group_size * rl.oversample * estimate.CALLS_PER_ROLLOUT
-        for rl in (subject.recipe.settings(stage) for stage in subject.recipe.stages)
-    ) if subject.recipe.stages else 0  # fmt: skip
-    hardware, settings = subject.profile.hardware, subject.profile.sandbox
+        for rl in (context.recipe.settings(stage) for stage in context.recipe.stages)
+    ) if context.recipe.stages else 0  # fmt: skip
+    hardware, settings = context.profile.hardware, context.profile.sandbox
     workers = (
         (section.workers or hardware.cpus_per_node)
-        if section.url == "local"
-        else settings.workers_per_node * hardware.nodes
+        if section.url == "local" and not settings.redis
+        else (settings.workers_per_node or hardware.cpus_per_node) * hardware.nodes
     )
+    if settings.redis and section.url == "local":
+        return (
+            f"the job starts Redis, a service and {workers} workers on {hardware.nodes} nodes; "
+            f"{_load_message(context, calls, settings.call_s, workers)}"
+        )
     if section.url != "local":
         try:
             seconds = asyncio.run(_probe_remote(section.url))
         except Exception as error:
-            raise Skip(f"{section.url} cannot be reached from here ({type(error).__name__})") from error
-    elif subject.profile.backend != "local":
-        raise Skip(f"the sandbox of {subject.profile.name} runs on its nodes; it is asked for {calls:.0f} calls a step")
+            raise Skip(f"{section.url} does not answer from this machine ({type(error).__name__})") from error
+    elif context.profile.backend != "local":
+        raise Skip(f"the sandbox of {context.profile.name} runs on its nodes; a step makes {calls:.0f} calls")
     else:
         seconds = asyncio.run(_probe_local(section))
+    return _load_message(context, calls, seconds, workers)
+
+
+def _load_message(context: CheckContext, calls: float, seconds: float, workers: int) -> str:
+    """Describe the load of a step. Raises UserError if the calls take longer than the generation."""
     load = calls * seconds / max(1, workers)
     message = (
-        f"{seconds * 1e3:.0f} ms a call; {calls:.0f} calls a step on {workers} workers keep them busy for {load:.0f} s"
+        f"{seconds * 1e3:.0f} ms per call; {calls:.0f} calls in a step keep {workers} workers busy for {load:.0f} s"
     )
-    if subject.profile.hardware.gpus:
+    if context.profile.hardware.gpus and context.recipe.stages:
         longest = max(
-            estimate.step_time(subject.architecture, subject.recipe.settings(s), subject.profile).generation
-            for s in subject.recipe.stages
+            estimate.step_time(
+                context.architecture, context.recipe.settings(stage), context.profile, context.recipe
+            ).generation
+            for stage in context.recipe.stages
         )
         if load > longest:
             raise UserError(
-                f"{message}, longer than the generation of {longest:.0f} s: more workers (profile sandbox.workers_per_node)"
+                f"{message}, longer than the generation of {longest:.0f} s; increase sandbox.workers_per_node in the profile"
             )
     return message
 
@@ -79,148 +93,163 @@ async def _probe(box: Any, count: int = 5) -> float:
         result = await box.run(f"print({number} * 2)")
         seconds.append(time.monotonic() - started)
         if result.stdout.strip() != str(number * 2):
-            raise UserError(f"sandbox: it answered {result.outcome} {result.stdout!r} instead of {number * 2}")
+            raise UserError(f"sandbox: it returned {result.outcome} {result.stdout!r}; expected {number * 2}")
     return statistics.median(seconds)
 
 
 # Memory, batches, disk
 
 
-def gpu_memory(subject: Subject) -> str:
-    """Weights, optimizer, longest micro-batch and KV cache against the HBM, in the stage with the longest responses."""
-    profile = subject.on_gpus
-    stages = [subject.recipe.settings(stage) for stage in subject.recipe.stages] or [subject.recipe.rl]
+def gpu_memory(context: CheckContext) -> str:
+    """Compare weights, optimizer, largest micro-batch and KV cache with the HBM, in the stage with the longest responses."""
+    profile = context.gpu_profile
+    stages = [context.recipe.settings(stage) for stage in context.recipe.stages] or [context.recipe.rl]
     rl = max(stages, key=lambda keys: keys.max_response_tokens)
-    found = estimate.memory(subject.architecture, rl, profile)
+    need = estimate.memory(context.architecture, context.recipe, rl, profile)
+    joined = f" together {need.peak:.0f} GB" if need.together else ""
     message = (
-        f"training {found.training_peak:.0f} GB (state {found.training_state:.0f}), rollout {found.rollout_peak:.0f} GB of "
-        f"{found.hbm:.0f} GB; KV cache {found.kv_tokens} tokens a replica = {found.kv_tokens // max(1, found.longest)} rollouts "
-        f"of the longest {found.longest}"
+        f"training {need.training_peak:.0f} GB (state {need.training_state:.0f}), rollout {need.rollout_peak:.0f} GB,{joined} of "
+        f"{need.hbm:.0f} GB; KV cache {need.kv_tokens} tokens per replica = {need.kv_tokens // max(1, need.longest)} rollouts "
+        f"of the longest {need.longest}"
     )
-    if not found.fits:
-        raise UserError(
-            f"{message}: does not fit; larger engine.tensor_parallel or parallelism.sequence_parallel, smaller "
-            "parallelism.tokens_per_gpu or engine.memory_utilization, or offload in the profile"
+    if not need.fits:
+        remedy = (
+            "decrease engine.memory_share or rl.micro_batch_tokens, or set rl.gradient_checkpointing"
+            if need.together
+            else "increase engine.tensor_parallel or parallelism.sequence_parallel, decrease parallelism.tokens_per_gpu or "
+            "engine.memory_utilization, or offload (all in the profile)"
         )
+        raise UserError(f"{message}: does not fit; {remedy}")
     return message
 
 
-def batches(subject: Subject) -> str:
-    """problems x kept rollouts over ranks and mini-batches."""
-    profile = subject.profile
+def batches(context: CheckContext) -> str:
+    """Check that the kept rollouts of a step divide among ranks and mini-batches."""
+    if context.profile.trainer == "local":
+        raise NotNeeded("the local trainer has one rank")
+    profile = context.profile
     ranks = max(1, profile.hardware.gpus // profile.parallelism.sequence_parallel)
     if (
         profile.hardware.gpus % (profile.parallelism.sequence_parallel * profile.engine.tensor_parallel)
         and profile.hardware.gpus
     ):
         raise UserError(
-            f"profile {profile.name}: {profile.hardware.gpus} GPUs cannot be cut by sequence_parallel "
-            f"{profile.parallelism.sequence_parallel} and tensor_parallel {profile.engine.tensor_parallel}"
+            f"profile {profile.name}: {profile.hardware.gpus} GPUs do not divide by sequence_parallel "
+            f"{profile.parallelism.sequence_parallel} x tensor_parallel {profile.engine.tensor_parallel}"
         )
-    told = []
-    for stage in subject.recipe.stages:
-        rl = subject.recipe.settings(stage)
+    lines = []
+    for stage in context.recipe.stages:
+        rl = context.recipe.settings(stage)
         kept = rl.group_size
         if rl.problems_per_step % rl.mini_batches:
             raise UserError(
-                f"stages.{stage.name}: problems_per_step {rl.problems_per_step} / mini_batches {rl.mini_batches} is not whole"
+                f"stages.{stage.name}: problems_per_step {rl.problems_per_step} / mini_batches {rl.mini_batches} is not an integer"
             )
         mini = rl.problems_per_step // rl.mini_batches * kept
         if mini % ranks:
-            raise UserError(f"stages.{stage.name}: a mini-batch of {mini} rollouts cannot be cut over {ranks} ranks")
-        told.append(f"{stage.name}: {rl.problems_per_step} x {kept} = {rl.mini_batches} x {mini} over {ranks} ranks")
-    return "; ".join(told) or "no stages"
+            raise UserError(f"stages.{stage.name}: a mini-batch of {mini} rollouts does not divide among {ranks} ranks")
+        lines.append(f"{stage.name}: {rl.problems_per_step} x {kept} = {rl.mini_batches} x {mini} on {ranks} ranks")
+    return "; ".join(lines) or "no stages"
 
 
-def disk(subject: Subject) -> str:
-    """Checkpoints and transcripts against the free space, or the profile's where the folder is not here."""
-    checkpoints, store = estimate.disk_bytes(subject.architecture, subject.recipe)
+def disk(context: CheckContext) -> str:
+    """Compare checkpoints and transcripts with the free space; on a cluster with `disk_gb` of the profile."""
+    checkpoints, store = estimate.disk_bytes(context.architecture, context.recipe)
     needed = (checkpoints + store) / estimate.GB
-    folder = Path(subject.profile.storage.runs)
-    here = subject.profile.backend == "local"
-    if here:
-        folder = subject.recipe.runs.absolute()
+    folder = Path(context.profile.storage.runs)
+    is_local = context.profile.backend == "local"
+    if is_local:
+        folder = context.recipe.runs.absolute()
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free / estimate.GB
     else:
-        free = subject.profile.hardware.disk_gb
-    where = "free" if here else "by the profile"
-    message = (
-        f"checkpoints {checkpoints / estimate.GB:.1f} GB, run store {store / estimate.GB:.1f} GB; {free:.0f} GB {where}"
-    )
+        free = context.profile.hardware.disk_gb
+    source = "free" if is_local else "in the profile"
+    message = f"checkpoints {checkpoints / estimate.GB:.1f} GB, run store {store / estimate.GB:.1f} GB; {free:.0f} GB {source}"
     if needed > free:
-        raise UserError(f"{message}: fewer rl.keep_checkpoints, rl.token_arrays: sampled, or another storage.runs")
+        raise UserError(
+            f"{message}: too little; decrease rl.keep_checkpoints, set rl.token_arrays: sampled, or use another storage.runs"
+        )
     return message
 
 
 # The machine
 
 
-def gpu_variables(subject: Subject) -> str:
-    """Variables that hide GPUs from each other's tools."""
-    merged = {**os.environ, **subject.profile.env}
+def gpu_variables(context: CheckContext) -> str:
+    """Check the environment variables that hide GPUs."""
+    merged = {**os.environ, **context.profile.env}
     hip, cuda, rocr = (merged.get(f"{kind}_VISIBLE_DEVICES") for kind in ("HIP", "CUDA", "ROCR"))
     if rocr is not None and (hip is not None or cuda is not None):
         raise UserError(
-            "ROCR_VISIBLE_DEVICES is set together with HIP_ or CUDA_VISIBLE_DEVICES: verl refuses that; unset ROCR_VISIBLE_DEVICES"
+            "ROCR_VISIBLE_DEVICES is set together with HIP_ or CUDA_VISIBLE_DEVICES, which verl rejects; unset ROCR_VISIBLE_DEVICES"
         )
     if hip is not None and cuda is not None and hip != cuda:
         raise UserError(f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: unset one")
-    subject.on_gpus  # noqa: B018
+    context.gpu_profile  # noqa: B018
     if "expandable_segments:True" in merged.get("PYTORCH_CUDA_ALLOC_CONF", ""):
         raise UserError(
-            "PYTORCH_CUDA_ALLOC_CONF has expandable_segments: vLLM's sleep mode cannot give memory back then; unset it"
+            "PYTORCH_CUDA_ALLOC_CONF contains expandable_segments:True, with which vLLM's sleep mode cannot release memory; unset it"
         )
     return "no conflict"
 
 
-def versions(subject: Subject) -> str:
-    """What is installed against what was tested together."""
+def versions(context: CheckContext) -> str:
+    """Compare the installed versions with those that were tested."""
     wanted = ["torch", "transformers"] + (
-        ["verl", "ray", "tensordict", "TransferQueue"] if subject.profile.trainer == "verl" else []
+        ["verl", "ray", "tensordict", "TransferQueue"] if context.profile.trainer == "verl" else []
     )
-    found = {}
+    installed = {}
     for package in wanted:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError as error:
-            raise Skip(f"{package} is not installed here; the nodes' image has it") from error
-    told = ", ".join(f"{name} {version}" for name, version in found.items())
-    if subject.profile.trainer == "verl" and not found["verl"].startswith("0.9."):
-        raise Warn(f"{told}: the adapters were tested with verl 0.9.1")
-    return told
+            raise Skip(f"{package} is not installed on this machine; the image of the nodes has it") from error
+    summary = ", ".join(f"{name} {version}" for name, version in installed.items())
+    if context.profile.trainer == "verl" and not installed["verl"].startswith("0.9."):
+        raise Warn(f"{summary}: the adapters were tested with verl 0.9.1")
+    return f"{summary}; attention: {attention_implementation(context.profile)}"
 
 
-def devices(subject: Subject) -> str:
-    """GPUs of this machine against the profile's."""
-    profile = subject.on_gpus
+def attention_implementation(profile: Profile) -> str:
+    """Return what the trainer computes attention with on this machine: flash-attn if it is installed and there is a GPU."""
+    if not profile.hardware.gpus:
+        return "sdpa"
+    return "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa (flash-attn is not installed)"
+
+
+def devices(context: CheckContext) -> str:
+    """Compare the GPUs of this machine with the profile."""
+    profile = context.gpu_profile
     import torch
 
     if not torch.cuda.is_available():
         raise Skip("no GPU on this machine")
-    here, memory_gb = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory / estimate.GB
-    if here < profile.hardware.gpus_per_node or memory_gb < 0.9 * profile.hardware.hbm_gb:
+    count, memory_gb = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory / estimate.GB
+    if count < profile.hardware.gpus_per_node or memory_gb < 0.9 * profile.hardware.hbm_gb:
         raise UserError(
-            f"{here} GPUs of {memory_gb:.0f} GB here, the profile says {profile.hardware.gpus_per_node} of {profile.hardware.hbm_gb:.0f} GB"
+            f"{count} GPUs of {memory_gb:.0f} GB; the profile has {profile.hardware.gpus_per_node} of {profile.hardware.hbm_gb:.0f} GB"
         )
-    return f"{here} x {torch.cuda.get_device_name(0)}"
+    return f"{count} x {torch.cuda.get_device_name(0)}"
 
 
-def duration(subject: Subject) -> str:
-    """Seconds a step and hours in all, by estimate.FORMULA; beside the paper's week where the machine is the paper's."""
-    profile = subject.on_gpus
+def duration(context: CheckContext) -> str:
+    """Estimate seconds per step and hours in total, by estimate.FORMULA. For the paper's machine, also give the paper's time."""
+    profile = context.gpu_profile
     if not profile.hardware.hbm_tb_per_s or not profile.hardware.bf16_tflops:
-        raise Skip(f"profile {profile.name} gives no peak rates")
-    told, seconds, steps = [], 0.0, 0
-    for stage in subject.recipe.stages:
-        step = estimate.step_time(subject.architecture, subject.recipe.settings(stage), profile)
-        parts = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in vars(step).items())
-        told.append(f"{stage.name}: {step.total:.0f} s a step ({parts})")
+        raise Skip(f"profile {profile.name} has no peak rates (hbm_tb_per_s, bf16_tflops)")
+    lines, seconds, steps = [], 0.0, 0
+    for stage in context.recipe.stages:
+        step = estimate.step_time(context.architecture, context.recipe.settings(stage), profile, context.recipe)
+        phases = {name: value for name, value in vars(step).items() if name != "communication"}
+        parts = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in phases.items())
+        parts += f"; {step.communication:.0f} of them communication"
+        lines.append(f"{stage.name}: {step.total:.0f} s per step ({parts})")
         seconds += stage.steps * step.total
         steps += stage.steps
-    message = f"{'; '.join(told)}; {steps} steps = {seconds / 3600:.0f} h"
+    message = f"{'; '.join(lines)}; {steps} steps = {seconds / 3600:.0f} h"
     if steps == PAPER_STEPS and profile.hardware.gpus == 64 and (profile.hardware.gpu or "").startswith("MI300X"):
         a_step = PAPER_HOURS * 3600 / PAPER_STEPS
-        message += f"; the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s a step"
+        message += f"; the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s per step"
     return message

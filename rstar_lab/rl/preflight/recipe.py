@@ -1,4 +1,4 @@
-"""Preflight's checks of what a recipe says: its keys, verl's configuration of it, its tokens, data and functions."""
+"""Preflight checks of a recipe: keys, verl configuration, model, tokens, data, own tools and reward."""
 
 from importlib import metadata
 from operator import attrgetter
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model_folder import starting_model
-from rstar_lab.rl.preflight.subject import NotNeeded, Skip, Subject, Warn
+from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, SftConfig
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.tools.registry import make_tools
 
 SAMPLED_PROBLEMS = 32
 CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
-# Recipe keys that only the local trainer reads, with what decides under verl.
+# Recipe keys that only the local trainer reads, and what verl reads instead.
 LOCAL_ONLY = {
     "engine.count": "verl reads the profile's engine.tensor_parallel",
     "engine.max_batch": "verl reads the profile's engine.max_sequences",
@@ -33,61 +33,61 @@ SFT_LOCAL_ONLY = {
 }
 
 
-def own_functions(subject: Subject) -> str:
-    """The tools and the reward that the recipe names are there, and say what they take."""
-    rl = subject.recipe.rl
+def own_functions(context: CheckContext) -> str:
+    """Load the tools and the reward that the recipe names."""
+    rl = context.recipe.rl
     own = [name for name in rl.tools if name not in CODE_TOOLS]
     if not own and rl.reward == "verify":
-        raise NotNeeded("the recipe names none")
+        raise NotNeeded("the recipe has no own tools and no own reward")
     make_tools(own, None, own_timeout_s=rl.tool_timeout_s)
     make_reward(rl.reward, rl.answer)
     return ", ".join([*own, *([rl.reward] if rl.reward != "verify" else [])])
 
 
-def unread_keys(subject: Subject) -> str:
-    """Keys that the chosen trainer cannot honour, and such that another place decides."""
-    if subject.profile.trainer != "verl":
+def unread_keys(context: CheckContext) -> str:
+    """List the keys that the trainer does not support, and those that it ignores."""
+    if context.profile.trainer != "verl":
         return "the local trainer reads every key"
     from rstar_lab.rl.verl.unsupported import refusals, sft_refusals
 
-    recipe, default = subject.recipe, Recipe(model=subject.recipe.model)
-    made = starting_model(recipe, recipe.runs).exists()  # by whatever trainer
-    if refused := refusals(recipe) + ([] if made else sft_refusals(recipe)):
-        raise UserError(f"not under verl: {'; '.join(refused)}")
-    found = [
+    recipe, default = context.recipe, Recipe(model=context.recipe.model)
+    has_model = starting_model(recipe, recipe.runs).exists()  # made by either trainer
+    if refused := refusals(recipe) + ([] if has_model else sft_refusals(recipe)):
+        raise UserError(f"not supported under verl: {'; '.join(refused)}")
+    ignored = [
         f"{key} ({instead})"
         for key, instead in LOCAL_ONLY.items()
         if attrgetter(key)(recipe) != attrgetter(key)(default)
     ]
-    found += [
+    ignored += [
         f"sft.{key} ({instead})"
         for key, instead in SFT_LOCAL_ONLY.items()
         if recipe.sft and getattr(recipe.sft, key) != SftConfig.model_fields[key].default
     ]
-    if found:
-        raise Warn(f"set, but decided elsewhere: {'; '.join(found)}")
+    if ignored:
+        raise Warn(f"ignored under verl: {'; '.join(ignored)}")
     return "verl reads every key that is set"
 
 
-def verl_configuration(subject: Subject) -> str:
-    """The whole configuration, composed from verl's own files and validated by verl."""
-    if subject.profile.trainer != "verl":
-        raise NotNeeded(f"profile {subject.profile.name} trains without verl")
+def verl_configuration(context: CheckContext) -> str:
+    """Compose the configuration of every stage from verl's own files."""
+    if context.profile.trainer != "verl":
+        raise NotNeeded(f"profile {context.profile.name} does not use verl")
     try:
         from rstar_lab.rl.verl import config
         from rstar_lab.rl.verl.resume import stages_of
     except ImportError as error:
-        raise Skip(f"verl is not installed here ({error})") from error
-    recipe = subject.recipe
+        raise Skip(f"verl is not installed on this machine ({error})") from error
+    recipe = context.recipe
     if not recipe.stages:
-        raise UserError("stages: the recipe has none to train")
+        raise UserError("stages: the recipe has no stage")
     for settings in stages_of(recipe, recipe.runs.absolute()):
-        overrides = config.overrides(settings, subject.profile, Path(recipe.model), subject.verl_overrides)
+        overrides = config.overrides(settings, context.profile, Path(recipe.model), context.verl_overrides)
         composed = config.compose(overrides)
     if recipe.sft is not None:
         run_dir = recipe.runs.absolute() / f"{recipe.name}-sft"
         config.compose(
-            config.sft_overrides(recipe, subject.profile, run_dir / "base", run_dir, 1), "sft_trainer_engine"
+            config.sft_overrides(recipe, context.profile, run_dir / "base", run_dir, 1), "sft_trainer_engine"
         )
     what = f"{'its SFT and ' if recipe.sft else ''}each of {len(recipe.stages)} stages"
     return f"verl {metadata.version('verl')} composes it for {what} ({len(composed)} sections)"
@@ -96,75 +96,123 @@ def verl_configuration(subject: Subject) -> str:
 # Tokens and data
 
 
-def token_contract(subject: Subject) -> str:
-    """Chat template, loss mask and parser on the recipe's own tokenizer."""
+def token_contract(context: CheckContext) -> str:
+    """Check chat template, loss mask and tool-call parser with the recipe's tokenizer."""
     from rstar_lab.rl.chat_format import parser
     from rstar_lab.rl.chat_format import template as chat
 
-    folder = Path(subject.recipe.model)
-    if subject.recipe.model == "tiny":
-        raise NotNeeded("the run makes its own tokenizer")
+    folder = Path(context.recipe.model)
+    if context.recipe.model == "tiny":
+        raise NotNeeded("the run trains its own tokenizer")
     if not (folder / "tokenizer_config.json").is_file():
-        raise Skip(f"tokenizer of {subject.recipe.model} is not on this machine")
+        raise Skip(f"the tokenizer of {context.recipe.model} is not on this machine")
     from rstar_lab.rl.models.model import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     for token in chat.SPECIAL_TOKENS:
         if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise UserError(
-                f"tokenizer: {token} is not one token, so a turn cannot end with it; add it as a special token"
+                f"tokenizer: {token} is not a single token, so a turn cannot end with it; add it as a special token"
             )
     prompt = chat.render_prompt("What is 1 + 1?")
     if not prompt.endswith(chat.GENERATION_PREFIX):
         raise UserError("chat template: a prompt does not end with the generation prefix")
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     if tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) != prompt:
-        raise UserError("tokenizer: a prompt does not survive encoding and decoding")
+        raise UserError("tokenizer: encoding and decoding changes a prompt")
     call = chat.render_tool_call(chat.CODE_TOOL["function"]["name"], {"code": CODE, "input": ""})
     written = tokenizer.encode(f"I compute.</reason>\n{call}{chat.END_OF_TURN}", add_special_tokens=False)
     parsed = parser.parse_tool_calls(str(tokenizer.decode(written, skip_special_tokens=False)))
     if len(parsed) != 1 or parsed[0].error or (parsed[0].arguments or {}).get("code") != CODE:
-        raise UserError(f"parser: a tool call does not survive the tokenizer: {parsed}")
+        raise UserError(f"parser: encoding and decoding changes a tool call: {parsed}")
     answer = tokenizer.encode(chat.render_tool_responses(["2"]), add_special_tokens=False)
     joined = tokenizer.decode([*ids, *written, *answer], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     pieces = [prompt, f"I compute.</reason>\n{call}{chat.END_OF_TURN}", chat.render_tool_responses(["2"])]
     if joined != "".join(pieces):
-        raise UserError("tokenizer: turns tokenised one by one are not the conversation, so the loss mask would be off")
-    return f"prefix, turn end, loss mask and call round trip hold on {len(tokenizer)} tokens"
+        raise UserError(
+            "tokenizer: the tokens of single turns differ from those of the conversation, so the loss mask would be wrong"
+        )
+    return f"prompt prefix, end of turn, loss mask and tool calls are correct; {len(tokenizer)} tokens"
 
 
-def data(subject: Subject) -> str:
-    """Schema of every stage's problems, and whether sampled true answers verify."""
+def model(context: CheckContext) -> str:
+    """Check that the model is a folder with weights, and that its shape can be read."""
+    name = context.recipe.model
+    if name == "tiny":
+        return "tiny: built by the run"
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"model {name}: no folder with a config.json; put the model there (profile storage.models: "
+            f"{context.profile.storage.models}) or set model=FOLDER"
+        )
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise UserError(f"model {name}: the folder has no weights (*.safetensors)")
+    return f"{name}: {context.architecture.parameters / 1e9:.3g}B parameters"
+
+
+def positions(context: CheckContext) -> str:
+    """Compare the longest sequence of a stage with the positions of the model."""
+    limit = context.architecture.positions
+    if not limit:
+        raise Skip("config.json has no max_position_embeddings")
+    stages = {stage.name: context.recipe.settings(stage).max_response_tokens for stage in context.recipe.stages}
+    if context.profile.trainer != "verl":
+        # The local engines shorten prompt + response to the model's positions.
+        too_long = {name: response for name, response in stages.items() if response >= limit}
+        if too_long:
+            name, response = next(iter(too_long.items()))
+            raise UserError(f"stages.{name}.max_response_tokens: {response}; the model has {limit} positions")
+        return f"{limit} positions"
+    from rstar_lab.rl.verl.config import MAX_PROMPT_TOKENS
+
+    for name, response in stages.items():
+        if MAX_PROMPT_TOKENS + response > limit:
+            raise UserError(
+                f"stages.{name}.max_response_tokens: {MAX_PROMPT_TOKENS} for the prompt + {response} exceed the {limit} "
+                "positions of the model; verl's engines would not start"
+            )
+    return f"{limit} positions"
+
+
+def data(context: CheckContext) -> str:
+    """Check that every data file exists, the schema of the problems, and that a sample of true answers verifies."""
     from rstar_lab.rl.problems import load_problems
     from rstar_lab.verify import verify
 
-    told = []
-    missing = [
-        str(one.file)
-        for one in (subject.recipe.sft.conversations if subject.recipe.sft else ())
-        if not one.file.is_file()
+    recipe = context.recipe
+    conversations = [entry.file for entry in (recipe.sft.conversations if recipe.sft else ())]
+    held_out = [section.file for section in recipe.evaluate.sets.values() if section.file]
+    traced = [recipe.sft.problems.file] if recipe.sft and recipe.sft.problems and recipe.sft.problems.file else []
+    files = [
+        *conversations,
+        *traced,
+        *held_out,
+        *(stage.problems.file for stage in recipe.stages if stage.problems.file),
     ]
-    for stage in subject.recipe.stages:
+    missing = [str(file) for file in dict.fromkeys(files) if not file.is_file()]
+    if missing:
+        raise UserError(
+            f"missing: {', '.join(missing)}; relative paths are looked up in the profile's storage.data "
+            f"({context.profile.storage.data})"
+        )
+    lines = []
+    for stage in recipe.stages:
         section = stage.problems
         if section.file is None:
-            told.append(f"{stage.name}: made on the spot")
-            continue
-        if not section.file.is_file():
-            missing.append(str(section.file))
+            lines.append(f"{stage.name}: synthetic problems")
             continue
         problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
         if not problems:
-            raise UserError(f"stages.{stage.name}.problems: {section.file} holds no problem")
+            raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
         sampled = problems[:: max(1, len(problems) // SAMPLED_PROBLEMS)][:SAMPLED_PROBLEMS]
         wrong = [p for p in sampled if not verify(f"<answer>\\boxed{{{p.answer}}}</answer>", p.answer)]
         if len(wrong) > len(sampled) // 4:
             raise UserError(
-                f"stages.{stage.name}.problems: of {len(sampled)} true answers {len(wrong)} do not verify, e.g. "
-                f"{wrong[0].problem_id}: {wrong[0].answer!r}; `rstar-lab data prepare` takes answers out of solutions"
+                f"stages.{stage.name}.problems: {len(wrong)} of {len(sampled)} true answers do not verify, for example "
+                f"{wrong[0].problem_id}: {wrong[0].answer!r}; `rstar-lab data prepare` extracts answers from solutions"
             )
-        told.append(
+        lines.append(
             f"{stage.name}: {len(problems)} problems, {len(sampled) - len(wrong)}/{len(sampled)} answers verify"
         )
-    if missing:
-        raise Skip(f"not on this machine: {', '.join(missing)}")
-    return "; ".join(told) or "no stages"
+    return "; ".join(lines) or "no stages"

@@ -1,4 +1,4 @@
-"""Everything that can be known to go wrong, looked at before a GPU is touched. `rstar-lab preflight RECIPE --profile P`."""
+"""Run all checks of a recipe on a profile, without using a GPU: `rstar-lab preflight RECIPE --profile P`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import load_profile
+from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
-from rstar_lab.rl.preflight.subject import NotNeeded, Skip, Subject, Warn
+from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 
 
 class Status(StrEnum):
@@ -28,9 +28,11 @@ class Finding:
     message: str
 
 
-CHECKS: dict[str, Callable[[Subject], str]] = {
+CHECKS: dict[str, Callable[[CheckContext], str]] = {
     "unread keys": recipe_checks.unread_keys,
     "verl configuration": recipe_checks.verl_configuration,
+    "model": recipe_checks.model,
+    "positions": recipe_checks.positions,
     "tokens": recipe_checks.token_contract,
     "data": recipe_checks.data,
     "own functions": recipe_checks.own_functions,
@@ -48,32 +50,31 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
 def preflight(
     recipe: str, profile: str, overrides: Mapping[str, Any] | None = None, trainer: str | None = None
 ) -> Iterator[Finding]:
-    """All findings, in order. A recipe or profile that cannot be read is a failure and ends the list."""
+    """Yield the findings in order. A recipe or profile that cannot be read is a failure and ends the list.
+
+    trainer: local or verl; default: that of the profile.
+    """
     own = {key.removeprefix("verl."): value for key, value in (overrides or {}).items() if key.startswith("verl.")}
     ours = {key: value for key, value in (overrides or {}).items() if not key.startswith("verl.")}
-    machine_profile = recipe_error = None
+    machine_profile = profile_error = None
     try:
-        machine_profile = load_profile(profile)
-        if trainer is not None:
-            if trainer not in ("local", "verl"):
-                raise UserError(f"--trainer {trainer}: choose local or verl")
-            machine_profile = machine_profile.model_copy(update={"trainer": trainer})
+        machine_profile = _load_profile(profile, trainer)
     except UserError as error:
-        recipe_error = error
+        profile_error = error
     try:
         loaded = load_recipe(recipe, ours, machine_profile)
-        yield Finding("recipe", Status.PASS, f"{loaded.name}: {len(loaded.stages)} stages, every key known")
+        yield Finding("recipe", Status.PASS, f"{loaded.name}: {len(loaded.stages)} stages, all keys known")
     except UserError as error:
         yield Finding("recipe", Status.FAIL, str(error))
         return
     if machine_profile is None:
-        yield Finding("profile", Status.FAIL, str(recipe_error))
+        yield Finding("profile", Status.FAIL, str(profile_error))
         return
     yield Finding("profile", Status.PASS, f"{machine_profile.name}: {machine_profile.description}")
-    subject = Subject(loaded, machine_profile, own)
+    context = CheckContext(loaded, machine_profile, own)
     for name, check in CHECKS.items():
         try:
-            yield Finding(name, Status.PASS, check(subject))
+            yield Finding(name, Status.PASS, check(context))
         except NotNeeded as reason:
             yield Finding(name, Status.PASS, f"not needed: {reason}")
         except Skip as reason:
@@ -82,6 +83,13 @@ def preflight(
             yield Finding(name, Status.WARN, str(reason))
         except UserError as error:
             yield Finding(name, Status.FAIL, str(error))
+
+
+def _load_profile(name: str, trainer: str | None) -> Profile:
+    if trainer not in (None, "local", "verl"):
+        raise UserError(f"--trainer {trainer}: choose local or verl")
+    profile = load_profile(name)
+    return profile.model_copy(update={"trainer": trainer}) if trainer else profile
 
 
 def run_preflight(
@@ -93,7 +101,7 @@ def run_preflight(
     strict: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Print the table, or one JSON object a line; returns the exit code: 1 for a failure, with `strict` for a skip too."""
+    """Print the findings as a table, or as one JSON object per line. Returns 1 after a failure, with `strict` also after a skip."""
     from rich.console import Console
     from rich.table import Table
 

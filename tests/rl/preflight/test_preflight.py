@@ -1,4 +1,4 @@
-"""Preflight: what it refuses, what it cannot see, and whether its arithmetic is right."""
+"""Preflight: what it rejects, what it skips, and its formulas for memory and time."""
 
 import json
 import subprocess
@@ -8,18 +8,22 @@ import pytest
 import yaml
 
 from rstar_lab.profiles import load_profile
-from rstar_lab.rl.preflight.run import CHECKS, Status, estimate, preflight
+from rstar_lab.resources import resource_folder
+from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
+from rstar_lab.rl.preflight.published import PUBLISHED, table
+from rstar_lab.rl.preflight.run import CHECKS, Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
-from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
 
 pytestmark = pytest.mark.slow
 PAPER = {
     "name": "paper",
     "model": "Qwen/Qwen3-14B-Base",
     "stages": [
-        {"name": "stage1", "problems": {"file": "/shared/42k.parquet"}, "steps": 300},
-        {"name": "stage2", "problems": {"file": "/shared/42k.parquet"}, "steps": 85, "max_response_tokens": 12288},
-        {"name": "stage3", "problems": {"file": "/shared/17k.parquet"}, "steps": 125, "max_response_tokens": 12288, "max_turns": 15},
+        {"name": "stage1", "problems": {"file": "data/42k.parquet"}, "steps": 300},
+        {"name": "stage2", "problems": {"file": "data/42k.parquet"}, "steps": 85, "max_response_tokens": 12288},
+        {"name": "stage3", "problems": {"file": "data/17k.parquet"}, "steps": 125, "max_response_tokens": 12288, "max_turns": 15},
     ],
     "sandbox": {"url": "http://sandbox.invalid:8000"},
 }  # fmt: skip
@@ -35,8 +39,37 @@ def recipe(tmp_path):
     return write
 
 
-def found(*arguments, **keywords):
+def findings_of(*arguments, **keywords):
     return {finding.check: finding for finding in preflight(*arguments, **keywords)}
+
+
+@pytest.fixture
+def storage(tmp_path):
+    """Shared storage with a folder for the paper's model and files of problems, and a profile that names it."""
+    shared = tmp_path / "shared"
+    model = shared / "models" / "Qwen3-14B-Base"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").touch()
+    shape = KNOWN["Qwen3-14B"]
+    config = {
+        "num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "intermediate_size": shape.feed_forward,
+        "vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied, "max_position_embeddings": shape.positions,
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    (shared / "data").mkdir()
+    problems = [Problem(problem_id=f"p{i}", question="?", answer=str(i)) for i in range(50)]
+    for name in ("42k.parquet", "17k.parquet"):
+        write_problems(shared / "data" / name, problems)
+
+    def profile(**changes):
+        content = yaml.safe_load((resource_folder("cluster") / "profiles/mi300x_8x8.yaml").read_text())
+        content["storage"] = {name: str(shared / name) for name in ("runs", "models", "data")}
+        path = tmp_path / "mi300x_here.yaml"
+        path.write_text(yaml.safe_dump(content | changes))
+        return str(path)
+
+    return profile
 
 
 @pytest.fixture
@@ -51,35 +84,34 @@ def few_checks(request, monkeypatch):
         monkeypatch.delitem(CHECKS, "verl configuration")
 
 
-def test_the_papers_recipe_passes_on_its_machine_and_skips_what_is_not_here(recipe):
-    findings = found(recipe(), "mi300x_8x8")
+def test_the_papers_recipe_passes_on_its_machine(recipe, storage):
+    findings = findings_of(recipe(), storage())
     assert not [f for f in findings.values() if f.status is Status.FAIL]
     skipped = {f.check for f in findings.values() if f.status is Status.SKIP}
-    assert {"tokens", "data", "sandbox"} <= skipped
-    assert "512 x 16 = 1 x 8192 over 64 ranks" in findings["batches"].message
+    assert skipped == {"tokens", "sandbox", "devices"}, "no tokenizer, no service, no GPU"
+    assert "512 x 16 = 1 x 8192 on 64 ranks" in findings["batches"].message
     assert "510 steps in one week = 168 h" in findings["time"].message
 
 
-def test_verls_own_files_compose_the_configuration_and_refuse_keys_they_do_not_have(recipe, composed):
-    good = found(recipe(), "mi300x_8x8", {"verl.trainer.logger": ["console", "wandb", "tensorboard"]})
+def test_verl_configuration_is_composed_and_unknown_keys_are_rejected(recipe, composed):
+    good = findings_of(recipe(), "mi300x_8x8", {"verl.trainer.logger": ["console", "wandb", "tensorboard"]})
     assert good["verl configuration"].status is Status.PASS, good["verl configuration"].message
-    bad = found(recipe(), "mi300x_8x8", {"verl.trainer.loger": ["console"]})
+    bad = findings_of(recipe(), "mi300x_8x8", {"verl.trainer.loger": ["console"]})
     assert bad["verl configuration"].status is Status.FAIL
     assert "loger" in bad["verl configuration"].message
 
 
-def test_an_sft_is_composed_too_and_one_that_verl_has_not_is_refused_unless_it_is_made_already(
-    recipe, composed, tmp_path
-):
+def test_sft_is_composed_and_unsupported_keys_fail_until_the_model_exists(recipe, composed, tmp_path):
     sft = {"conversations": [{"file": "/shared/c.jsonl"}]}
-    good = found(recipe(sft=sft), "mi300x_8x8")
+    good = findings_of(recipe(sft=sft), "mi300x_8x8")
     assert "for its SFT and each of 3 stages" in good["verl configuration"].message
-    assert good["unread keys"].status is Status.PASS and "/shared/c.jsonl" in good["data"].message
+    assert good["unread keys"].status is Status.PASS
+    assert good["data"].status is Status.FAIL and "/shared/c.jsonl" in good["data"].message
     muon = recipe(sft=sft | {"optimizer": "muon", "packing": False}, runs=str(tmp_path))
-    bad = found(muon, "mi300x_8x8")["unread keys"]
+    bad = findings_of(muon, "mi300x_8x8")["unread keys"]
     assert bad.status is Status.FAIL and "sft.optimizer: muon" in bad.message
     (tmp_path / "paper-sft" / "sft" / "model").mkdir(parents=True)
-    made = found(muon, "mi300x_8x8")["unread keys"]
+    made = findings_of(muon, "mi300x_8x8")["unread keys"]
     assert made.status is Status.WARN and "sft.packing" in made.message
 
 
@@ -88,57 +120,86 @@ def test_an_sft_is_composed_too_and_one_that_verl_has_not_is_refused_unless_it_i
     [
         ({"rll": {}}, {}, "mi300x_8x8", "recipe", "rll"),
         ({}, {}, "mi300x_8x9", "profile", "did you mean 'mi300x_8x8'"),
-        ({}, {"rl.problems_per_step": 511}, "mi300x_8x8", "batches", "cannot be cut over 64 ranks"),
-        ({}, {"rl.mini_batches": 3}, "mi300x_8x8", "batches", "is not whole"),
+        ({}, {"rl.problems_per_step": 511}, "mi300x_8x8", "batches", "does not divide among 64 ranks"),
+        ({}, {"rl.mini_batches": 3}, "mi300x_8x8", "batches", "is not an integer"),
         ({"model": "Qwen/Qwen3-14B"}, {"rl.max_response_tokens": 400_000}, "one_gpu", "memory", "does not fit"),
         ({}, {"rl.token_arrays": "all", "stages.0.steps": 120_000}, "mi300x_8x8", "disk", "sampled"),
     ],
 )
-def test_what_cannot_work_fails_with_the_key_or_the_way_out(recipe, changes, overrides, profile, check, words):
-    finding = found(recipe(**changes), profile, overrides)[check]
+def test_impossible_settings_fail_with_key_and_remedy(recipe, changes, overrides, profile, check, words):
+    finding = findings_of(recipe(**changes), profile, overrides)[check]
     assert finding.status is Status.FAIL
     assert words in finding.message
 
 
-def test_the_recipe_that_ships_passes_on_its_machine():
-    findings = found("qwen3_14b_mi300x", "mi300x_8x8")
-    assert not [f for f in findings.values() if f.status is Status.FAIL]
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [("qwen3_14b_mi300x", "mi300x_8x8"), ("qwen3_14b_h100x8", "h100x8"), ("qwen3_1_7b_one_gpu", "one_gpu")],
+)
+def test_recipes_that_ship_fail_only_for_missing_files_which_are_named(name, profile):
+    findings = findings_of(name, profile)
+    assert {f.check for f in findings.values() if f.status is Status.FAIL} == {"model", "data"}
+    storage = load_profile(profile).storage
+    assert f"{storage.data}/sft/toolace.jsonl" in findings["data"].message
+    assert f"{storage.data}/eval/math500.parquet" in findings["data"].message
+    assert storage.models in findings["model"].message
     assert findings["unread keys"].status is Status.PASS
 
 
-def test_what_verl_cannot_honour_is_refused_by_its_key(recipe):
-    finding = found(recipe(), "mi300x_8x8", {"rl.fp32_head": True})["unread keys"]
+def test_trainer_option_checks_the_trainer_that_will_run():
+    assert findings_of("tiny", "laptop")["positions"].status is Status.PASS
+    under_verl = findings_of("tiny", "laptop", trainer="verl")
+    assert under_verl["positions"].status is Status.FAIL
+    assert "2048 for the prompt + 224 exceed the 1024 positions" in under_verl["positions"].message
+    assert "sft.optimizer: muon" in under_verl["unread keys"].message
+    assert findings_of("tiny", "laptop", trainer="other")["profile"].status is Status.FAIL
+
+
+def test_a_model_of_unknown_shape_is_a_failure(recipe, tmp_path):
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"n_layer": 12, "n_embd": 768}))
+    (folder / "model.safetensors").touch()
+    findings = findings_of(recipe(model=str(folder)), "one_gpu")
+    assert findings["model"].status is Status.FAIL and "KeyError" in findings["model"].message
+    assert findings["memory"].status is Status.FAIL and "config.json" in findings["memory"].message
+    missing = findings_of(recipe(model="nobody/NewModel-9B"), "mi300x_8x8")
+    assert missing["model"].status is Status.FAIL and "/shared/models/NewModel-9B" in missing["model"].message
+
+
+def test_keys_that_verl_does_not_support_fail(recipe):
+    finding = findings_of(recipe(), "mi300x_8x8", {"rl.fp32_head": True})["unread keys"]
     assert finding.status is Status.FAIL
     assert "stages.stage1: fp32_head" in finding.message
-    assert found(recipe(), "one_gpu", {"rl.fp32_head": True})["unread keys"].status is Status.PASS
+    assert findings_of(recipe(), "one_gpu", {"rl.fp32_head": True})["unread keys"].status is Status.PASS
 
 
-def test_keys_that_verl_does_not_read_are_named(recipe):
-    finding = found(recipe(), "mi300x_8x8", {"engine.memory_share": 0.5, "processes": 2})["unread keys"]
+def test_keys_that_verl_ignores_are_a_warning(recipe):
+    finding = findings_of(recipe(), "mi300x_8x8", {"engine.memory_share": 0.5, "processes": 2})["unread keys"]
     assert finding.status is Status.WARN
     assert "engine.memory_share (verl reads the profile's engine.memory_utilization)" in finding.message
     assert "processes (verl reads the profile's GPUs)" in finding.message
 
 
-def test_gpu_variables_that_verl_refuses_are_a_failure(recipe, monkeypatch):
+def test_gpu_variables_that_verl_rejects_fail(recipe, monkeypatch):
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    finding = found(recipe(), "mi300x_8x8")["GPU variables"]
+    finding = findings_of(recipe(), "mi300x_8x8")["GPU variables"]
     assert finding.status is Status.FAIL and "unset ROCR" in finding.message
 
 
-def test_data_are_read_and_true_answers_must_verify(recipe, tmp_path):
+def test_data_is_read_and_true_answers_must_verify(recipe, tmp_path):
     path = tmp_path / "problems.jsonl"
     stages = [{"name": "one", "problems": {"file": str(path)}, "steps": 1}]
     write_problems(path, [Problem(problem_id=f"p{i}", question="?", answer=str(i)) for i in range(50)])
-    good = found(recipe(stages=stages), "mi300x_8x8")["data"]
+    good = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
     assert good.status is Status.PASS and "50 problems, 32/32 answers verify" in good.message
     path.write_text('{"problem_id": "a", "question": "?"}\n')
-    bad = found(recipe(stages=stages), "mi300x_8x8")["data"]
+    bad = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
     assert bad.status is Status.FAIL and "answer" in bad.message
 
 
-def test_on_a_laptop_sandbox_and_tokens_are_really_looked_at(recipe, tmp_path):
+def test_on_a_laptop_the_sandbox_and_the_tokenizer_are_used(recipe, tmp_path):
     from rstar_lab.rl.chat_format.template import render_prompt
     from rstar_lab.rl.models.model import build_tiny, save_model
     from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -148,18 +209,18 @@ def test_on_a_laptop_sandbox_and_tokens_are_really_looked_at(recipe, tmp_path):
     save_model(tmp_path / "model", model, tokenizer)
     stages = [{"name": "one", "problems": {"synthetic": {"count": 10}}, "steps": 1}]
     text = recipe(model=str(tmp_path / "model"), stages=stages, sandbox={"workers": 1})
-    findings = found(text, "laptop")
-    assert findings["sandbox"].status is Status.PASS and "ms a call" in findings["sandbox"].message
+    findings = findings_of(text, "laptop")
+    assert findings["sandbox"].status is Status.PASS and "ms per call" in findings["sandbox"].message
     assert findings["tokens"].status is Status.PASS, findings["tokens"].message
 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         path = tmp_path / "model" / name
         path.write_text(path.read_text().replace("<|im_end|>", "<|xx_end|>"))
-    broken = found(text, "laptop")["tokens"]
+    broken = findings_of(text, "laptop")["tokens"]
     assert broken.status is Status.FAIL and "<|im_end|>" in broken.message
 
 
-def test_the_command_prints_a_table_and_strict_fails_what_was_skipped(recipe):
+def test_strict_turns_a_skip_into_a_failure(recipe, storage):
     def run(*more):
         command = [
             sys.executable,
@@ -168,7 +229,7 @@ def test_the_command_prints_a_table_and_strict_fails_what_was_skipped(recipe):
             "preflight",
             recipe(),
             "--profile",
-            "mi300x_8x8",
+            storage(),
             "--json",
             *more,
         ]
@@ -182,13 +243,19 @@ def test_the_command_prints_a_table_and_strict_fails_what_was_skipped(recipe):
     assert run("--strict").returncode == 1
 
 
-# Arithmetic
+# Formulas
 
 
 def test_the_papers_model_has_its_known_size_and_cache():
-    model = estimate.KNOWN["Qwen3-14B"]
-    assert model.parameters == pytest.approx(14.77e9, rel=0.002)
+    model = KNOWN["Qwen3-14B"]
+    assert model.parameters == model.active_parameters == pytest.approx(14.77e9, rel=0.002)
     assert model.kv_bytes() == 2 * 40 * 8 * 128 * 2
+
+
+def test_a_mixture_of_experts_has_its_known_total_and_active_size():
+    model = KNOWN["Qwen3-30B-A3B"]
+    assert model.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert model.active_parameters == pytest.approx(3.35e9, rel=0.02)
 
 
 def test_a_models_size_is_read_from_its_folder(tmp_path):
@@ -199,11 +266,13 @@ def test_a_models_size_is_read_from_its_folder(tmp_path):
     tokenizer = train_tokenizer([render_prompt("?")], 600)
     model = build_tiny(tokenizer, seed=0, layers=2)
     save_model(tmp_path, model, tokenizer)
-    assert estimate.architecture_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
+    shape = architecture_of(str(tmp_path))
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.positions == model.config.max_position_embeddings
 
 
-def test_time_grows_as_it_must():
-    model, profile = estimate.KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
+def test_step_time_grows_with_length_and_oversampling():
+    model, profile = KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
     base = estimate.step_time(model, RlSection(), profile)
     longer = estimate.step_time(model, RlSection(max_response_tokens=16384), profile)
     assert longer.generation > 2 * base.generation, "twice the tokens, with more cache to read each"
@@ -213,3 +282,62 @@ def test_time_grows_as_it_must():
         "RoC rolls out twice as many; reading weights is shared"
     )
     assert estimate.step_time(model, RlSection(old_log_probs="engine"), profile).old_log_probs == 0
+
+
+def with_parallelism(profile, **changes):
+    return profile.model_copy(update={"parallelism": profile.parallelism.model_copy(update=changes)})
+
+
+def test_communication_is_smaller_when_shards_stay_inside_a_node():
+    model, profile = KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
+    hybrid = estimate.step_time(model, RlSection(), profile)
+    full = estimate.step_time(model, RlSection(), with_parallelism(profile, fsdp_size=-1))
+    assert full.communication > 3 * hybrid.communication > 0
+    assert full.update - hybrid.update > 0 and full.generation == hybrid.generation
+    # By hand: 64 ranks, 8192 x (500 + 3686) tokens in micro-batches of 16,384 are 33; each moves 8 bytes per parameter.
+    measured = profile.measured
+    collectives = 33 * 8 * model.parameters * 63 / 64 / (measured.network_gb_per_s * 1e9)
+    compute = (
+        full.update
+        - estimate.exposed_communication(model, RlSection(), with_parallelism(profile, fsdp_size=-1), (1e9, 1e9))[1]
+    )
+    exposed = estimate.exposed_communication(model, RlSection(), with_parallelism(profile, fsdp_size=-1), (0, compute))[
+        1
+    ]
+    assert exposed == pytest.approx(collectives - min(measured.overlap * collectives, compute), rel=0.01)
+    one_gpu = load_profile("one_gpu")
+    assert estimate.step_time(KNOWN["Qwen3-1.7B"], RlSection(), one_gpu).communication == 0
+
+
+def test_local_trainer_adds_engine_and_training_memory():
+    model, profile = KNOWN["Qwen3-1.7B"], load_profile("one_gpu")
+    rl = RlSection(max_response_tokens=4096, gradient_checkpointing=True, micro_batch_tokens=16_384)
+    recipe = Recipe(model="-", engine=EngineSection(memory_share=0.4))
+    need = estimate.memory(model, recipe, rl, profile)
+    assert need.together and need.peak == pytest.approx(need.training_peak + 0.4 * 80)
+    assert need.fits
+    greedy = estimate.memory(model, Recipe(model="-", engine=EngineSection(memory_share=0.85)), rl, profile)
+    assert not greedy.fits, "each of the two fits, both together do not"
+    assert max(greedy.training_peak, greedy.rollout_peak) < greedy.hbm
+
+
+def test_local_trainer_uses_the_recipes_micro_batch():
+    model, profile, recipe = KNOWN["Qwen3-1.7B"], load_profile("one_gpu"), Recipe(model="-")
+    small, large = (
+        estimate.memory(model, recipe, RlSection(micro_batch_tokens=tokens, max_response_tokens=1024), profile)
+        for tokens in (8192, 16_384)
+    )
+    assert large.training_peak > small.training_peak
+    assert profile.parallelism.tokens_per_gpu == 8192, "the profile's value, which is verl's, is not used"
+
+
+def test_predictions_are_within_a_factor_of_three_of_published_steps():
+    for case in PUBLISHED:
+        step = case.predict()
+        assert 1 / 3 < step.total / case.step < 3, case.name
+        assert 1 / 3 < (step.generation + step.tail) / case.rollout < 3, case.name
+
+
+def test_the_table_of_the_docs_is_the_one_that_the_code_computes():
+    page = (resource_folder("cluster").parent / "docs" / "cluster.md").read_text()
+    assert table() in page

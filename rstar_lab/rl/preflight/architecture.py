@@ -1,0 +1,94 @@
+"""The shape of a decoder model, read from its config.json or known by name."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder with gated feed-forward layers.
+
+    experts 0: dense. Otherwise every layer has `experts` feed-forward blocks of width `feed_forward`, of which a token uses
+    `active_experts`. positions: the longest sequence; 0 if unknown.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    tied: bool
+    experts: int = 0
+    active_experts: int = 0
+    positions: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self._parameters(self.experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """The parameters that one token uses."""
+        return self._parameters(self.active_experts)
+
+    def _parameters(self, experts: int) -> int:
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        feed_forward = 3 * self.hidden * self.feed_forward * max(1, experts) + self.hidden * self.experts
+        layer = attention + feed_forward + 2 * self.hidden + 2 * self.head_dim
+        return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    def kv_bytes(self, bytes_each: int = 2) -> int:
+        """KV cache of one token: 2 (key, value) x layers x kv heads x head dimension x bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_each
+
+    def forward_flops(self, tokens: float, context: float) -> float:
+        """2 x active parameters per token, and attention: 4 x layers x heads x head dimension x half the context."""
+        return tokens * (2 * self.active_parameters + 2 * self.layers * self.heads * self.head_dim * context)
+
+
+# For recipes whose model is not on this machine.
+KNOWN = {
+    "Qwen3-14B": Architecture(40, 5120, 40, 8, 128, 17408, 151_936, False, positions=32_768),
+    "Qwen3-8B": Architecture(36, 4096, 32, 8, 128, 12288, 151_936, False, positions=32_768),
+    "Qwen3-4B": Architecture(36, 2560, 32, 8, 128, 9728, 151_936, True, positions=32_768),
+    "Qwen3-1.7B": Architecture(28, 2048, 16, 8, 128, 6144, 151_936, True, positions=32_768),
+    "Qwen3-30B-A3B": Architecture(48, 2048, 32, 4, 128, 768, 151_936, False, 128, 8, 40_960),
+    "Qwen2.5-7B": Architecture(28, 3584, 28, 4, 128, 18944, 152_064, False, positions=32_768),
+    "tiny": Architecture(4, 192, 6, 2, 32, 512, 1024, False, positions=1024),
+}
+
+
+def architecture_of(model: str) -> Architecture | None:
+    """Return the shape from the folder's config.json, or by name; None if neither exists.
+
+    Raises UserError for a config.json without the keys of a decoder.
+    """
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return KNOWN.get(Path(model).name.removesuffix("-Base").removesuffix("-Instruct"))
+    try:
+        config = json.loads(path.read_text())
+        config = config.get("text_config", config)
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        experts = config.get("num_experts") or config.get("num_local_experts") or 0
+        return Architecture(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+            head_dim=head_dim,
+            feed_forward=(config.get("moe_intermediate_size") if experts else None) or config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied=config.get("tie_word_embeddings", False),
+            experts=experts,
+            active_experts=config.get("num_experts_per_tok") or 0,
+            positions=config.get("max_position_embeddings") or 0,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: the shape of the model cannot be read ({type(error).__name__}: {error})") from error

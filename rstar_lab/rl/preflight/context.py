@@ -1,0 +1,45 @@
+"""The input of every preflight check, and the results other than a message or a UserError."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rstar_lab.profiles import Profile
+from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
+from rstar_lab.rl.recipe import Recipe
+
+
+class NotNeeded(Exception):
+    """The check does not apply to this recipe or profile; it passes."""
+
+
+class Skip(Exception):
+    """The check needs something that cannot be reached from this machine."""
+
+
+class Warn(Exception):
+    """Unusual, but possibly intended."""
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    """What a check looks at. verl_overrides: keys of verl's own configuration."""
+
+    recipe: Recipe
+    profile: Profile
+    verl_overrides: Mapping[str, Any]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The shape of the model. Raises UserError if config.json cannot be read, Skip if there is none."""
+        shape = architecture_of(self.recipe.model)
+        if shape is None:
+            raise Skip(f"the shape of model {self.recipe.model} is unknown: the check `model` says why")
+        return shape
+
+    @property
+    def gpu_profile(self) -> Profile:
+        """The profile. Raises NotNeeded if it has no GPU."""
+        if not self.profile.hardware.gpus:
+            raise NotNeeded(f"profile {self.profile.name} has no GPU")
+        return self.profile
