@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -51,7 +53,7 @@ if job_id:
     job = attach(job_id, runs_dir=runs_dir)
 else:
     # Without RL stages, the job runs SFT and the evaluations.
-    job = submit(recipe, profile, overrides | {"stages": []}, command="run", runs_dir=runs_dir, name=name or None)
+    job = submit(recipe, profile, overrides | {"stages": []}, runs_dir=runs_dir, name=name or None)
 job
 
 # %% [markdown]

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -14,8 +16,9 @@
 # %% [markdown]
 # # The same recipe on a cluster
 #
-# A profile says what the machine has; the job runs there, and this notebook looks on. With `profile = "laptop"` the cluster is
-# a Ray of one node on this machine, so that every cell below runs here as it would there. `docs/cluster.md` has the rest.
+# A profile describes the machine and selects its trainer and scheduler. The job runs on the cluster; this notebook submits it,
+# watches it and reads its run. With `profile = "laptop"` the cluster is a Ray cluster of one node on this machine, so every cell
+# runs here as it does there. See `docs/cluster.md`.
 
 # %% tags=["parameters"]
 recipe = "tiny_fast"  # a recipe's file, or the name of one that ships
@@ -28,24 +31,27 @@ job_id = ""  # attach to this job instead of submitting one
 timeout_s = 3600
 
 # %%
-from pathlib import Path
+import subprocess
+import sys
 
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import attach, list_jobs, submit
 
 # %% [markdown]
-# ## Look before you queue
+# ## Preflight
 #
-# What cannot be seen from here is a skip; `--strict` on the cluster itself makes it a failure.
+# Checks of the recipe on the profile. A check that needs something this machine does not have is skipped; `submit` runs the same
+# checks and stops at a failure.
 
 # %%
-# !rstar-lab preflight {recipe} --profile {profile}
+command = [sys.executable, "-m", "rstar_lab.cli", "preflight", recipe, "--profile", profile]
+print(subprocess.run(command, capture_output=True, text=True).stdout)
 
 # %% [markdown]
 # ## Submit
 #
-# On a laptop a Ray cluster is started first, with a token of its own; elsewhere it is there already, or Slurm brings it up.
+# On a laptop this starts a Ray cluster first. Elsewhere the cluster runs already, or the Slurm job starts it.
 
 # %%
 cluster = None
@@ -68,7 +74,7 @@ job
 # %% [markdown]
 # ## Find it again
 #
-# The job does not know this notebook. Another one, or this one after a restart, finds it by its id.
+# The job does not depend on this notebook. Another notebook, or this one after a restart, finds it by its id.
 
 # %%
 again = attach(job.id, runs_dir=runs_dir)
@@ -77,16 +83,16 @@ again.status()
 # %% [markdown]
 # ## Watch
 #
-# An interrupt ends the watching; the job goes on.
+# An interrupt stops the printing, not the job.
 
 # %%
 status = again.watch(timeout_s=timeout_s)
-assert status == "finished", f"the job {status}; its log ends:\n{again.logs(tail=30)}"
+assert status == "finished", f"the job {status}; the end of its log:\n{again.logs(tail=30)}"
 
 # %% [markdown]
 # ## Stop
 #
-# `stop` ends the job and every process it started, on every backend. Here it is tried on a job that would run for long.
+# `stop` ends the job and every process it started, on every backend. This example stops a second job.
 
 # %%
 other = submit(
@@ -97,7 +103,7 @@ other.stop()
 # %% [markdown]
 # ## Analyse
 #
-# The run store is the same wherever the run was made: every notebook works on it.
+# The run store has the same format on every machine, so every notebook can read it.
 
 # %%
 runs = open_runs(runs_dir, run_ids=[job.run_dir.name])

@@ -5,13 +5,13 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
 #     name: python3
 # ---
-
-# %% [markdown]
 
 # %% [markdown]
 # # The whole recipe: SFT and three stages of RL
@@ -43,7 +43,7 @@ from rstar_lab.jobs import attach, submit
 from rstar_lab.runs.reader import RunReader
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
-    recipe, profile, overrides, command="run", runs_dir=runs_dir, name=name or None
+    recipe, profile, overrides, runs_dir=runs_dir, name=name or None
 )  # fmt: skip
 job
 

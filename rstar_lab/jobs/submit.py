@@ -59,7 +59,7 @@ def submit(
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
     machine = load_profile(profile)
-    trainer, action = _trainer_and_action(command, machine)
+    trainer, action = _trainer_and_action(command, machine, overrides or {})
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
     runs = Path(runs_dir or machine.storage.runs).absolute()
@@ -136,8 +136,10 @@ def run_preflight(
         raise UserError("preflight failed: " + ("; ".join(failed) or done.stderr.strip()[-800:]))
 
 
-def _trainer_and_action(command: str | None, profile: Profile) -> tuple[str, str]:
+def _trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:
     trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
+    if trainer == "verl" and action == "run" and overrides.get("stages") == []:
+        action = "sft"  # verl has one entry point per phase, and this run has no other phase
     if (trainer, action) not in COMMANDS:
         raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl")
     return trainer, action

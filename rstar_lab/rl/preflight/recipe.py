@@ -79,8 +79,8 @@ def verl_configuration(context: CheckContext) -> str:
     except ImportError as error:
         raise Skip(f"verl is not installed on this machine ({error})") from error
     recipe = context.recipe
-    if not recipe.stages:
-        raise UserError("stages: the recipe has no stage")
+    if not recipe.stages and recipe.sft is None:
+        raise UserError("the recipe has neither an SFT nor a stage")
     for settings in stages_of(recipe, recipe.runs.absolute()):
         overrides = config.overrides(settings, context.profile, Path(recipe.model), context.verl_overrides)
         composed = config.compose(overrides)
