@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rstar_lab.analysis.import_rows import REWARDS_FILE
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import read_steps, run_folders
@@ -29,7 +30,7 @@ class Runs:
     """Some runs, opened for reading. Made by `open_runs`; safe to use from several threads."""
 
     def __init__(self, folders: Sequence[Path], root: Path | None):
-        self._views = Views(folders, root, {"runs": self.runs, "steps": self.steps})
+        self._views = Views(folders, root, {"runs": self.runs, "steps": self.steps, "rewards": self.rewards})
         self._vocabularies: dict[str, list[str] | None] = {}
         # The texts searched last: who searches changes the word more often than the steps.
         self._searched: tuple[tuple, pa.Table] | None = None
@@ -109,6 +110,20 @@ class Runs:
     ) -> pd.DataFrame:
         """One row a tool call. Runs without this level (imported ones) are named in a warning, or an error if all are."""
         return self._query(f"SELECT {_names(columns)} FROM calls", where, order_by, limit, offset)
+
+    def rewards(self, where: Where = None) -> pd.DataFrame:
+        """Return one row per trajectory of imported runs: traj_id, run_id and one column per reward function.
+
+        where: a condition on run_id. Runs without reward columns have no rows.
+        """
+        condition, parameters = sql_condition(where)
+        chosen = set(self.sql(f"SELECT run_id FROM runs WHERE {condition}", parameters).run_id)
+        tables = []
+        for reader in self._views.readers():
+            file = reader.run_dir / REWARDS_FILE
+            if reader.run_id in chosen and file.exists():
+                tables.append(pd.read_parquet(file).assign(run_id=reader.run_id))
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["traj_id", "run_id"])
 
     def count(self, where: Where = None) -> int:
         """How many trajectories there are."""

@@ -18,7 +18,7 @@ from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
 
-_TABLES = {"runs", "steps", "rollup", *LEVELS}
+_TABLES = {"runs", "steps", "rewards", "rollup", *LEVELS}
 _SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
 

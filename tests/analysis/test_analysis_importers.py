@@ -1,4 +1,4 @@
-"""Others' rollouts become runs: what the source says is there, what it does not say is missing."""
+"""Import of verl, TRL, OpenAI-style and inspect_ai rollouts: all values of the source, null for the others."""
 
 import json
 
@@ -22,7 +22,7 @@ def value(runs, name):
     return measure(runs, [name])["value"][0]
 
 
-def test_verl_dumps_are_steps_of_groups(tmp_path):
+def test_verl_dump_becomes_steps_of_groups(tmp_path):
     for step in (2, 10):
         rows = [
             {"input": f"q{i // 2}", "output": f"answer {i}", "gts": "7", "score": float(i % 2), "step": step, "acc": 1}
@@ -37,26 +37,81 @@ def test_verl_dumps_are_steps_of_groups(tmp_path):
     assert rows.problem_id.nunique() == 2 and rows["sample"].tolist() == [0, 1] * 4
     assert (value(runs, "pass1"), rows.truth.unique().tolist()) == (0.5, ["7"])
     assert runs.transcript(rows.traj_id[1]).content.tolist() == ["q0", "answer 1"]
-    for name in ("tool_error_rate", "response_tokens", "turns", "entropy", "truncation_rate"):
+    for name in ("tool_error_rate", "response_tokens", "entropy", "truncation_rate"):
         assert pd.isna(value(runs, name)), name
     assert runs.runs().kind[0] == "import"
-    with pytest.raises(RunStoreError, match="is there already"):
+    with pytest.raises(RunStoreError, match="exists already"):
         import_verl(tmp_path / "dump", tmp_path / "runs", run_id="verl")
 
 
-def test_a_bad_row_is_named_and_nothing_is_written(tmp_path):
+CALL = '<tool_call>\n{"name": "run", "arguments": {"code": "1"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("special_tokens", [False, True])
+def test_verl_multi_turn_output_is_split_into_turns_and_calls(tmp_path, special_tokens):
+    """The text is what a chat template renders and verl decodes, with and without special tokens."""
+    end, start = ("<|im_end|>", "<|im_start|>") if special_tokens else ("", "")
+    response = (
+        f"Let me check.\n{CALL}\n{CALL}{end}\n{start}user\n<tool_response>\n1\n</tool_response>\n<tool_response>\nerror:"
+        f" user\n</tool_response>{end}\n{start}assistant\nWait, that is wrong.\n{CALL}{end}\n{start}user\n"
+        f"<tool_response>\n2\n</tool_response>{end}\n{start}assistant\nThe user is right: 2{end}"
+    )
+    cut = f"once\n{CALL}{end}\n{start}user\n<tool_response>\n3"
+    rows = [{"input": "q", "output": text, "gts": "2", "score": 1.0, "step": 1, "acc": 1.0} for text in (response, cut)]
+    runs = open_runs(import_verl(jsonl(tmp_path / "1.jsonl", rows), tmp_path / "runs", run_id="v"))
+    found = runs.trajectories(order_by="sample")
+    assert found.turns.tolist() == [3, 1] and found.calls.tolist() == [3, 1]
+    assert found.reflection_tokens.tolist() == [3, 0]  # check, wait, wrong; tool output does not count
+    assert found.outcomes.isna().all() and found.errors.isna().all()
+    transcript = runs.transcript(found.traj_id[0])
+    assert transcript.role.tolist() == ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
+    assert transcript.content.tolist()[2:5] == ["1", "error: user", f"Wait, that is wrong.\n{CALL}"]
+    assert transcript.content.tolist()[6] == "The user is right: 2"
+    assert transcript.tool.dropna().tolist() == ["run"] * 3
+    assert runs.transcript(found.traj_id[1]).content.tolist()[2] == "3"
+    assert runs.calls({"traj_id": found.traj_id[0]}).turn.tolist() == [0, 0, 1]
+    assert runs.rewards().acc.tolist() == [1.0, 1.0]
+
+
+def test_verl_lengths_are_counted_with_a_tokenizer(tmp_path):
+    from rstar_lab.rl.models.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer([f"one two three {CALL}"], 300)
+    tokenizer.save_pretrained(tmp_path / "model")
+    output = f"one two\n{CALL}\nuser\n<tool_response>\nthree three three\n</tool_response>\nassistant\nthree"
+    path = jsonl(tmp_path / "1.jsonl", [{"input": "q", "output": output, "score": 1.0}])
+    runs = open_runs(import_verl(path, tmp_path / "runs", tokenizer=tmp_path / "model"))
+    row = runs.trajectories().iloc[0]
+    assert row.response_tokens == len(tokenizer.encode(output, add_special_tokens=False))
+    assert row.model_tokens == len(tokenizer.encode(f"one two\n{CALL}three", add_special_tokens=False))
+    with pytest.raises(UserError, match=r"nothing does not exist; tokenizer= expects"):
+        import_verl(path, tmp_path / "runs", run_id="other", tokenizer=tmp_path / "nothing")
+
+
+@pytest.mark.slow
+def test_file_written_by_verl_is_imported(tmp_path):
+    trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer")
+    extra = {"acc": [1.0, 0.0], "pred": ["2", "3"]}
+    outputs = [f"a\n{CALL}\nuser\n<tool_response>\n1\n</tool_response>\nassistant\nb", "c"]
+    trainer.RayPPOTrainer._write_generations(["q", "q"], outputs, ["2", "2"], [1.0, 0.0], extra, str(tmp_path / "d"), 7)
+    rows = open_runs(import_verl(tmp_path / "d", tmp_path / "runs")).trajectories(order_by="sample")
+    assert rows.step.tolist() == [7, 7] and rows.turns.tolist() == [2, 1] and rows.calls.tolist() == [1, 0]
+    assert rows.answer.tolist() == ["2", "3"] and rows.reward.tolist() == [1.0, 0.0]
+
+
+def test_bad_row_is_named_and_nothing_is_written(tmp_path):
     path = jsonl(tmp_path / "1.jsonl", [{"input": "q", "output": "a", "score": 1.0}, {"input": "q", "score": 0.0}])
     with pytest.raises(UserError, match=r"1.jsonl, line 2: field 'output' is missing"):
         import_verl(path, tmp_path / "runs")
     path.write_text('{"input": "q"\n')
-    with pytest.raises(UserError, match=r"1.jsonl, line 1 is no JSON"):
+    with pytest.raises(UserError, match=r"1.jsonl, line 1 is not valid JSON"):
         import_verl(path, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"no .jsonl files"):
         import_verl(tmp_path / "nowhere", tmp_path / "runs")
 
 
-def test_trl_completions_text_or_conversations(tmp_path):
+def test_trl_completions_keep_all_reward_columns(tmp_path):
     table = {
         "step": [1, 1, 2],
         "prompt": ["2+2?", "2+2?", "3+3?"],
@@ -70,19 +125,23 @@ def test_trl_completions_text_or_conversations(tmp_path):
     rows = runs.trajectories(order_by="traj_id")
     assert rows.reward.tolist() == [1.0, 0.0, 1.0] and rows.advantage[1] == pytest.approx(-0.7)
     assert rows.truth.isna().all()
-    asked = [[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]] * 3
-    said = [[{"role": "assistant", "content": "a"}]] * 3
-    chat = pd.DataFrame(table | {"prompt": asked, "completion": said, "format_reward": [0.5] * 3})
+    prompts = [[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]] * 3
+    completions = [[{"role": "assistant", "content": "a"}]] * 3
+    chat = pd.DataFrame(table | {"prompt": prompts, "completion": completions, "format_reward": [0.5] * 3})
     chat.to_parquet(tmp_path / "chat.parquet")
-    with pytest.raises(UserError, match="reward columns accuracy_reward, format_reward: name the one"):
+    with pytest.raises(UserError, match="reward columns accuracy_reward, format_reward: choose one with reward="):
         import_trl(tmp_path / "chat.parquet", tmp_path / "runs")
     runs = open_runs(import_trl(tmp_path / "chat.parquet", tmp_path / "runs", reward="format_reward"))
     assert runs.runs().run_id[0] == "chat"
     assert runs.transcript("chat/000001/0").role.tolist() == ["system", "user", "assistant"]
     assert value(runs, "reward") == 0.5
+    assert runs.rewards().set_index("traj_id").loc["chat/000001/0"].to_dict() == {
+        "accuracy_reward": 1.0, "format_reward": 0.5, "run_id": "chat"
+    }  # fmt: skip
+    assert runs.sql("SELECT avg(accuracy_reward) AS mean FROM rewards")["mean"][0] == pytest.approx(2 / 3)
 
 
-def test_openai_messages_keep_calls_and_their_outcomes_if_told(tmp_path):
+def test_openai_messages_keep_calls_and_given_outcomes(tmp_path):
     call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"code": "print(1)"}'}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "go"}, {"type": "image_url", "image_url": "x"}]},
@@ -90,17 +149,17 @@ def test_openai_messages_keep_calls_and_their_outcomes_if_told(tmp_path):
         {"role": "tool", "tool_call_id": "c1", "content": "1"},
         {"role": "assistant", "content": "done"},
     ]
-    told = [message | ({"outcome": "timeout"} if message["role"] == "tool" else {}) for message in messages]
+    with_outcomes = [message | ({"outcome": "timeout"} if message["role"] == "tool" else {}) for message in messages]
     rows = [
         {"messages": messages, "problem_id": "p", "reward": 1},
-        {"messages": told, "problem_id": "p", "score": 0, "answer": 3, "truth": 4},
+        {"messages": with_outcomes, "problem_id": "p", "score": 0, "answer": 3, "truth": 4},
     ]
     runs = open_runs(import_messages(jsonl(tmp_path / "chat.jsonl", rows), tmp_path / "runs"))
     found = runs.trajectories(order_by="sample")
     assert found.calls.tolist() == [1, 1] and found.turns.tolist() == [2, 2]
     assert pd.isna(found.errors[0]) and found.errors[1] == 1
     assert found.answer.tolist()[1] == "3" and found.truth.tolist()[1] == "4"
-    assert value(runs, "tool_error_rate") == 1.0  # of the one call whose outcome is known
+    assert value(runs, "tool_error_rate") == 1.0
     assert runs.calls().to_dict("records")[0]["tool"] == "run"
     transcript = runs.transcript(found.traj_id[0])
     assert transcript.content[0] == "go[image_url]" and '"code": "print(1)"' in transcript.content[1]
@@ -110,10 +169,10 @@ def test_openai_messages_keep_calls_and_their_outcomes_if_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_inspect_log_by_its_own_library(tmp_path):
+def test_inspect_log_keeps_scores_outcomes_and_token_usage(tmp_path):
     pytest.importorskip("inspect_ai")
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSample, EvalSpec, write_eval_log
-    from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
+    from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser, ModelUsage
     from inspect_ai.scorer import Score
     from inspect_ai.tool import ToolCall, ToolCallError
 
@@ -127,7 +186,8 @@ def test_an_inspect_log_by_its_own_library(tmp_path):
         ]
         scores = {"match": Score(value=value, answer="4")} if value else {}
         fields = {"id": f"s{number}", "epoch": 1, "input": f"what is {number}?", "target": "4"}
-        return EvalSample(**fields, messages=messages, scores=scores, **more)
+        usage = {"some/model": ModelUsage(input_tokens=50, output_tokens=20 + number, total_tokens=70 + number)}
+        return EvalSample(**fields, messages=messages, scores=scores, model_usage=usage, **more)
 
     spec = EvalSpec(
         created="2026-01-01T00:00:00+00:00", task="t", dataset=EvalDataset(), model="some/model", config=EvalConfig()
@@ -142,11 +202,12 @@ def test_an_inspect_log_by_its_own_library(tmp_path):
     assert rows.outcomes.map(list).tolist() == [["ok", "timeout"]] * 3
     assert rows.engine.unique().tolist() == ["some/model"] and rows.truth.tolist() == ["4"] * 3
     assert value(runs, "tool_error_rate") == 0.5
+    assert rows.model_tokens.tolist() == [20, 21, 22] and rows.turns.tolist() == [1, 1, 1]
     assert runs.transcript(rows.traj_id[0]).role.tolist() == ["user", "assistant", "tool", "tool"]
     with pytest.raises(UserError, match="has no score 'f1'; it has match"):
         import_inspect(path, tmp_path / "runs", run_id="other", scorer="f1")
     (tmp_path / "torn.eval").write_bytes(b"PK\x03\x04 torn")
-    with pytest.raises(UserError, match="is no inspect_ai log"):
+    with pytest.raises(UserError, match="is not an inspect_ai log"):
         import_inspect(tmp_path / "torn.eval", tmp_path / "runs")
 
 

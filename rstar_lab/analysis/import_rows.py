@@ -1,0 +1,222 @@
+"""Convert rollouts of other frameworks to rows of the run store, and write them as a run of kind `import`.
+
+An importer (`rstar_lab.analysis.importers`) yields one dict per rollout with these keys; missing ones are null in the run:
+step, problem_id, question, messages, reward, rewards, kept, advantage, answer, truth, turns, calls, outcomes, truncated,
+engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_tokens, traj_id.
+"""
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.runs import RunStoreError, RunWriter
+from rstar_lab.runs.files import atomic_write
+from rstar_lab.runs.reflection_words import count_reflection_words
+
+Row = dict[str, Any]
+REWARDS_FILE = "rewards.parquet"  # traj_id and one column per reward function
+_STAGE = "import"
+_COPIED = (
+    "reward", "kept", "advantage", "turns", "calls", "truncated", "engine", "generate_s", "stop_reason",
+    "response_tokens", "model_tokens",
+)  # fmt: skip
+
+# Tool responses in the text of a decoded ChatML conversation, with the role lines around them. Decoding without special
+# tokens leaves the bare words `user` and `assistant`.
+_TOOL_RESPONSES = re.compile(
+    r"\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?\s*(?:\b(?:user|tool)\s*)?"
+    r"((?:<tool_response>.*?(?:</tool_response>|\Z)\s*)+)"
+    r"(?:<\|im_end\|>)?\s*(?:(?:<\|im_start\|>)?assistant\b\n?)?",
+    re.DOTALL,
+)
+_TOOL_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*(?:</tool_response>|\Z)", re.DOTALL)
+_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def conversation_messages(response: str) -> list[Row]:
+    """Split the text of a multi-turn response into assistant and tool messages.
+
+    response: decoded text with `<tool_call>` and `<tool_response>` tags, with or without ChatML special tokens.
+    A tool message has no outcome, because an outcome is never derived from text.
+    """
+    messages: list[Row] = []
+    position = 0
+    for match in _TOOL_RESPONSES.finditer(response):
+        turn = response[position : match.start()]
+        messages.append({"role": "assistant", "content": turn})
+        names = [_call_name(call) for call in _TOOL_CALL.findall(turn)]
+        for index, content in enumerate(_TOOL_RESPONSE.findall(match[1])):
+            name = names[index] if index < len(names) else None
+            messages.append({"role": "tool", "content": content, "tool": name, "outcome": None})
+        position = match.end()
+    last = re.sub(r"<\|im_end\|>\s*\Z", "", response[position:])
+    if last or not messages:
+        messages.append({"role": "assistant", "content": last})
+    return messages
+
+
+def _call_name(call: str) -> str | None:
+    try:
+        value = json.loads(call)
+    except ValueError:
+        return None
+    return str(value["name"]) if isinstance(value, dict) and "name" in value else None
+
+
+def conversation_counts(messages: list[Row]) -> Row:
+    """Return turns, calls and reflection_tokens (reflection words in the model's own text) of a conversation."""
+    own = [message["content"] for message in messages if message["role"] == "assistant"]
+    return {
+        "turns": len(own),
+        "calls": sum(len(_TOOL_CALL.findall(text)) for text in own),
+        "reflection_tokens": sum(map(count_reflection_words, own)),
+    }
+
+
+def write_run(rollouts: Iterable[Row], source: Path, runs_dir: str | Path, run_id: str | None, kind: str) -> Path:
+    """Write the rollouts as a run, grouped by step, and return the run's folder.
+
+    Raises RunStoreError if the run exists, UserError if there are no rollouts.
+    """
+    run_id = run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or kind
+    run_dir = Path(runs_dir) / run_id
+    if (run_dir / "run.json").exists():
+        raise RunStoreError(f"{run_dir} exists already: choose another run_id or remove the run")
+    by_step: dict[int, list[Row]] = defaultdict(list)
+    for rollout in rollouts:
+        by_step[rollout["step"]].append(rollout)
+    if not by_step:
+        raise UserError(f"{source} contains no rollouts")
+    rewards: list[Row] = []
+    with RunWriter.open(
+        runs_dir, run_id, kind="import", recipe={"source": kind, "path": str(source)}, seed=0
+    ) as writer:
+        for step, rollouts_of_step in sorted(by_step.items()):
+            rows = _level_rows(run_id, step, rollouts_of_step)
+            for row, rollout in zip(rows["trajectories"], rollouts_of_step, strict=True):
+                if rollout.get("rewards"):
+                    rewards.append({"traj_id": row["traj_id"], **rollout["rewards"]})
+            writer.write_step(_STAGE, step, **rows, metrics={})
+        if rewards:
+            names = sorted({name for row in rewards for name in row} - {"traj_id"})
+            schema = pa.schema([("traj_id", pa.string()), *((name, pa.float64()) for name in names)])
+            with atomic_write(run_dir / REWARDS_FILE) as file:
+                pq.write_table(pa.Table.from_pylist(rewards, schema), file)
+        writer.finish("finished")
+    return run_dir
+
+
+def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[Row]]:
+    trajectories, calls, transcripts = [], [], []
+    samples: dict[str, int] = defaultdict(int)
+    for number, rollout in enumerate(rollouts):
+        question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
+        problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
+        # The source's id may repeat in another run. An id in the store must be unique over all runs.
+        traj_id = f"{run_id}/{step:06d}/{rollout.get('traj_id') or number}"
+        truth = text_or_none(rollout.get("truth"))
+        trajectories.append(
+            {
+                **conversation_counts(messages),
+                **{name: rollout[name] for name in _COPIED if rollout.get(name) is not None},
+                "traj_id": traj_id,
+                "group_id": f"{step}/{problem}",
+                "problem_id": problem,
+                "sample": samples[problem],
+                "errors": None if outcomes is None else sum(outcome != Outcome.OK for outcome in outcomes),
+                "outcomes": outcomes,
+                "answer": text_or_none(rollout.get("answer")),
+                "truth": truth,
+            }
+        )
+        samples[problem] += 1
+        transcripts.append({"traj_id": traj_id, "question": question, "truth": truth, "messages": json.dumps(messages)})
+        turn = -1
+        indices: dict[int, int] = defaultdict(int)
+        for message in messages:
+            turn += message["role"] == "assistant"
+            if message["role"] == "tool":
+                calls.append(
+                    {
+                        "traj_id": traj_id,
+                        "turn": max(turn, 0),
+                        "index": indices[turn],
+                        "tool": message["tool"],
+                        "outcome": message["outcome"] if outcomes is not None else None,
+                    }
+                )
+                indices[turn] += 1
+    return {"trajectories": trajectories, "calls": calls, "transcripts": transcripts}
+
+
+# --- reading source rows; errors name the file and the row ------------------------------------------------------------
+
+
+def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
+    """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            place = f"{file}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{place} is not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise UserError(f"{place} is not a JSON object")
+            yield place, row
+
+
+def content_text(value: Any) -> str:
+    """Return the text of a message's content. Parts without text appear as `[type]`."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in value]
+    return "".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
+
+
+def required_text(row: Row, name: str, place: str) -> str:
+    if not isinstance(row.get(name), str):
+        raise UserError(f"{place}: field {name!r} is missing or not text")
+    return row[name]
+
+
+def text_or_none(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def number_or_none(value: Any, place: str, name: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool | int | float):
+        return float(value)
+    raise UserError(f"{place}: field {name!r} is not a number: {value!r}")
+
+
+def step_number(value: Any, place: str, name: str) -> int:
+    if isinstance(value, int | float) and value == int(value) and value >= 0:
+        return int(value)
+    raise UserError(f"{place}: field {name!r} is not a step number: {value!r}")
+
+
+def number_in_name(path: Path) -> int:
+    digits = re.findall(r"\d+", path.stem)
+    return int(digits[-1]) if digits else 0
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
