@@ -1,0 +1,344 @@
+"""The scheduler service: admits the turns of all rollouts and places them on the inference servers of a job.
+
+`Scheduler` is one object per job. It has no transport: run it in the event loop of the process that drives the rollouts, or wrap
+it in an asyncio Ray actor (with `max_concurrency` of at least the number of concurrent rollouts: each waits in `admit`). All
+methods must run in one event loop. How to drive it:
+
+    scheduler = Scheduler("adaptive", max_tokens=16_384)
+    for name, kv_tokens in servers: scheduler.add_server(name, kv_tokens, max_running=256)
+    scheduler.begin_step(rollouts=16_384)                        # once a step, before its first turn
+
+    # in each rollout, for each turn
+    while True:
+        server = await scheduler.admit(rollout_id, problem_id, len(prompt_ids), owner=worker_id)
+        try:
+            completion = await clients[server].generate(prompt_ids, sampling)
+            break
+        except EngineError:
+            scheduler.server_failed(server)                      # the next `admit` chooses another server
+    scheduler.finish(rollout_id, len(completion.token_ids), done=last_turn)
+
+    # when a rollout ends without a last turn (error, time limit): scheduler.abandon(rollout_id)
+    # when a worker process dies: scheduler.owner_failed(worker_id)
+    # in the background: await poll_metrics(scheduler, {name: read_metrics, ...})
+
+`read_metrics` is any coroutine function that returns a `ServerReport`. A server that fails three reads in a row is marked as
+failed; a server that answers again is used again.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from rstar_lab.rl.engine import EngineError
+from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import make_policy
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """Live metrics of a server. kv_use: share of the KV cache, 0 to 1. preemptions: count since the server started.
+
+    kv_tokens: size of the KV cache in tokens; 0 if the server does not report it.
+    """
+
+    running: int
+    waiting: int
+    kv_use: float
+    preemptions: int
+    kv_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Server:
+    """A server. share: part of its KV cache that the policy may plan with; lowered while the server preempts."""
+
+    state: EngineState
+    kv_tokens: int
+    share: float = 1.0
+    preemptions: int = 0
+    in_flight: int = 0
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """A rollout that has been admitted or waits. request: its current turn; server: where the turn is in flight."""
+
+    number: int
+    problem: str
+    owner: str
+    generated: int = 0
+    turn: int = 0
+    request: TurnRequest | None = None
+    server: int | None = None
+    future: "asyncio.Future[str] | None" = None
+
+
+class Scheduler:
+    """Admits turns to servers by a dispatch policy. See the module docstring for how to drive it.
+
+    policy: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout. max_response_tokens: longest
+    response, default `max_tokens`. patience_s: how long `admit` waits for a server to return when all have failed. hold_s: how
+    long the first dispatch of a step waits for the other rollouts of the step.
+    """
+
+    # A preemption costs a prefill of the whole context, so the share falls faster than it rises.
+    SHARE_STEP_DOWN, SHARE_STEP_UP, SHARE_MIN = 0.9, 0.01, 0.5
+
+    def __init__(
+        self,
+        policy: str = "adaptive",
+        *,
+        max_tokens: int,
+        max_response_tokens: int | None = None,
+        patience_s: float = 300.0,
+        hold_s: float = 1.0,
+    ):
+        self.policy_name, self.max_tokens = policy, max_tokens
+        self.patience_s, self.hold_s = patience_s, hold_s
+        self.predictor = LengthPredictor(max_response_tokens or max_tokens)
+        self._policy: DispatchPolicy = self._new_policy()
+        self._servers: list[_Server] = []
+        self._states: list[EngineState] = []
+        self._index: dict[str, int] = {}
+        self._rollouts: dict[str, _Rollout] = {}
+        self._names: dict[int, str] = {}
+        self._abandoned: set[int] = set()  # numbers of rollouts that ended while the policy still held a turn of theirs
+        self._numbers = 0
+        self._expected = 0  # first turns that the first dispatch of the step still waits for
+        self._hold: asyncio.TimerHandle | None = None
+        self._give_up: asyncio.TimerHandle | None = None
+        self._scheduled = False
+        self._decisions, self._decision_s = 0, 0.0
+
+    def _new_policy(self) -> DispatchPolicy:
+        return make_policy(self.policy_name, max_context=self.max_tokens, predictor=self.predictor)
+
+    # Servers
+
+    def add_server(self, name: str, kv_tokens: int, max_running: int = 256) -> None:
+        """Add a server. kv_tokens: size of its KV cache. Raises ValueError if rollouts are open or the name is taken."""
+        if self._rollouts or name in self._index:
+            raise ValueError(f"server {name}: already added, or added while rollouts are open")
+        state = EngineState(name, kv_tokens, max_running)
+        self._index[name] = len(self._servers)
+        self._servers.append(_Server(state, kv_tokens))
+        self._states.append(state)
+        self._policy = self._new_policy()  # policies size their tables at the first dispatch
+
+    def server_failed(self, name: str) -> None:
+        """Stop placing turns on a server. Turns that were in flight on it are placed again when `admit` is called for them."""
+        self._servers[self._index[name]].state.alive = False
+        if not any(state.alive for state in self._states) and self._give_up is None:
+            self._give_up = asyncio.get_running_loop().call_later(self.patience_s, self._fail_waiting)
+        self._dispatch_soon()
+
+    def server_restarted(self, name: str) -> None:
+        """Place turns on a server again."""
+        server = self._servers[self._index[name]]
+        server.state.alive, server.preemptions = True, 0
+        if self._give_up:
+            self._give_up.cancel()
+            self._give_up = None
+        self._dispatch_soon()
+
+    def is_alive(self, name: str) -> bool:
+        return self._servers[self._index[name]].state.alive
+
+    def report(self, name: str, report: ServerReport) -> None:
+        """Take over the live metrics of a server. A server that preempts gets fewer rollouts until it stops."""
+        server = self._servers[self._index[name]]
+        if report.preemptions > server.preemptions:
+            server.share = max(server.share * self.SHARE_STEP_DOWN, self.SHARE_MIN)
+        elif server.share < 1.0:
+            server.share = min(server.share + self.SHARE_STEP_UP, 1.0)
+        server.preemptions = report.preemptions
+        server.kv_tokens = report.kv_tokens or server.kv_tokens
+        state = server.state
+        state.kv_tokens = int(server.share * server.kv_tokens)
+        state.kv_used = report.kv_use * server.kv_tokens
+        state.running, state.waiting = report.running, report.waiting
+
+    # Rollouts
+
+    def begin_step(self, rollouts: int) -> None:
+        """Start a step: its first dispatch waits for the first turns of `rollouts` rollouts, at most `hold_s`."""
+        if not self._rollouts:
+            self.predictor.new_step()
+            self._policy = self._new_policy()
+            self._abandoned.clear()
+        self._expected = rollouts
+        self._stop_hold()
+
+    async def admit(self, rollout: str, problem: str, tokens: int, *, owner: str = "", generated: int = 0) -> str:
+        """Wait until the next turn of a rollout may run; return the name of its server.
+
+        tokens: length of the turn's prompt. owner: the worker that drives the rollout (see `owner_failed`). generated: tokens
+        that the rollout generated in an earlier step. Call it again for the same turn if the server failed. If the caller is
+        cancelled while it waits, the rollout is abandoned. Raises EngineError if no server was alive for `patience_s`.
+        """
+        if not self._servers:
+            raise EngineError("the scheduler has no servers: call add_server first")
+        entry = self._rollouts.get(rollout)
+        if entry is None:
+            entry = self._rollouts[rollout] = _Rollout(self._numbers, problem, owner, generated)
+            self._names[entry.number] = rollout
+            self._numbers += 1
+            self._expected = max(self._expected - 1, 0)
+        elif entry.future is not None:
+            raise ValueError(f"rollout {rollout}: admit was called while an earlier admit waits")
+        if entry.server is not None:  # the server of this turn failed
+            self._servers[entry.server].in_flight -= 1
+            entry.server = None
+        entry.request = TurnRequest(entry.number, entry.problem, entry.turn, tokens, entry.generated)
+        entry.future = asyncio.get_running_loop().create_future()
+        self._policy.ready(entry.request)
+        self._dispatch_soon()
+        try:
+            return await entry.future
+        except BaseException:
+            self.abandon(rollout)
+            raise
+        finally:
+            entry.future = None
+
+    def finish(self, rollout: str, tokens: int, *, done: bool) -> None:
+        """Report that the turn in flight returned `tokens` tokens. done: the rollout has ended."""
+        entry = self._rollouts[rollout]
+        if entry.server is None or entry.request is None:
+            raise ValueError(f"rollout {rollout}: finish was called without an admitted turn")
+        self._servers[entry.server].in_flight -= 1
+        self._policy.finished(entry.request, tokens, done)
+        entry.server, entry.request = None, None
+        entry.generated += tokens
+        entry.turn += 1
+        if done:
+            self._forget(rollout)
+        self._dispatch_soon()
+
+    def abandon(self, rollout: str) -> None:
+        """End a rollout without a last turn. Does nothing if it has ended."""
+        entry = self._rollouts.get(rollout)
+        if entry is None:
+            return
+        if entry.server is not None:
+            self._servers[entry.server].in_flight -= 1
+        if entry.request is not None and entry.server is None:
+            self._abandoned.add(entry.number)  # the policy holds its turn and cannot drop it
+        else:
+            request = entry.request or TurnRequest(entry.number, entry.problem, entry.turn, 0, entry.generated)
+            self._policy.finished(request, 0, True)
+        if entry.future and not entry.future.done():
+            entry.future.cancel()
+        self._forget(rollout)
+        self._dispatch_soon()
+
+    def owner_failed(self, owner: str) -> None:
+        """Abandon all rollouts of a worker that died."""
+        for rollout in [name for name, entry in self._rollouts.items() if entry.owner == owner]:
+            self.abandon(rollout)
+
+    def stats(self) -> dict[str, float]:
+        """Return open and waiting rollouts, turns in flight, decisions, and the mean time of a decision in ms."""
+        return {
+            "open": len(self._rollouts),
+            "waiting": sum(entry.future is not None for entry in self._rollouts.values()),
+            "in_flight": sum(server.in_flight for server in self._servers),
+            "alive": sum(state.alive for state in self._states),
+            "decisions": self._decisions,
+            "decision_ms": 1000 * self._decision_s / max(self._decisions, 1),
+        }
+
+    def placements(self) -> dict[str, int]:
+        """Turns in flight by server."""
+        return {server.state.name: server.in_flight for server in self._servers}
+
+    def _forget(self, rollout: str) -> None:
+        del self._names[self._rollouts.pop(rollout).number]
+
+    # Dispatch
+
+    def _dispatch_soon(self) -> None:
+        """Dispatch once for all events of this turn of the event loop."""
+        loop = asyncio.get_running_loop()
+        if self._expected > 0:
+            if self._hold is None:
+                self._hold = loop.call_later(self.hold_s, self._end_hold)
+            return
+        self._stop_hold()
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._dispatch)
+
+    def _stop_hold(self) -> None:
+        if self._hold:
+            self._hold.cancel()
+            self._hold = None
+
+    def _end_hold(self) -> None:
+        self._expected = 0
+        self._hold = None
+        self._dispatch_soon()
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        if not any(state.alive for state in self._states):
+            return
+        start = time.perf_counter()
+        for request, number in self._policy.dispatch(self._states):
+            self._decisions += 1
+            if request.rollout in self._abandoned:
+                self._abandoned.discard(request.rollout)
+                self._policy.finished(request, 0, True)
+                self._dispatch_soon()
+                continue
+            entry = self._rollouts[self._names[request.rollout]]
+            entry.server = number
+            server = self._servers[number]
+            server.in_flight += 1
+            if entry.future and not entry.future.done():
+                entry.future.set_result(server.state.name)
+        self._decision_s += time.perf_counter() - start
+
+    def _fail_waiting(self) -> None:
+        self._give_up = None
+        for entry in self._rollouts.values():
+            if entry.future and not entry.future.done():
+                error = f"no inference server has answered for {self.patience_s:.0f} s; see the servers' logs"
+                entry.future.set_exception(EngineError(error))
+
+
+async def poll_metrics(
+    scheduler: Scheduler,
+    sources: Mapping[str, Callable[[], Awaitable[ServerReport]]],
+    *,
+    every_s: float = 1.0,
+    max_failures: int = 3,
+) -> None:
+    """Read the metrics of all servers every `every_s` seconds and report them, until cancelled.
+
+    A server whose reads fail `max_failures` times in a row is marked as failed. A failed server whose read succeeds is used
+    again; `sources` must fail while a server does not have the current weights.
+    """
+
+    async def poll(name: str, read: Callable[[], Awaitable[ServerReport]]) -> None:
+        failures = 0
+        while True:
+            try:
+                report = await asyncio.wait_for(read(), max(every_s, 10.0))
+            except Exception:  # any error of a source means that the server cannot be used
+                failures += 1
+                if failures >= max_failures and scheduler.is_alive(name):
+                    scheduler.server_failed(name)
+            else:
+                failures = 0
+                if not scheduler.is_alive(name):
+                    scheduler.server_restarted(name)
+                scheduler.report(name, report)
+            await asyncio.sleep(every_s)
+
+    async with asyncio.TaskGroup() as group:
+        for name, read in sources.items():
+            group.create_task(poll(name, read))

@@ -1,0 +1,177 @@
+"""The scheduler service over scripted servers."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from rstar_lab.rl.engine import EngineError
+from rstar_lab.rl.scheduling.policies import POLICIES
+from rstar_lab.rl.scheduling.service import Scheduler, ServerReport, poll_metrics
+
+IDLE = ServerReport(running=0, waiting=0, kv_use=0.0, preemptions=0)
+
+
+def make_scheduler(policy: str = "adaptive", servers: int = 2, kv_tokens: int = 1000, **options: float) -> Scheduler:
+    scheduler = Scheduler(policy, max_tokens=400, **options)
+    for number in range(servers):
+        scheduler.add_server(f"s{number}", kv_tokens)
+    return scheduler
+
+
+async def run_rollout(
+    scheduler: Scheduler, name: str, *, turns: int = 2, failing: frozenset[str] = frozenset()
+) -> list[str]:
+    """Drive one scripted rollout; returns the server of each turn."""
+    servers = []
+    for turn in range(turns):
+        while (server := await scheduler.admit(name, name.split("-")[0], 50 + 20 * turn)) in failing:
+            scheduler.server_failed(server)
+        await asyncio.sleep(0.001)
+        servers.append(server)
+        scheduler.finish(name, 20, done=turn == turns - 1)
+    return servers
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_every_policy_finishes_all_rollouts_and_leaves_nothing_open(policy):
+    scheduler = make_scheduler(policy)
+    for _ in range(2):
+        scheduler.begin_step(24)
+        served = await asyncio.gather(*(run_rollout(scheduler, f"p{i % 6}-{i}") for i in range(24)))
+        assert {server for servers in served for server in servers} == {"s0", "s1"}
+        assert scheduler.stats()["open"] == scheduler.stats()["in_flight"] == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_rollouts_move_to_other_servers_when_a_server_fails(policy):
+    scheduler = make_scheduler(policy, servers=3)
+    scheduler.begin_step(12)
+    served = await asyncio.gather(*(run_rollout(scheduler, f"p-{i}", failing=frozenset({"s1"})) for i in range(12)))
+    assert {server for servers in served for server in servers} == {"s0", "s2"}
+    assert scheduler.stats() | {"open": 0, "in_flight": 0, "alive": 2} == scheduler.stats()
+
+
+async def test_admission_waits_until_the_kv_cache_has_room():
+    scheduler = make_scheduler("kv", servers=1, kv_tokens=800)  # two rollouts of at most 400 tokens
+    admits = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(3)]
+    await asyncio.sleep(0.01)
+    assert [admit.done() for admit in admits] == [True, True, False]
+    scheduler.finish("p-0", 10, done=True)
+    assert await asyncio.wait_for(admits[2], 1) == "s0"
+
+
+async def test_preemptions_lower_the_planned_share_of_the_kv_cache():
+    scheduler = make_scheduler("kv", servers=1, kv_tokens=800)
+    scheduler.report("s0", ServerReport(running=2, waiting=1, kv_use=1.0, preemptions=3))
+    admits = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2)]
+    await asyncio.sleep(0.01)
+    assert [admit.done() for admit in admits] == [True, False]
+    for _ in range(10):  # no further preemption: the share returns to 1
+        scheduler.report("s0", ServerReport(running=1, waiting=0, kv_use=0.5, preemptions=3))
+    scheduler.finish("p-0", 10, done=False)
+    again = asyncio.create_task(scheduler.admit("p-0", "p", 60))
+    await asyncio.sleep(0.01)
+    assert again.done()
+    scheduler.finish("p-0", 10, done=True)
+    assert await asyncio.wait_for(admits[1], 1) == "s0"
+    scheduler.abandon("p-1")
+
+
+async def test_rollouts_of_a_dead_worker_free_their_places():
+    scheduler = make_scheduler("kv", servers=1, kv_tokens=800)
+    admits = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50, owner=f"w{i < 2:d}")) for i in range(4)]
+    await asyncio.sleep(0.01)
+    scheduler.owner_failed("w1")
+    assert await asyncio.gather(*admits[2:]) == ["s0", "s0"]
+
+
+async def test_cancelled_admit_abandons_the_rollout():
+    scheduler = make_scheduler("kv", servers=1, kv_tokens=400)
+    await scheduler.admit("p-0", "p", 50)
+    waiting = asyncio.create_task(scheduler.admit("p-1", "p", 50))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    scheduler.finish("p-0", 10, done=True)
+    assert await asyncio.wait_for(scheduler.admit("p-2", "p", 50), 1) == "s0"
+    assert scheduler.stats()["open"] == 1
+
+
+async def test_admit_fails_when_no_server_returns_in_time():
+    scheduler = make_scheduler(patience_s=0.05)
+    for name in ("s0", "s1"):
+        scheduler.server_failed(name)
+    with pytest.raises(EngineError, match="no inference server"):
+        await asyncio.wait_for(scheduler.admit("p-0", "p", 50), 2)
+
+
+async def test_first_dispatch_waits_for_all_rollouts_but_not_for_ever():
+    scheduler = make_scheduler("static", hold_s=0.2)
+    scheduler.begin_step(4)
+    first = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2)]
+    await asyncio.sleep(0.05)
+    assert not any(admit.done() for admit in first)
+    rest = [scheduler.admit(f"p-{i}", "p", 50) for i in range(2, 4)]
+    assert await asyncio.gather(*first, *rest) == ["s0", "s0", "s1", "s1"]
+    for i in range(4):
+        scheduler.finish(f"p-{i}", 1, done=True)
+    scheduler.begin_step(4)
+    assert await asyncio.wait_for(scheduler.admit("q-0", "q", 50), 2) in ("s0", "s1")
+
+
+async def test_a_server_that_does_not_answer_is_left_out_until_it_does():
+    scheduler = make_scheduler(servers=2)
+    answers = True
+
+    async def read() -> ServerReport:
+        if not answers:
+            raise OSError("connection refused")
+        return IDLE
+
+    async def read_idle() -> ServerReport:
+        return IDLE
+
+    poll = asyncio.create_task(poll_metrics(scheduler, {"s0": read, "s1": read_idle}, every_s=0.01))
+    answers = False
+    await asyncio.sleep(0.3)
+    assert (scheduler.is_alive("s0"), scheduler.is_alive("s1")) == (False, True)
+    answers = True
+    await asyncio.sleep(0.3)
+    assert scheduler.is_alive("s0")
+    poll.cancel()
+
+
+async def measure_overhead(policy: str, servers: int, rollouts: int, turns: int = 3) -> tuple[float, float]:
+    """Milliseconds of a decision (admit and finish, all bookkeeping included) and of the policy alone.
+
+    The servers are scripted and answer at once, so that the processor time of the loop is that of the scheduler.
+    """
+    scheduler = Scheduler(policy, max_tokens=16_384)
+    for number in range(servers):
+        scheduler.add_server(f"s{number}", 800_000)
+    lengths = np.random.default_rng(0).lognormal(7.0, 0.8, (rollouts, turns)).clip(1, 5000).astype(int)
+    scheduler.begin_step(rollouts)
+
+    async def drive(index: int) -> None:
+        tokens = 300
+        for turn in range(turns):
+            await scheduler.admit(str(index), f"p{index // 32}", tokens)
+            await asyncio.sleep(0)
+            generated = int(lengths[index, turn])
+            tokens += generated + 100
+            scheduler.finish(str(index), generated, done=turn == turns - 1)
+
+    start = time.process_time()
+    await asyncio.gather(*(drive(index) for index in range(rollouts)))
+    seconds = time.process_time() - start
+    assert scheduler.stats()["decisions"] == rollouts * turns
+    return 1000 * seconds / (rollouts * turns), scheduler.stats()["decision_ms"]
+
+
+@pytest.mark.slow
+async def test_decision_takes_under_1_ms_at_16384_rollouts_and_64_servers():
+    total_ms, _ = await measure_overhead("adaptive", servers=64, rollouts=16_384)
+    assert total_ms < 1.0
