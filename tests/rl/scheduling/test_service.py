@@ -147,7 +147,7 @@ async def test_a_server_that_does_not_answer_is_left_out_until_it_does():
 async def measure_overhead(policy: str, servers: int, rollouts: int, turns: int = 3) -> tuple[float, float]:
     """Milliseconds of a decision (admit and finish, all bookkeeping included) and of the policy alone.
 
-    The servers are scripted and answer at once, so that the processor time of the loop is that of the scheduler.
+    The servers are scripted, so the processor time of the loop is that of the scheduler and of the timers.
     """
     scheduler = Scheduler(policy, max_tokens=16_384)
     for number in range(servers):
@@ -159,8 +159,8 @@ async def measure_overhead(policy: str, servers: int, rollouts: int, turns: int 
         tokens = 300
         for turn in range(turns):
             await scheduler.admit(str(index), f"p{index // 32}", tokens)
-            await asyncio.sleep(0)
             generated = int(lengths[index, turn])
+            await asyncio.sleep(generated * 1e-3)  # turns end one by one, as on real servers
             tokens += generated + 100
             scheduler.finish(str(index), generated, done=turn == turns - 1)
 
