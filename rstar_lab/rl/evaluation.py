@@ -5,7 +5,8 @@ generates only the missing ones.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cache
 from math import comb
@@ -17,7 +18,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.driver import run_rollouts
+from rstar_lab.rl.rollout.driver import run_rollouts, stream_rollouts
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.seeds import derive_seed
@@ -26,7 +27,8 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import same_answer
 
-CHUNK = 512  # rollouts
+CHUNK = 512  # rollouts per commit
+MAX_IN_FLIGHT = 1024  # rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,35 +187,73 @@ async def evaluate(
         limit = min(context.limits.max_response_tokens, context_length - longest)
         context = replace(context, limits=replace(context.limits, max_response_tokens=limit))
 
-    async def generate(chunk: Sequence[Problem]) -> list[Trajectory]:
-        tasks = [
-            RolloutTask(
-                problem,
-                traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
-                group_id=problem.problem_id,
-                sample=sample,
-                seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
-            )
-            for problem in chunk
-            for sample in range(samples)
-        ]
-        trajectories = await run_rollouts(tasks, context, slots=engines.slots(tasks, mode))
-        if lost := sum(not trajectory.usable for trajectory in trajectories):
-            # Counting them as incorrect would bias the result.
-            raise UserError(
-                f"{lost} of {len(trajectories)} rollouts failed with their engines; run the same command to continue"
-            )
-        return trajectories
-
     size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
     writer.cut(len(chunks))
-    for number, chunk in enumerate(chunks, start=1):
-        if number > (writer.last_step or 0):
-            trajectories = await generate(chunk)
-            rows = step_rows(trajectories, {}, "all")
-            writer.write_step("evaluate", number, **rows, metrics=rollout_metrics(trajectories))
-        progress(min(number * size, len(problems)), len(problems))
+    first = writer.last_step or 0
+    missing = [_tasks(chunk, run, samples, seed) for chunk in chunks[first:]]
+    generate = _in_batches if mode == "lockstep" else _in_a_window
+    finished = sum(len(chunk) for chunk in chunks[:first])
+    progress(finished, len(problems))
+    number = first
+    async for trajectories in generate(missing, context, engines):
+        number += 1
+        rows = step_rows(trajectories, {}, "all")
+        writer.write_step("evaluate", number, **rows, metrics=rollout_metrics(trajectories))
+        finished += len(chunks[number - 1])
+        progress(finished, len(problems))
     result = summarise(RunReader(writer.run_dir).read("trajectories").to_pylist())
     writer.finish("finished", result=result)
     return result
+
+
+def _tasks(chunk: Sequence[Problem], run: str, samples: int, seed: int) -> list[RolloutTask]:
+    return [
+        RolloutTask(
+            problem,
+            traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
+            group_id=problem.problem_id,
+            sample=sample,
+            seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
+        )
+        for problem in chunk
+        for sample in range(samples)
+    ]
+
+
+async def _in_batches(
+    chunks: Sequence[list[RolloutTask]], context: RolloutContext, engines: EngineGroup
+) -> AsyncGenerator[list[Trajectory]]:
+    """Yield the trajectories of each chunk. One chunk at a time, so that lockstep batches do not depend on timing."""
+    for tasks in chunks:
+        trajectories = await run_rollouts(tasks, context, slots=engines.slots(tasks, "lockstep"))
+        for trajectory in trajectories:
+            _check_usable(trajectory)
+        yield trajectories
+
+
+async def _in_a_window(
+    chunks: Sequence[list[RolloutTask]], context: RolloutContext, engines: EngineGroup
+) -> AsyncGenerator[list[Trajectory]]:
+    """Yield the trajectories of each chunk, in order, while rollouts of later chunks are already in flight."""
+    chunk_of = {task.traj_id: number for number, tasks in enumerate(chunks) for task in tasks}
+    done: dict[int, dict[str, Trajectory]] = defaultdict(dict)
+    number = 0
+    tasks = [task for chunk in chunks for task in chunk]
+    rollouts = stream_rollouts(tasks, context, slots=engines.slots(tasks, "async"), max_in_flight=MAX_IN_FLIGHT)
+    async with aclosing(rollouts):
+        async for trajectory in rollouts:
+            _check_usable(trajectory)
+            done[chunk_of[trajectory.traj_id]][trajectory.traj_id] = trajectory
+            while number < len(chunks) and len(done[number]) == len(chunks[number]):
+                finished = done.pop(number)
+                yield [finished[task.traj_id] for task in chunks[number]]
+                number += 1
+
+
+def _check_usable(trajectory: Trajectory) -> None:
+    if not trajectory.usable:  # counting it as incorrect would bias the result
+        raise UserError(
+            f"problem {trajectory.problem_id}: the rollout failed because no engine is left to serve it; the log of the"
+            " engines has the cause; run the same command to continue"
+        )

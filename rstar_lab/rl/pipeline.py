@@ -55,7 +55,8 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             return base, after
         helpers = session.helpers()
         dataset = await sft_data(session, writer.run_dir)
-        model, tokenizer = load_model(base), load_tokenizer(base)
+        model, tokenizer = load_model(base, torch.float32), load_tokenizer(base)
+        model.to(device())  # type: ignore[arg-type]
         if session.warm and device().type == "cpu":  # on a GPU the memory is SFT's
             session.start_engines(base)
         config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
@@ -187,7 +188,7 @@ def step_line(m: dict[str, Any]) -> str:
         return "-" if value is None else f"{value:.0%}"
 
     return (
-        f"pass {share(m['reward'])} · tool errors {share(m['error_rate'])} (in correct {share(m['error_rate_correct'])}) · "
+        f"pass {share(m['correct'])} · tool errors {share(m['error_rate'])} (in correct {share(m['error_rate_correct'])}) · "
         f"{m['response_tokens'] or 0:.0f} tokens · kept {m['kept']} · generate {m['generate_s']:.1f} s + update {m['update_s']:.1f} s"
     )
 

@@ -121,6 +121,9 @@ class RlSection(Section):
     normalise_std: bool = True
     max_response_tokens: Positive = 8192
     max_turns: Positive = 10
+    max_calls_per_turn: Positive = Field(
+        8, description="Tool calls of one turn that are executed; further ones are answered with an error."
+    )
     max_tool_chars: Positive = 4096
     time_limit_s: float | None = Field(None, gt=0, description="of one rollout, in the middle of a turn too")
     step_time_s: float | None = Field(None, gt=0, description="of a step's rollouts: what has not ended by then is cut")

@@ -15,7 +15,7 @@ from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn, parse_tool_calls
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
+from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
@@ -218,8 +218,9 @@ class _Rollout:
         return (*versions, (self.policy_version, tokens))
 
     async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
-        """Execute the calls of a turn concurrently."""
-        return await asyncio.gather(
+        """Execute the calls of a turn concurrently; answer those past the limit with an error."""
+        limit = context.limits.max_calls_per_turn
+        results = await asyncio.gather(
             *(
                 execute_call(
                     call,
@@ -228,6 +229,7 @@ class _Rollout:
                     traj_id=task.traj_id,
                     max_chars=context.limits.max_tool_chars,
                 )
-                for index, call in enumerate(calls)
+                for index, call in enumerate(calls[:limit])
             )
         )
+        return [*results, *(too_many_calls(limit) for _ in calls[limit:])]

@@ -17,13 +17,15 @@ class RolloutLimits:
     """Limits of one rollout.
 
     max_response_tokens: tokens of the model and of tool responses together. max_tool_chars: longest tool response; longer
-    ones lose their middle. time_limit_s: wall-clock time, also within a turn; None: no limit.
+    ones lose their middle. time_limit_s: wall-clock time, also within a turn; None: no limit. max_calls_per_turn: further
+    calls of a turn are answered with an error.
     """
 
     max_response_tokens: int
     max_turns: int = 10
     max_tool_chars: int = 4096
     time_limit_s: float | None = None
+    max_calls_per_turn: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class RolloutContext:
         cls, codec: Codec, tools: Mapping[str, Tool], reward: Callable[[str, str], float], rl: RlSection
     ) -> Self:
         """Return the context of the training rollouts of a stage."""
-        limits = RolloutLimits(rl.max_response_tokens, rl.max_turns, rl.max_tool_chars, rl.time_limit_s)
+        limits = RolloutLimits(
+            rl.max_response_tokens, rl.max_turns, rl.max_tool_chars, rl.time_limit_s, rl.max_calls_per_turn
+        )
         return cls(codec, tools, reward, limits, rl.temperature, answer_format=rl.answer)
 
     @classmethod
@@ -56,7 +60,12 @@ class RolloutContext:
     ) -> Self:
         """Return the context of the evaluation rollouts of a recipe."""
         settings = recipe.evaluate
-        limits = RolloutLimits(settings.max_response_tokens, settings.max_turns, recipe.rl.max_tool_chars)
+        limits = RolloutLimits(
+            settings.max_response_tokens,
+            settings.max_turns,
+            recipe.rl.max_tool_chars,
+            max_calls_per_turn=recipe.rl.max_calls_per_turn,
+        )
         return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, recipe.rl.answer)
 
 

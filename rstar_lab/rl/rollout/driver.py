@@ -5,8 +5,9 @@ generate. Lockstep (lockstep.py): turns are generated in fixed batches, so that 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from rstar_lab.errors import UserError
@@ -208,6 +209,42 @@ async def run_rollouts(
         if interrupter:
             interrupter.cancel()
     return [task.result() for task in running]
+
+
+async def stream_rollouts(
+    tasks: Iterable[RolloutTask],
+    context: RolloutContext,
+    *,
+    slots: Callable[[int, RolloutTask], EngineSlot],
+    max_in_flight: int,
+) -> AsyncGenerator[Trajectory]:
+    """Generate rollouts with at most `max_in_flight` at a time and yield each when it ends.
+
+    A new rollout starts whenever one ends, so that a slow one does not hold up the others. Raises UserError if the
+    reward function does.
+    """
+    waiting = enumerate(tasks)
+    running: set[asyncio.Task[Trajectory]] = set()
+    try:
+        while True:
+            for index, task in islice(waiting, max_in_flight - len(running)):
+                running.add(asyncio.create_task(_run_in_slot(task, slots(index, task), context)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for finished in done:
+                yield finished.result()
+    finally:
+        for task_in_flight in running:
+            task_in_flight.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _run_in_slot(task: RolloutTask, slot: EngineSlot, context: RolloutContext) -> Trajectory:
+    try:
+        return await run_rollout(task, slot, context, on_turn=slot.on_turn)
+    finally:
+        slot.leave()
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

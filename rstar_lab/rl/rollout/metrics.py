@@ -27,6 +27,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
     return {
         "rollouts": len(trajectories),
         "reward": mean([t.reward for t in trajectories]),
+        "correct": mean([t.reward > 0 for t in trajectories]),
         "error_rate": error_rate(trajectories),
         "error_rate_correct": error_rate(correct),
         "response_tokens": mean([len(t.response_ids) for t in trajectories]),

@@ -20,6 +20,11 @@ def check_call(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
     return None
 
 
+def too_many_calls(limit: int) -> ToolResult:
+    """Return the error result of a call past the limit of calls per turn."""
+    return ToolResult(Outcome.MALFORMED_CALL, f"A turn may contain at most {limit} tool calls; this one was not run.")
+
+
 async def execute_call(
     call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
 ) -> ToolResult:

@@ -104,14 +104,16 @@ def _micro_batch(batch: Sequence[Trajectory], rows: list[list[int]], W: int, dev
     ids_BT = torch.zeros((len(index), T), dtype=torch.long)
     mask_BT = torch.zeros((len(index), T), dtype=torch.bool)
     row_ids_RW = torch.zeros((len(rows), W), dtype=torch.long)
-    positions_RW = torch.zeros((len(rows), W), dtype=torch.long)
+    # Positions go on in the padding: a position that falls starts a new sequence for transformers, which then builds a
+    # dense mask and loses the causal kernel.
+    positions_RW = torch.arange(W).repeat(len(rows), 1)
     part_RW = torch.full((len(rows), W), -1)  # 0: the prompt, 1...: a response, -1: padding
     before: list[Tensor] = []
     b = 0
     for r, row in enumerate(rows):
         prompt = torch.tensor(batch[row[0]].prompt_ids)
         P = len(prompt)
-        row_ids_RW[r, :P], positions_RW[r, :P], part_RW[r, :P] = prompt, torch.arange(P), 0
+        row_ids_RW[r, :P], part_RW[r, :P] = prompt, 0
         start = P
         for part, i in enumerate(row, 1):
             response, own = torch.tensor(batch[i].response_ids), torch.tensor(batch[i].loss_mask, dtype=torch.bool)

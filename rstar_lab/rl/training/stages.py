@@ -64,6 +64,10 @@ def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str |
         return "solved_groups"
     if rule.truncation_plateau is None or count < 2 * rule.window:
         return None
+    if not any(
+        line["truncated"] for line in lines
+    ):  # the response limit was never reached: a higher one changes nothing
+        return None
     change = mean("truncated", count) - mean("truncated", count - rule.window)
     return "truncation_plateau" if abs(change) <= rule.truncation_plateau else None
 

@@ -64,6 +64,9 @@ class Trainer:
         self.learner = Learner(model)
         self.helpers = helpers
         self.state = TrainerState()
+        self.weights_version = (
+            0  # oldest policy version with the current weights: a step without update does not change them
+        )
         self.step_ended = asyncio.Event()  # set when the time of the current step is up
         self.carried: list[RolloutTask] = []  # all rollouts of the groups that the end of the last step cut off
 
@@ -80,8 +83,11 @@ class Trainer:
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
             update.check_mismatch(
-                selection, self.recipe.engine.resolved_mismatch_limit, version=step - 1 if rl.carry_over else None
+                selection, self.recipe.engine.resolved_mismatch_limit, self.weights_version if rl.carry_over else None
             )
+            stale = stale_tokens(selection, self.weights_version)
+            if selection.trajectories:
+                self.weights_version = step
         with timer("weights_s"):
             await self.engines.load(self.learner.model, step)
         if rl.retire_from is not None:
@@ -89,7 +95,7 @@ class Trainer:
         metrics = rollout_metrics(trajectories) | selection.metrics | update.metrics
         metrics |= {"groups": groups, "solved_groups": solved_groups(trajectories), "retired": len(self.state.retired)}
         if rl.carry_over:
-            metrics |= {"carried": len(self.carried), "stale_tokens": stale_tokens(selection, step - 1)}
+            metrics |= {"carried": len(self.carried), "stale_tokens": stale}
         with timer("store_s"):
             rows = step_rows(trajectories, training_labels(selection, update), rl.token_arrays)
         metrics |= timer.seconds | {"step_s": timer.total()}
@@ -174,6 +180,7 @@ class Trainer:
         base = frozen_copy(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
         self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
         await self.engines.load(self.learner.model, self.state.step)
+        self.weights_version = self.state.step
         if self.helpers is not None:
             ranks = await asyncio.to_thread(self.helpers.lead, "rstar_lab.rl.training.update:run_update_helper")
             self.learner.lead(ranks, self.recipe.rl)
@@ -260,7 +267,8 @@ def training_labels(selection: Selection, update: UpdateResult) -> dict[str, Tra
 
 
 def stale_tokens(selection: Selection, version: int) -> float | None:
-    """Return the share of the model's tokens in the selected rollouts that a policy older than `version` generated."""
+    """Return the share of the model's tokens in the selected rollouts that older weights than those of `version`
+    generated."""
     versions = [
         token_version
         for t in selection.trajectories

@@ -273,14 +273,14 @@ class UpdateResult:
     def check_mismatch(self, selection: Selection, limit: float | None, version: int | None = None) -> None:
         """Compare the log-probs of engine and trainer. Raises MismatchError if their mean difference exceeds the limit.
 
-        version: compare only tokens of this policy version, which is the one the trainer scored with; None: all tokens.
+        version: compare only tokens of this policy version or later, whose weights the trainer scored with; None: all.
         """
         gaps = []
         for t, measured in zip(selection.trajectories, self.log_probs, strict=True):
             if measured is not None:
                 compared = np.asarray(t.loss_mask)
                 if version is not None:
-                    compared = compared & (np.asarray(t.token_versions) == version)
+                    compared = compared & (np.asarray(t.token_versions) >= version)
                 gaps.append(np.abs(np.asarray(measured) - np.asarray(t.log_probs))[compared])
         gap = np.concatenate(gaps) if gaps else np.empty(0)
         if not len(gap):

@@ -44,6 +44,14 @@ async def roll(tokenizer, tools, turns: list[str], engine=None, **limits):
     return trajectory, engine
 
 
+async def test_calls_past_the_limit_of_a_turn_are_answered_with_an_error(tokenizer, tools):
+    turns = [f" Compute.</reason>\n{call('print(1)') * 5}", ANSWER]
+    trajectory, _ = await roll(tokenizer, tools, turns, max_calls_per_turn=2)
+    assert [str(c.outcome) for c in trajectory.calls] == ["ok", "ok", *["malformed_call"] * 3]
+    assert "at most 2 tool calls" in trajectory.calls[-1].response
+    assert trajectory.errors_and_calls == (3, 5)
+
+
 async def test_tokens_are_never_encoded_again(tokenizer, tools):
     turns = [f" Compute.</reason>\n{call('print(6 * 7)')}", ANSWER]
     trajectory, engine = await roll(tokenizer, tools, turns)

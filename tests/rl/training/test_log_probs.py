@@ -87,6 +87,21 @@ def test_a_prompt_is_read_once_for_all_its_responses(model):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+def test_right_padded_rows_use_causal_attention_without_a_mask(model, monkeypatch):
+    masks = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def recording(*arguments, attn_mask=None, **options):
+        masks.append(attn_mask)
+        return attention(*arguments, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
+    (micro,) = micro_batches(BATCH, 10_000, torch.device("cpu"), share=False)
+    assert (micro.row_ids_RW.shape[0], micro.attention_R1WW) == (len(BATCH), None)
+    log_probs_and_entropy(model, micro)
+    assert masks and all(mask is None for mask in masks)
+
+
 def test_ranks_share_out_all_rows(model):
     whole = [i for micro in micro_batches(BATCH, 40, torch.device("cpu")) for i in micro.index]
     parts = [

@@ -36,6 +36,8 @@ def test_triggers():
     assert [hand_off_trigger(plateau, steps[:n]) for n in range(5)] == [None, None, None, None, "truncation_plateau"]
     assert hand_off_trigger(HandOff(truncation_plateau=0.3, window=2), steps) == "truncation_plateau"
     assert hand_off_trigger(HandOff(truncation_plateau=0.28, window=2), steps) is None
+    never_truncated = lines(solved_groups=[0.5] * 4, truncated=[0.0] * 4)
+    assert hand_off_trigger(plateau, never_truncated) is None, "a plateau needs truncated rollouts"
     none_yet = lines(solved_groups=[None, None], truncated=[0.0, 0.0])  # type: ignore[list-item]
     assert hand_off_trigger(solved, none_yet) is None
     stage = Stage(name="s", problems={"synthetic": {"count": 1}}, steps=3, hand_off=solved)  # type: ignore[arg-type]

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.scripted_training import problem, train
 from helpers.trajectories import trajectory
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.config import SelectionConfig
-from rstar_lab.rl.algorithm.selection import select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.training.trainer import stale_tokens
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 
 
@@ -68,6 +70,19 @@ def test_the_released_rule_sees_errors_where_the_word_stands():
     rollouts[3] = with_text(rollouts[3], "an Error", Outcome.EXCEPTION)
     kept = select_rollouts(rollouts, replace(RL, rule="released"), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g1", "g2", "g4", "g5"]
+
+
+async def test_a_step_without_update_does_not_make_tokens_stale(tmp_path):
+    trainer, _ = await train(
+        tmp_path, [{"name": "one", "steps": 2}], {"one": [problem("solved", 1.0)]}, checkpoint_every=5
+    )
+    assert trainer.state.step == 2 and trainer.weights_version == 0
+    generated = replace(trajectory(0, 3, 4), policy_version=1)
+    assert stale_tokens(Selection([generated], [1.0], 0), trainer.weights_version) == 0.0
+    trainer, _ = await train(
+        tmp_path / "update", [{"name": "one", "steps": 1}], {"one": [problem("mixed", 0.5)]}, dynamic_sampling=20
+    )
+    assert trainer.weights_version == 1
 
 
 def test_nothing_left_is_an_empty_batch_not_a_crash():
