@@ -298,6 +298,9 @@ def bench(
     name: Annotated[str, typer.Argument(help="trainer, sandbox, rollout, scheduler, store or verl.")],
     against: Annotated[str | None, typer.Option(help="URL of a running peer, where the bench wants one.")] = None,
     grid: Annotated[Path | None, typer.Option(help="scheduler: file of regimes.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="verl: training ranks (gloo, on the CPU). Default: 1.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a part against a peer in one run; what counts is the ratio."""
@@ -307,7 +310,10 @@ def bench(
     }  # fmt: skip
     if name not in homes:
         raise UserError(f"bench {name}: there is none; choose from {', '.join(homes)}")
-    options = {"grid": grid} if grid else {}
+    given = {"grid": (grid, "scheduler"), "ranks": (ranks, "verl")}
+    options = {key: value for key, (value, _) in given.items() if value is not None}
+    if wrong := next((key for key in options if given[key][1] != name), None):
+        raise UserError(f"bench {name}: --{wrong} is an option of `bench {given[wrong][1]}` only")
     # Printed as it is measured: some benches take a quarter of an hour.
     row = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
     if not as_json:

@@ -1,23 +1,31 @@
-"""`rstar-lab bench verl`: what RoC before the update saves in the real verl, and whether it trains as the local trainer does."""
+"""`rstar-lab bench verl`: the compute that RoC saves under verl, and whether verl trains as the local trainer does."""
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.errors import UserError
+from rstar_lab.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
 
-STEPS = 2
+STEPS, PROBLEMS, GROUP_SIZE = 2, 4, 4
 
 
-def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """One verl run on the CPU and one of the local trainer, both with a scripted engine and a real sandbox."""
+def bench(against: str | None = None, ranks: int = 1) -> Iterator[dict[str, Any]]:
+    """Compare a verl run with `ranks` gloo ranks with a run of the local trainer, both with a scripted engine and a real sandbox.
+
+    Raises UserError if `ranks` does not divide the batch of 16 rollouts.
+    """
+    if PROBLEMS * GROUP_SIZE % ranks:
+        raise UserError(f"bench verl --ranks {ranks}: must divide the batch of {PROBLEMS * GROUP_SIZE} rollouts")
     from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
 
     with tempfile.TemporaryDirectory(prefix="bench-verl-") as name:
         folder = Path(name)
-        recipe = prepare(folder, steps=STEPS)
-        theirs = train_with_verl(recipe, folder / "verl")
+        recipe = prepare(folder, steps=STEPS, problems_per_step=PROBLEMS, group_size=GROUP_SIZE)
+        with LocalRay(cpus=max(8, 2 * ranks), gpus=ranks, dashboard=False):
+            theirs = train_with_verl(recipe, folder / "verl", "--set", f"verl.trainer.n_gpus_per_node={ranks}")
         result = compare(train_locally(recipe, folder / "local"), theirs)
         steps = list(RunReader(theirs).metrics())
     without = sum(step["sequence_tokens_informative"] for step in steps)
@@ -28,11 +36,11 @@ def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     seconds = [step["roc_s"] for step in steps]
     yield {
-        "name": "roc_time", "value": sum(seconds) / len(seconds), "unit": "s a step, added by RoC",
+        "name": "roc_time", "value": sum(seconds) / len(seconds), "unit": "s per step, added by RoC",
         "against": "the step", "ratio": sum(s["step_s"] for s in steps) / max(sum(seconds), 1e-9), "n": len(steps),
     }  # fmt: skip
     yield {
-        "name": "parity", "value": 0 if result.differences else 1, "unit": "1 is yes",
+        "name": "parity", "value": 0 if result.differences else 1, "unit": f"1 is equal, {ranks} ranks",
         "against": "; ".join(result.differences[:3]) or "the local trainer", "ratio": 0.0 if result.differences else 1.0,
         "n": result.rollouts,
     }  # fmt: skip
