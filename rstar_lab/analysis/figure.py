@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from IPython.display import display
 
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.style import place_headings, template
+from rstar_lab.analysis.style import apply_theme
 from rstar_lab.runs import RunStoreError
 
 
@@ -23,8 +23,7 @@ class Figure(go.Figure):
     def __init__(self, figure: go.Figure, frame: pd.DataFrame, mode: str = "light"):
         super().__init__(figure)
         self._frame = frame
-        self.update_layout(template=template(mode))
-        place_headings(self)
+        apply_theme(self, mode)
 
     @property
     def frame(self) -> pd.DataFrame:

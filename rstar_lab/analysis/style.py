@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import plotly.graph_objects as go
@@ -13,6 +14,7 @@ COLOURS = (
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 _LEGEND_WIDTH = 780  # pixels available to one line of the legend; figures are at least 900 pixels wide
+_MAX_UNIT_TICKS = 12  # widest range of an x axis with a tick at every whole number
 _PAGE_COLOURS = {"light": ("#1b1b1b", "#ffffff", "#e2e2e2"), "dark": ("#ececec", "#16181d", "#3a3d45")}
 
 
@@ -49,6 +51,26 @@ def template(mode: str = "light") -> go.layout.Template:
             "shapedefaults": {"line": {"color": ink}},
         }
     )
+
+
+def apply_theme(figure: go.Figure, mode: str = "light") -> None:
+    """Apply the theme to a figure in place: template, whole-number ticks and the layout of the headings."""
+    figure.update_layout(template=template(mode))
+    _set_whole_number_ticks(figure)
+    place_headings(figure)
+
+
+def _set_whole_number_ticks(figure: go.Figure) -> None:
+    """Prevent fractional ticks on x axes that show a few whole numbers, such as steps."""
+    values: dict[str, list[Any]] = {}
+    for trace in figure.data:
+        if getattr(trace, "x", None) is not None:
+            values.setdefault(getattr(trace, "xaxis", None) or "x", []).extend(trace.x)
+    for name, xs in values.items():
+        axis = figure.layout["xaxis" + name[1:]]
+        whole = all(isinstance(x, Real) and float(x).is_integer() for x in xs)
+        if whole and xs and max(xs) - min(xs) <= _MAX_UNIT_TICKS and axis.type in (None, "linear"):
+            axis.dtick = axis.dtick or (1 if axis.tickvals is None else None)
 
 
 def place_headings(figure: go.Figure) -> None:

@@ -13,15 +13,17 @@ import plotly.graph_objects as go
 import pytest
 from helpers.inspector_runs import HOSTILE, write_run
 
+from rstar_lab.analysis.inspector.export import roc_status
 from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
-from rstar_lab.analysis.inspector.link import link, point_filter, show_points
+from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
 from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import BIDI, segments, token_values, visible
 from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.style import COLOURS
 from rstar_lab.errors import UserError
 
 
@@ -444,3 +446,30 @@ async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
         writer.finish("finished")
     await asyncio.wait_for(follower.task, 30)
     assert "finished, step 1" in follower.figure.figure.layout.title.text
+
+
+# Figures without a kernel, and the theme
+
+
+def test_linked_figures_get_the_theme_and_whole_number_ticks(inspector: Inspector):
+    figure = go.Figure().add_scatter(x=[1, 2, 3], y=[0.1, 0.2, 0.3], name="roc")
+    widget = LinkedFigure(figure, inspector)
+    assert widget.figure.layout.template.layout.colorway == COLOURS
+    assert widget.figure.layout.xaxis.dtick == 1
+    widget.update_figure(go.Figure().add_scatter(x=[0.5, 2], y=[1, 2]))
+    assert widget.figure.layout.template.layout.colorway == COLOURS and widget.figure.layout.xaxis.dtick is None
+
+
+def test_a_group_of_equal_rewards_is_the_reason_of_a_drop():
+    dropped = {"traj_id": "a", "kept": False, "p_err": 0.0, "p_format": 0.0, "reward": 1.0}
+    assert roc_status(dropped, [dropped, dropped]) == "dropped: all 2 rewards of the group are equal"
+    wrong = {**dropped, "reward": 0.0}
+    assert "selected rollouts of the group have equal rewards" in roc_status(dropped, [dropped, wrong])
+    assert roc_status(dropped, [dropped, {**wrong, "kept": True}]).startswith("dropped by RoC; penalty 0")
+
+
+def test_questions_are_read_once_per_problem(source: Source):
+    rows = source.page("TRUE", [], 0, 100)
+    questions = source.questions(list({row["problem_id"]: row for row in rows}.values()))
+    assert set(questions) == {"sum_00", "sum_01", "sum_02", "sum_03"}
+    assert all(question.startswith("What is the sum of the first") for question in questions.values())

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,20 @@ from urllib.parse import quote
 
 import nbformat
 import pytest
-from conftest import ROOT, Lab, LabPage
+from conftest import ROOT, Lab
 from helpers.inspector_runs import HOSTILE, write_run
+from inspector_page import (
+    APP,
+    axe_violations,
+    book,
+    box_select,
+    click_point,
+    run_python,
+    wait_for_count,
+    wait_for_head,
+    wait_for_python,
+    wait_for_sample,
+)
 
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect, join_modules
 from rstar_lab.analysis.inspector.notes import read_notes
@@ -21,7 +32,6 @@ from rstar_lab.analysis.inspector.palette import SCALES
 from rstar_lab.analysis.inspector.transcript import visible
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-APP = ".rl-app"
 GOLDEN = ROOT / "tests" / "golden" / "runs"
 HOSTILE_ID = "roc/6/p0/1"
 
@@ -43,90 +53,6 @@ def axe() -> Path:
     return path
 
 
-def book(folder: Path, *cells: str) -> Path:
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    made.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    path = folder / "book.ipynb"
-    nbformat.write(made, path)
-    return path
-
-
-def total(opened: LabPage) -> int:
-    return int(opened.page.locator(f"{APP} .rl-count").first.inner_text().split(" ")[0].replace(",", ""))
-
-
-def wait_for_count(opened: LabPage, count: int) -> None:
-    opened.wait(f"() => document.querySelector('{APP} .rl-count')?.textContent.startsWith('{count} of')")
-
-
-def wait_for_head(opened: LabPage, text: str) -> None:
-    """Wait until the head of the transcript contains `text`."""
-    opened.wait(f"() => document.querySelector('{APP} .rl-dhead')?.textContent.includes({json.dumps(text)})")
-
-
-def wait_for_sample(opened: LabPage, sample: int) -> None:
-    """Wait until this rollout of the group is open."""
-    opened.wait(f"() => document.querySelectorAll('{APP} .rl-cell')[{sample}]?.getAttribute('aria-pressed') === 'true'")
-
-
-def run_python(opened: LabPage, code: str) -> str:
-    """Run code in the notebook's kernel and return its printed text."""
-    return opened.page.evaluate(
-        """async code => {
-          const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
-          const future = kernel.requestExecute({ code, store_history: false });
-          let text = '';
-          future.onIOPub = message => { text += message.content.text ?? message.content.evalue ?? ''; };
-          await future.done;
-          return text;
-        }""",
-        code,
-    ).strip()
-
-
-def wait_for_python(opened: LabPage, expression: str, wanted: str) -> None:
-    """Wait until an expression prints `wanted`. Changes made in the page reach the kernel with a delay."""
-    deadline = time.monotonic() + 120
-    while (printed := run_python(opened, f"print({expression})")) != wanted:
-        assert time.monotonic() < deadline, f"{expression} is {printed!r}, not {wanted!r}"
-        time.sleep(0.3)
-
-
-def click_point(opened: LabPage, number: int) -> None:
-    opened.page.wait_for_selector(".rl-figure .scatterlayer .point")
-    point = opened.page.locator(".rl-figure .scatterlayer .point").nth(number)
-    point.scroll_into_view_if_needed()
-    box = point.bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    opened.page.mouse.move(x - 3, y)
-    opened.page.mouse.move(x, y)
-    opened.page.wait_for_selector(".rl-figure .hovertext", state="attached")
-    opened.page.mouse.click(x, y)
-
-
-def box_select(opened: LabPage, first: int, last: int) -> None:
-    """Draw a box around the points `first` to `last` of the first panel, from its top to its bottom."""
-    page = opened.page
-    page.locator(".rl-figure").first.hover()
-    page.locator(".rl-figure .modebar-btn[data-val=select]").first.click()
-    points = page.locator(".rl-figure .scatterlayer .point")
-    left, right = (points.nth(number).bounding_box() for number in (first, last))
-    panel = page.locator(".rl-figure .nsewdrag").first.bounding_box()
-    page.mouse.move(left["x"] - 4, panel["y"] + 3)
-    page.mouse.down()
-    page.mouse.move(right["x"] + right["width"] + 2, panel["y"] + panel["height"] / 2, steps=4)
-    page.mouse.move(right["x"] + right["width"] + 4, panel["y"] + panel["height"] - 3, steps=4)
-    page.mouse.up()
-
-
-def axe_violations(opened: LabPage) -> list[str]:
-    found = opened.page.evaluate(
-        "async () => (await axe.run(document.querySelector('.rl-app'),"
-        " { runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa'] })).violations"
-    )
-    return [f"{rule['id']}: {node['target']} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
-
-
 def test_notebook_05_from_curve_to_transcript_and_after_a_restart(lab: Lab, folder: Path):
     with lab.notebook("05_inspect.ipynb", parameters={"runs_dir": str(folder)}, size=(1600, 1200)) as opened:
         page = opened.page
@@ -145,7 +71,7 @@ def test_notebook_05_from_curve_to_transcript_and_after_a_restart(lab: Lab, fold
         wait_for_python(opened, "sorted(inspector.filters.items())", "[('correct', False), ('errors', True)]")
         page.locator(f"{APP} .rl-sql").first.fill("reword > 1")
         page.keyboard.press("Enter")
-        opened.wait(f"() => document.querySelector('{APP} .rl-status').textContent.includes('reword')")
+        opened.wait(f"() => document.querySelector('{APP} .rl-alert').textContent.includes('reword')")
         page.locator(f"{APP} button", has_text="Clear filters").first.click()
         wait_for_count(opened, 384)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,20 @@ def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool 
     }  # fmt: skip
 
 
-def write_run(folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, problems: int = 4, group: int = 8) -> Path:
-    """Write a run whose pass rate rises over `steps` steps. The second rollout of the last step has hostile tool output."""
+def write_run(folder: Path, run_id: str, **options: int) -> Path:
+    """Write a complete run and return its folder. options: see `write_steps`."""
+    for _ in write_steps(folder, run_id, **options):
+        pass
+    return folder / run_id
+
+
+def write_steps(
+    folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, problems: int = 4, group: int = 8
+) -> Iterator[int]:
+    """Write a run whose pass rate rises over `steps` steps; yield after each step.
+
+    The second rollout of the last step has hostile tool output.
+    """
     rng = np.random.default_rng(seed)
     vocabulary: dict[str, int] = {}
     with RunWriter.open(folder, run_id, kind="train", recipe={"rl": {"roc": "paper"}}, seed=seed) as writer:
@@ -128,6 +141,6 @@ def write_run(folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, probl
                 transcripts=transcripts,
                 metrics={"reward": float(rewards.mean())},
             )
+            yield step
         writer.write_vocabulary(list(vocabulary))
         writer.finish("finished")
-    return folder / run_id

@@ -44,15 +44,23 @@ def format_value(value: Any, digits: int = 3) -> str:
     return visible(str(value))
 
 
-def roc_status(row: Mapping[str, Any]) -> str:
-    """Describe whether RoC kept the rollout, and its penalties."""
+def roc_status(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Describe whether RoC kept the rollout, and why not if it did not.
+
+    siblings: all rollouts of the group.
+    """
     if row.get("kept") is None:
-        return "no verdict recorded"
-    words = "kept" if row["kept"] else "dropped"
+        return "RoC selection not recorded"
+    if not row["kept"] and len(siblings) > 1 and not any(sibling.get("kept") for sibling in siblings):
+        if len({sibling.get("reward") for sibling in siblings}) == 1:
+            return f"dropped: all {len(siblings)} rewards of the group are equal"
+        return "dropped: the selected rollouts of the group have equal rewards"
+    status = "kept" if row["kept"] else "dropped by RoC"
     p_err, p_format = row.get("p_err"), row.get("p_format")
     if p_err is None or p_format is None:
-        return words
-    return f"{words}; penalty {format_value(p_err + p_format)} = tool errors {format_value(p_err)} + format {format_value(p_format)}"
+        return status
+    penalties = f"tool errors {format_value(p_err)} + format {format_value(p_format)}"
+    return f"{status}; penalty {format_value(p_err + p_format)} = {penalties}"
 
 
 def outcome_class(outcome: str | None) -> str:
@@ -76,7 +84,7 @@ def export_html(
     fragment: return only the article, without token values, for use in a notebook.
     """
     title = f"{visible(str(row.get('problem_id')))} · step {row.get('step')} · sample {row.get('sample')}"
-    body = _header(row, record, title, note or {})
+    body = _header(row, record, siblings, title, note or {})
     values = None if fragment else token_values(record)
     colours = values is not None and values.shape[1] > 0
     if colours:
@@ -99,7 +107,13 @@ def export_html(
     )
 
 
-def _header(row: Mapping[str, Any], record: Mapping[str, Any], title: str, note: Mapping[str, Any]) -> str:
+def _header(
+    row: Mapping[str, Any],
+    record: Mapping[str, Any],
+    siblings: Sequence[Mapping[str, Any]],
+    title: str,
+    note: Mapping[str, Any],
+) -> str:
     correct = (row.get("reward") or 0) > 0
     truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
     facts = [
@@ -115,7 +129,7 @@ def _header(row: Mapping[str, Any], record: Mapping[str, Any], title: str, note:
     return (
         f'<header class="rl-head"><h2>{escape(title)}</h2>'
         f'<p class="rl-chips"><span class="rl-chip rl-{"ok" if correct else "bad"}">{mark}</span>'
-        f'<span class="rl-chip">{escape(roc_status(row))}</span>{tags}</p>'
+        f'<span class="rl-chip">{escape(roc_status(row, siblings))}</span>{tags}</p>'
         f'<p class="rl-answer">Answer <b>{escape(format_value(row.get("answer")))}</b> · truth <b>{escape(format_value(truth))}</b></p>'
         f'{written}<dl class="rl-facts">{listed}</dl>'
         f'<p class="rl-id">{escape(visible(str(row.get("traj_id"))))}</p></header>'
@@ -203,12 +217,12 @@ def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> 
     for sibling in siblings:
         mark = " class=rl-this" if sibling.get("traj_id") == row.get("traj_id") else ""
         cells = (
-            format_value(sibling.get("sample")), "✓" if (sibling.get("reward") or 0) > 0 else "✗", roc_status(sibling),
+            format_value(sibling.get("sample")), "✓" if (sibling.get("reward") or 0) > 0 else "✗", roc_status(sibling, siblings),
             *(format_value(sibling.get(name)) for name in ("calls", "errors", "response_tokens", "advantage", "answer")),
         )  # fmt: skip
         lines += f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     head = "".join(f'<th scope="col">{name}</th>' for name in
-                   ("Sample", "Right", "Verdict", "Calls", "Errors", "Tokens", "Advantage", "Answer"))  # fmt: skip
+                   ("Sample", "Correct", "RoC", "Calls", "Errors", "Tokens", "Advantage", "Answer"))  # fmt: skip
     return f'<h3>Rollouts of the same group</h3><table class="rl-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
 
 
@@ -255,7 +269,7 @@ def export_markdown(
         f"- trajectory: {_inline(row.get('traj_id'))}",
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
         f"- answer: {_inline(row.get('answer'))}, truth {_inline(truth)}: **{right}**",
-        f"- {roc_status(row)}; advantage {format_value(row.get('advantage'))}",
+        f"- {roc_status(row, siblings)}; advantage {format_value(row.get('advantage'))}",
         f"- {format_value(row.get('turns'))} turns, {format_value(row.get('calls'))} tool calls, {format_value(row.get('errors'))} errors, "
         f"{format_value(row.get('response_tokens'))} tokens",
     ]

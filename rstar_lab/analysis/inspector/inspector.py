@@ -1,7 +1,7 @@
 """The trajectory inspector: a notebook widget that lists the rollouts of a run store and shows their transcripts."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,12 +14,13 @@ from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
-from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
+from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values, visible
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.errors import UserError
 
 STATIC = Path(__file__).parent / "static"
-_MODULES = ("dom", "python", "tokens", "transcript", "list", "group", "filters", "inspector")
+_MODULES = ("dom", "links", "python", "tokens", "transcript", "list", "group", "filters", "inspector")
+_GROUP = ("run_id", "step", "group_id")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 
 
@@ -50,6 +51,7 @@ class Inspector(NotebookWidget):
     channel = traitlets.Unicode("entropy").tag(sync=True)
     height = traitlets.Int(760).tag(sync=True)
     revision = traitlets.Int(0).tag(sync=True)
+    reveal = traitlets.Int(0).tag(sync=True)
     label = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, store: Store | pd.DataFrame, **state: Any) -> None:
@@ -69,6 +71,12 @@ class Inspector(NotebookWidget):
             if filters
             else {}
         )
+
+    def show_and_reveal(self, label: str, **filters: Any) -> None:
+        """List the matching rollouts, scroll the page to the list, and open its first row."""
+        with self.hold_sync():
+            self.show(label, **filters)
+            self.reveal += 1
 
     def refresh(self) -> None:
         """Read the store again, after a run has grown."""
@@ -142,17 +150,27 @@ class Inspector(NotebookWidget):
         rows = self.source.page(where, sort, int(offset), min(int(limit), 500))
         for row in rows:
             row["note"] = notes.get(row["traj_id"])
-        return {"rows": rows, "total": self.source.count(where)}
+        return {"rows": rows, "total": self.source.count(where), "all": self.source.count("TRUE")}
 
     def _place(
         self, _buffers: list[Any], traj_id: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
     ) -> int | None:
         return self.source.index_of(traj_id, self._condition(filters, scope), sort)
 
-    def _open(self, buffers: list[Any], traj_id: str, raw: bool = False) -> dict[str, Any]:
-        row = self.source.row(traj_id)
+    def _questions(self, _buffers: list[Any], rows: list[dict[str, Any]]) -> dict[str, str]:
+        return self.source.questions(rows)
+
+    # group: run id, step and group id, if the browser knows them. One query then reads the row and its siblings.
+    def _open(
+        self, buffers: list[Any], traj_id: str, raw: bool = False, group: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        siblings = [] if group is None else self.source.siblings(dict(zip(_GROUP, group, strict=True)))
+        row = next((dict(sibling) for sibling in siblings if sibling["traj_id"] == traj_id), None)
+        if row is None:
+            row = self.source.row(traj_id)
+            siblings = self.source.siblings(row)
         row["note"] = self._all_notes().get(traj_id)
-        answer: dict[str, Any] = {"row": row, "siblings": self.source.siblings(row), "channels": list(CHANNELS)}
+        answer: dict[str, Any] = {"row": row, "siblings": siblings, "channels": list(CHANNELS)}
         try:
             record = self.source.record(row)
         except UserError as error:
@@ -160,6 +178,8 @@ class Inspector(NotebookWidget):
         values = np.ascontiguousarray(token_values(record))
         buffers.append(values.tobytes())
         parts = [segment.payload() for segment in segments(record, raw=raw)]
+        question = record.get("question")
+        answer["question"] = visible(question) if isinstance(question, str) and question.strip() else None
         return {**answer, "segments": parts, "tokens": values.shape[1]}
 
     def _search(
@@ -182,6 +202,7 @@ class Inspector(NotebookWidget):
     _OPERATIONS: ClassVar[dict[str, Callable[..., Any]]] = {
         "start": _start,
         "page": _page,
+        "questions": _questions,
         "place": _place,
         "open": _open,
         "search": _search,
@@ -205,7 +226,7 @@ class Inspector(NotebookWidget):
         return page
 
     def replacement(self) -> "Inspector":
-        names = ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision")
+        names = ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision", "reveal")
         widget = Inspector(self.source.store, **{name: getattr(self, name) for name in names})
         widget.source = self.source
         for name in names:

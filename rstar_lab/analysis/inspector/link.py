@@ -16,6 +16,7 @@ from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector, join_modules
 from rstar_lab.analysis.inspector.static_figure import static_bundle
 from rstar_lab.analysis.inspector.widget import NotebookWidget
+from rstar_lab.analysis.style import apply_theme
 
 _MAX_LABELS = 3  # selected points that the label of a selection names
 
@@ -38,17 +39,18 @@ class LinkedFigure(NotebookWidget):
     _css = ".rl-figure { width: 100%; min-height: 120px; }"
 
     figure_json = traitlets.Unicode("{}").tag(sync=True)
+    linked = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, figure: go.Figure, inspector: Inspector | None, **state: Any) -> None:
         self.inspector = inspector
-        self.figure = figure
-        super().__init__(**{"figure_json": figure.to_json(), **state})
+        self.figure = figure = _themed(figure)
+        super().__init__(**{"figure_json": figure.to_json(), "linked": inspector is not None, **state})
         self.on_msg(self._on_points)
 
     def update_figure(self, figure: go.Figure) -> None:
         """Replace the figure that is shown."""
-        self.figure = figure
-        self.figure_json = figure.to_json()
+        self.figure = _themed(figure)
+        self.figure_json = self.figure.to_json()
 
     def static_bundle(self) -> dict[str, Any]:
         frame = getattr(self.figure, "frame", None)
@@ -65,6 +67,15 @@ class LinkedFigure(NotebookWidget):
             self.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
         elif op == "points" and self.inspector is not None:
             show_points(self.inspector, self.figure, [(int(trace), int(point)) for trace, point in message["points"]])
+
+
+def _themed(figure: go.Figure) -> go.Figure:
+    """Return a copy in the project's theme, or the figure itself if it has data and therefore the theme already."""
+    if isinstance(getattr(figure, "frame", None), pd.DataFrame):
+        return figure
+    themed = go.Figure(figure)
+    apply_theme(themed)
+    return themed
 
 
 def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWidget":
@@ -108,9 +119,9 @@ def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[
     if len(filters) > _MAX_LABELS:
         label += f"; and {len(filters) - _MAX_LABELS} more points"
     if len(filters) == 1:
-        inspector.show(label, **filters[0])
+        inspector.show_and_reveal(label, **filters[0])
     elif filters:
-        inspector.show(label, any=filters)
+        inspector.show_and_reveal(label, any=filters)
 
 
 def point_filter(inspector: Inspector, trace: Any, point: int) -> dict[str, Any]:

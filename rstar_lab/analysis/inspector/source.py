@@ -18,6 +18,7 @@ from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48
+_QUESTION = 160  # characters of a question in the list
 
 
 class Store(Protocol):
@@ -122,6 +123,26 @@ class Source:
         """Return the rollouts of the same group (run, step and problem), ordered by sample."""
         keys = " AND ".join(f"{key} = {sql_literal(row[key])}" for key in ("run_id", "step", "group_id"))
         return self._rows(f"SELECT * FROM trajectories WHERE {keys} ORDER BY sample, traj_id LIMIT 512")
+
+    def questions(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return problem id to the beginning of its question. One row (traj_id, run_id, step, problem_id) per problem.
+
+        Problems without a stored transcript are left out.
+        """
+        try:
+            columns = {name for name, *_ in self._rows("DESCRIBE transcripts", raw=True)}
+        except UserError:  # data frames without transcripts
+            return {}
+        if "question" not in columns or not rows:
+            return {}
+        problems = {row["traj_id"]: row["problem_id"] for row in rows}
+        keys = [name for name in ("run_id", "step") if name in columns]
+        where = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in keys)
+        found = self._rows(
+            f"SELECT traj_id, left(question, {_QUESTION}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
+            raw=True,
+        )
+        return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in found if text}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
         """Find trajectories of the filtered list whose messages contain `text`, newest steps first.

@@ -1,4 +1,4 @@
-/** Elements, numbers and talk with the kernel. Nothing here or elsewhere parses markup: text becomes text nodes. */
+/** Helpers for elements, number formats and messages to the kernel. Text is only ever inserted as text nodes. */
 
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
@@ -7,10 +7,10 @@ export function h(tag, props = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
+  return fill(element, children);
 }
 
+/** Replace the children of an element; null, undefined and false are skipped. */
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
@@ -18,6 +18,7 @@ export function fill(element, ...children) {
 
 const missing = "–";
 
+/** Format a value for display. */
 export function show(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return missing;
   if (value === true) return "yes";
@@ -30,12 +31,17 @@ export function show(value, digits = 3) {
 
 export const correct = (row) => (row.reward ?? 0) > 0;
 
-const ours = new Set(["sandbox_error", "queue_timeout"]);
-export const outcomeClass = (outcome) => (!outcome ? "unknown" : outcome === "ok" ? "ok" : ours.has(outcome) ? "ours" : "bad");
+const infrastructure = new Set(["sandbox_error", "queue_timeout"]);
+export const outcomeClass = (outcome) => (!outcome ? "unknown" : outcome === "ok" ? "ok" : infrastructure.has(outcome) ? "ours" : "bad");
 
-export function verdict(row) {
-  if (row.kept === null || row.kept === undefined) return "no verdict recorded";
-  const word = row.kept ? "kept" : "dropped";
+/** Whether RoC kept the rollout, and why not if it did not. */
+export function rocStatus(row, siblings = []) {
+  if (row.kept === null || row.kept === undefined) return "RoC selection not recorded";
+  if (!row.kept && siblings.length > 1 && !siblings.some((sibling) => sibling.kept)) {
+    const equal = siblings.every((sibling) => sibling.reward === siblings[0].reward);
+    return equal ? `dropped: all ${siblings.length} rewards of the group are equal` : "dropped: the selected rollouts of the group have equal rewards";
+  }
+  const word = row.kept ? "kept" : "dropped by RoC";
   if (row.p_err === null || row.p_err === undefined || row.p_format === null || row.p_format === undefined) return word;
   return `${word}; penalty ${show(row.p_err + row.p_format)} = tool errors ${show(row.p_err)} + format ${show(row.p_format)}`;
 }
@@ -48,67 +54,75 @@ export function debounce(wait, action) {
   };
 }
 
-/** Handlers of a field that acts when the reader leaves it or presses Enter. */
+/** Handlers of a field that acts when it loses focus or Enter is pressed. */
 export const committed = (act) => ({ onchange: act, onkeydown: (event) => event.key === "Enter" && act(event) });
 
-/** Questions to the kernel. An answer that does not come within `patience` ms is an error the user can act on. */
+export const disconnected = "The kernel was restarted or stopped. Run this cell again to reconnect.";
+
+/** Requests to the kernel. A request without a response within `patience` ms fails. */
 export function connect(model, patience = 30000) {
   const waiting = new Map();
   let next = 0;
-  const hear = (message, buffers) => {
-    const asked = waiting.get(message?.id);
-    if (!asked) return;
+  const receive = (message, buffers) => {
+    const request = waiting.get(message?.id);
+    if (!request) return;
     waiting.delete(message.id);
-    clearTimeout(asked.timer);
-    if ("error" in message) asked.reject(new Error(message.error));
-    else asked.resolve([message.result, buffers]);
+    clearTimeout(request.timer);
+    if ("error" in message) request.reject(new Error(message.error));
+    else request.resolve([message.result, buffers]);
   };
-  model.on("msg:custom", hear);
+  model.on("msg:custom", receive);
   return {
-    ask(op, question = {}) {
+    ask(op, values = {}) {
       return new Promise((resolve, reject) => {
         const id = `${op}-${(next += 1)}`;
         const timer = setTimeout(() => {
           waiting.delete(id);
-          reject(new Error("The kernel does not answer: it is busy, or it was restarted. Run the cell again to reattach."));
+          reject(new Error("The kernel does not respond. Wait until it is idle; if it was restarted, run this cell again."));
         }, patience);
         waiting.set(id, { resolve, reject, timer });
-        model.send({ ...question, id, op });
+        try {
+          model.send({ ...values, id, op });
+        } catch {
+          waiting.delete(id);
+          clearTimeout(timer);
+          reject(new Error(disconnected));
+        }
       });
     },
     close() {
-      model.off("msg:custom", hear);
+      model.off("msg:custom", receive);
       for (const { timer } of waiting.values()) clearTimeout(timer);
       waiting.clear();
     },
   };
 }
 
-/** Say hello, and say so if no welcome comes: then this model cannot hear the kernel, and a fresh one takes over. */
+/** Send "hello" to the kernel. If no "welcome" arrives, this model does not receive messages: ask for a new one. */
 export function greet(model) {
   let tries = 0;
   const stop = () => {
     clearInterval(timer);
-    model.off("msg:custom", hear);
+    model.off("msg:custom", receive);
   };
-  const hear = (message) => message?.op === "welcome" && stop();
-  model.on("msg:custom", hear);
+  const receive = (message) => message?.op === "welcome" && stop();
+  model.on("msg:custom", receive);
   const timer = setInterval(() => {
     if ((tries += 1) > 10) return stop();
     try {
       return model.send({ op: "deaf" });
     } catch {
-      return stop(); // the kernel was restarted: nobody is there to hear
+      return stop(); // the kernel was restarted
     }
   }, 4000);
   model.send({ op: "hello" });
   return stop;
 }
 
-/** Hide the static form that the notebook shows until the widget is there. */
+/** Hide the static output that precedes the widget. */
 export function hideStatic(el) {
   requestAnimationFrame(() => {
     const before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
-    if (before?.querySelector(".rl-page, .js-plotly-plot, .jp-RenderedPlotly")) before.style.display = "none";
+    if (before?.querySelector(".rl-page, .js-plotly-plot, .jp-RenderedPlotly, .jp-RenderedSVG, .jp-RenderedHTMLCommon")) before.style.display = "none";
   });
 }

@@ -1,19 +1,19 @@
 import { connect, greet, hideStatic } from "./dom.js";
 
-/** Plotly, loaded once a page from the kernel: no network, and not in the start of every figure. */
+/** Load plotly from the kernel, once per page. */
 function plotly(model) {
   if (globalThis.Plotly?.newPlot) return Promise.resolve(globalThis.Plotly);
   globalThis.__rstarLabPlotly ??= (async () => {
     const line = connect(model);
     const [, [source]] = await line.ask("plotly");
     line.close();
-    // A page with an AMD loader would take plotly for itself: hide the loader's name while plotly defines its own.
+    // With an AMD loader on the page, plotly would define an AMD module instead of a global: hide the loader from it.
     const url = URL.createObjectURL(new Blob(["((define, module, exports) => {", source, "\n}).call(window)"], { type: "text/javascript" }));
     const script = document.createElement("script");
     script.src = url;
     await new Promise((resolve, reject) => {
       script.onload = resolve;
-      script.onerror = () => reject(new Error("plotly did not load"));
+      script.onerror = () => reject(new Error("the page could not load plotly"));
       document.head.append(script);
     });
     URL.revokeObjectURL(url);
@@ -24,7 +24,7 @@ function plotly(model) {
 
 const isDark = () => document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark");
 
-/** The figure's layout on a dark page; on a light one it is left as it is. */
+/** The layout in the colours of a dark page. On a light page it is not changed. */
 function themed(layout) {
   if (!isDark()) return layout;
   const dark = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...layout.font, color: "#e4e8ee" } };
@@ -47,7 +47,9 @@ export default {
     const Plotly = await plotly(model);
     const draw = () => {
       const { data, layout } = JSON.parse(model.get("figure_json"));
-      return Plotly.react(box, data ?? [], { clickmode: "event+select", ...themed(layout ?? {}), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
+      // A box selection is the default drag if points open rollouts.
+      const drag = model.get("linked") ? { dragmode: "select", selectdirection: "any" } : {};
+      return Plotly.react(box, data ?? [], { clickmode: "event+select", ...drag, ...themed(layout ?? {}), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
     };
     await draw();
     const fit = new ResizeObserver(() => box.offsetWidth && Plotly.Plots.resize(box));
@@ -55,7 +57,15 @@ export default {
     const send = (event) => event?.points?.length && model.send({ op: "points", points: event.points.map((point) => [point.curveNumber, point.pointIndex ?? point.pointNumber]) });
     box.on("plotly_click", send);
     box.on("plotly_selected", send);
-    box.on("plotly_doubleclick", () => model.send({ op: "points", points: [] }));
+    const clear = async () => {
+      await Plotly.restyle(box, { selectedpoints: [null] });
+      await Plotly.relayout(box, { selections: [] });
+    };
+    // A double click emits one of the two events, depending on the drag mode. Plotly's own action comes after the event.
+    for (const event of ["plotly_doubleclick", "plotly_deselect"]) box.on(event, () => {
+      setTimeout(clear, 0);
+      model.send({ op: "points", points: [] });
+    });
     model.on("change:figure_json", draw);
     const theme = new MutationObserver(draw);
     theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });

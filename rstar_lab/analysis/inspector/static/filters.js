@@ -1,6 +1,6 @@
 import { h, committed, debounce } from "./dom.js";
 
-/** The filter bar: toggles, choices, ranges and one condition in SQL, all kept in `filters`. */
+/** The filter bar: toggle buttons, selects, a step range, a problem id and an SQL condition. */
 
 const toggles = [
   ["correct", true, "✓ Correct"], ["correct", false, "✗ Wrong"], ["kept", true, "Kept"], ["kept", false, "Dropped"],
@@ -29,7 +29,7 @@ export class Filters {
       change("steps", first || last ? [Number(first || choices.first || 0), Number(last || choices.last || 0)] : undefined);
     }) }));
     this.texts = {
-      problem: h("input", { type: "search", class: "rl-problem", "aria-label": "Problem contains", placeholder: "Problem", oninput: (event) => later("problem", event.target.value) }),
+      problem: h("input", { type: "search", class: "rl-problem", "aria-label": "Problem id contains", placeholder: "Problem id", oninput: (event) => later("problem", event.target.value) }),
       sql: h("input", { type: "text", class: "rl-sql", "aria-label": "Condition in SQL", placeholder: "SQL: errors > 1 and reward > 0", spellcheck: "false", ...committed((event) => change("sql", event.target.value.trim())) }),
     };
     this.clear = h("button", { type: "button", class: "rl-quiet", onclick: () => set({}) }, "Clear filters");
@@ -38,6 +38,11 @@ export class Filters {
       Object.entries(this.selects).map(([name, element]) => (choices[{ run_id: "run_id", stage: "stage", outcome: "outcomes" }[name]].length > 1 ? element : null)),
       h("span", { class: "rl-steps" }, "Steps ", this.steps[0], " – ", this.steps[1]), this.texts.problem, this.texts.sql, this.clear);
     this.sync();
+  }
+
+  /** Update the choices after the run has grown. */
+  update({ first, last }) {
+    [first, last].forEach((step, i) => { this.steps[i].placeholder = step ?? ""; });
   }
 
   sync() {

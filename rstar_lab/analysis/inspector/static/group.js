@@ -1,16 +1,16 @@
-import { h, show, correct, verdict } from "./dom.js";
+import { h, show, correct, rocStatus } from "./dom.js";
 
-/** The rollouts of one problem in one step: who was right, whom RoC kept, and why. */
+/** The rollouts of one problem in one step: which are correct, which RoC kept, and why. */
 
-export function strip(siblings, chosen, open) {
+export function strip(siblings, selected, open) {
   const solved = siblings.filter(correct).length;
   return [
-    h("span", { class: "rl-label" }, `Group: ${solved} of ${siblings.length} right`),
+    h("span", { class: "rl-label" }, `Group: ${solved} of ${siblings.length} correct`),
     h("span", { class: "rl-strip", role: "group", "aria-label": "Rollouts of the group" }, siblings.map((row) =>
       h("button", {
         type: "button", class: `rl-cell ${correct(row) ? "rl-ok" : "rl-bad"}${row.kept === false ? " rl-dropped" : ""}`, "data-traj": row.traj_id,
-        "aria-pressed": row.traj_id === chosen ? "true" : "false", title: `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${verdict(row)}`,
-        "aria-label": `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${verdict(row)}`, onclick: () => open(row.traj_id),
+        "aria-pressed": row.traj_id === selected ? "true" : "false", title: `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${rocStatus(row, siblings)}`,
+        "aria-label": `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${rocStatus(row, siblings)}`, onclick: () => open(row.traj_id),
       }, correct(row) ? "✓" : "✗"))),
   ];
 }
@@ -22,6 +22,8 @@ const mean = (rows) => {
 
 export function summary(siblings) {
   const sides = [["correct", siblings.filter(correct)], ["wrong", siblings.filter((row) => !correct(row))]];
+  const known = siblings.filter((row) => row.kept !== null && row.kept !== undefined);
+  if (known.length > 1 && !known.some((row) => row.kept)) return `The whole group was ${rocStatus(known[0], siblings)}, so it has no training signal.`;
   return sides.filter(([, rows]) => rows.length).map(([name, rows]) => {
     const [kept, dropped] = [rows.filter((row) => row.kept), rows.filter((row) => row.kept === false)];
     return `${rows.length} ${name}: ${kept.length} kept (mean penalty ${mean(kept)}), ${dropped.length} dropped (${mean(dropped)}).`;
@@ -39,16 +41,16 @@ const bar = (row) => {
   return [box, h("span", { class: "rl-num" }, (parts.reduce((sum, [, value]) => sum + value, 0)).toFixed(2))];
 };
 
-export function table(siblings, chosen, open, compare) {
-  const heads = ["Sample", "Right", "Verdict", "Penalty", "Calls", "Errors", "Tokens", "Advantage", "Answer", ""];
+export function table(siblings, selected, open, compare) {
+  const heads = ["Sample", "Correct", "RoC", "Penalty", "Calls", "Errors", "Tokens", "Advantage", "Answer", ""];
   return h("div", { class: "rl-group", tabindex: "0", role: "region", "aria-label": "Rollouts of the group with their penalties" },
     h("p", { class: "rl-summary" }, summary(siblings)),
     h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, heads.map((name) => name ? h("th", { scope: "col" }, name) : h("td")))),
-      h("tbody", {}, siblings.map((row) => h("tr", { class: `${row.traj_id === chosen ? "rl-this" : ""}${row.kept === false ? " rl-out" : ""}` },
+      h("tbody", {}, siblings.map((row) => h("tr", { class: `${row.traj_id === selected ? "rl-this" : ""}${row.kept === false ? " rl-out" : ""}` },
         h("td", {}, h("button", { type: "button", class: "rl-quiet", "aria-label": `Open sample ${row.sample}`, onclick: () => open(row.traj_id) }, show(row.sample))),
         h("td", {}, h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")),
         h("td", {}, row.kept === null || row.kept === undefined ? "–" : row.kept ? "kept" : "dropped"), h("td", { class: "rl-penalty" }, bar(row)),
         h("td", {}, show(row.calls)), h("td", {}, show(row.errors)), h("td", {}, show(row.response_tokens)),
         h("td", {}, show(row.advantage)), h("td", {}, show(row.answer)),
-        h("td", {}, row.traj_id === chosen ? "" : h("button", { type: "button", class: "rl-quiet", "aria-label": `Compare with sample ${row.sample}`, onclick: () => compare(row.traj_id) }, "compare")))))));
+        h("td", {}, row.traj_id === selected ? "" : h("button", { type: "button", class: "rl-quiet", "aria-label": `Compare with sample ${row.sample}`, onclick: () => compare(row.traj_id) }, "compare")))))));
 }

@@ -1,4 +1,5 @@
-import { h, fill, show, correct, verdict, connect, greet, hideStatic, committed, debounce } from "./dom.js";
+import { h, fill, show, correct, rocStatus, connect, disconnected, greet, hideStatic, committed, debounce } from "./dom.js";
+import { linkedTrajectory, trajectoryIn } from "./links.js";
 import { channelNames } from "./tokens.js";
 import { Transcript, answerLine } from "./transcript.js";
 import { List } from "./list.js";
@@ -7,7 +8,7 @@ import { Filters } from "./filters.js";
 
 const keys = [
   ["j, k", "next, previous trajectory"], ["[, ]", "previous, next rollout of the group"], ["1 to 6", "colour of the tokens"],
-  ["c", "side by side with the next of the group"], ["g", "the group and its penalties"], ["r", "raw tokens"], ["/", "search in the transcript"],
+  ["c", "compare with the next rollout of the group"], ["g", "table of the group"], ["r", "raw tokens"], ["/", "search in the transcript"],
   ["s", "search in all transcripts"], ["n", "note and tags"], ["f", "full screen"], ["?", "this help"],
 ];
 
@@ -21,11 +22,22 @@ class View {
     this.root.style.height = `${model.get("height")}px`;
     el.append(this.root);
     this.memory = `rstar-lab:${model.get("label")}`;
+    this.questions = new Map(); // problem id to the beginning of its question
+    this.cache = new Map(); // opened trajectories, newest last
   }
 
+  /** Show a message. Errors are shown above the list, where they are in view. */
   say(text, wrong = false) {
-    this.status.textContent = text;
-    this.status.classList.toggle("rl-error", wrong);
+    this.status.textContent = wrong ? "" : text;
+    if (this.alert) this.alert.textContent = wrong ? text : "";
+    else if (wrong) this.status.textContent = text;
+  }
+
+  /** The kernel was restarted: nothing here works until the cell runs again. */
+  lost() {
+    this.isLost = true;
+    this.root.classList.add("rl-lost");
+    this.say(disconnected, true);
   }
 
   state() {
@@ -33,19 +45,24 @@ class View {
   }
 
   set(changes) {
+    if (this.isLost) return;
     for (const [name, value] of Object.entries(changes)) this.model.set(name, value);
-    this.model.save_changes();
     this.remember();
+    try {
+      this.model.save_changes();
+    } catch {
+      this.lost();
+    }
   }
 
   remember() {
     const kept = Object.fromEntries(["filters", "scope", "sort", "selected", "channel"].map((name) => [name, this.model.get(name)]));
     try {
       sessionStorage.setItem(this.memory, JSON.stringify(kept));
-    } catch { /* a page without storage forgets */ }
+    } catch { /* the page has no storage */ }
   }
 
-  /** After the kernel was restarted and the cell ran again, the reader is where they were; a copied link wins once. */
+  /** Restore the state of this inspector from before a kernel restart. A link in the address takes precedence, once. */
   async recall() {
     const empty = (name) => !Object.keys(this.model.get(name)).length;
     if (this.model.get("selected") || !empty("filters") || !empty("scope")) return;
@@ -55,15 +72,16 @@ class View {
       if (place !== null) {
         this.set({ selected: linked });
         return;
-      } // else the link means another inspector of the page
+      } // else the link refers to another inspector of the page
     }
     try {
       const kept = JSON.parse(sessionStorage.getItem(this.memory) ?? "null");
       if (kept) this.set(kept);
-    } catch { /* nothing kept */ }
+    } catch { /* no state stored */ }
   }
 
   async start() {
+    this.model.on("comm_live_update", this.onComm = () => this.lost());
     const [choices] = await this.line.ask("start");
     this.choices = choices;
     await this.recall();
@@ -71,10 +89,13 @@ class View {
     this.transcript = new Transcript(choices.scales, say);
     this.other = new Transcript(choices.scales, say);
     this.list = new List({
-      known: choices.columns, several: choices.run_id.length > 1, say, sort: (name) => this.sort(name), choose: (traj_id) => this.set({ selected: traj_id }),
+      known: choices.columns, several: choices.run_id.length > 1, say, sort: (name) => this.sort(name), choose: (row) => this.choose(row),
+      failed: (error) => { this.count.textContent = "–"; this.say(error.message, true); },
       ask: async (offset, limit) => {
         const [page] = await this.line.ask("page", { offset, limit, ...this.state() });
-        this.count.textContent = `${show(page.total)} of ${show(choices.total)} trajectories`;
+        this.count.textContent = `${show(page.total)} of ${show(page.all)} trajectories`;
+        if (this.alert.textContent !== disconnected) this.alert.textContent = "";
+        this.addQuestions(page.rows);
         this.list.sorted(...(this.state().sort.length ? this.state().sort : [null]));
         return page;
       },
@@ -87,10 +108,32 @@ class View {
     else await this.list.select(0);
   }
 
+  /** Fill in the questions of rows, after they are shown. */
+  async addQuestions(rows) {
+    const put = () => { for (const row of rows) row.question = this.questions.get(row.problem_id); };
+    put();
+    const unknown = new Map(rows.filter((row) => !this.questions.has(row.problem_id)).map((row) => [row.problem_id, row]));
+    if (!unknown.size) return;
+    for (const problem of unknown.keys()) this.questions.set(problem, undefined);
+    try {
+      const [questions] = await this.line.ask("questions", { rows: [...unknown.values()].map(({ traj_id, run_id, step, problem_id }) => ({ traj_id, run_id, step, problem_id })) });
+      for (const [problem, question] of Object.entries(questions)) this.questions.set(problem, question);
+      put();
+      this.list.draw();
+    } catch { /* the list shows problem ids */ }
+  }
+
+  choose(row) {
+    if (this.isLost) return this.restoreHighlight();
+    if (row.traj_id !== this.model.get("selected")) return this.set({ selected: row.traj_id });
+    return row.traj_id === this.row?.traj_id ? undefined : this.open(row.traj_id);
+  }
+
   build() {
     this.count = h("span", { class: "rl-count", role: "status" });
-    this.across = h("input", { type: "search", class: "rl-across", placeholder: "Search in all transcripts listed", "aria-label": "Search in all transcripts listed", onkeydown: (event) => event.key === "Enter" && this.searchAll() });
+    this.across = h("input", { type: "search", class: "rl-across", placeholder: "Search in all transcripts listed", "aria-label": "Search in all transcripts listed", onkeydown: (event) => event.key === "Enter" && this.searchAll(), oninput: (event) => event.target.value || this.endSearch() });
     this.scopeLine = h("div", { class: "rl-scope" });
+    this.alert = h("div", { class: "rl-alert", role: "alert" });
     this.helpBox = h("dialog", { class: "rl-help", "aria-label": "Keys" }, h("h3", {}, "Keys"), h("dl", {}, keys.map(([name, what]) => h("div", {}, h("dt", {}, name), h("dd", {}, what)))),
       h("form", { method: "dialog" }, h("button", { class: "rl-toggle" }, "Close")));
     const bar = h("div", { class: "rl-top" }, h("strong", { class: "rl-name" }, this.model.get("label")), this.count, this.across,
@@ -100,7 +143,7 @@ class View {
     this.buildDetail();
     const drag = h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
     this.main = h("div", { class: "rl-main" }, this.list.element, drag, this.detail);
-    fill(this.root, bar, this.filters.element, this.scopeLine, this.main, this.status, this.helpBox);
+    fill(this.root, bar, this.filters.element, this.scopeLine, this.alert, this.main, this.status, this.helpBox);
     this.say("");
   }
 
@@ -113,11 +156,11 @@ class View {
       oninput: debounce(120, () => this.find()), onkeydown: (event) => { if (event.key === "Enter") this.findNext(event.shiftKey ? -1 : 1); } });
     this.found = h("span", { class: "rl-found", role: "status" });
     const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
-    this.rawButton = button("Raw", () => this.raw(), { "aria-pressed": "false", title: "The token stream as it is" });
+    this.rawButton = button("Raw", () => this.raw(), { "aria-pressed": "false", title: "Show the unchanged token stream" });
     this.compareButton = button("Side by side", () => this.compareNext(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
     const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, this.rawButton, this.groupButton, this.compareButton));
-    const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.link()), button("HTML", () => this.export("html"), { title: "Save as a page of its own" }), button("Markdown", () => this.export("markdown")));
+    const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.link()), button("HTML", () => this.export("html"), { title: "Save as a self-contained HTML page" }), button("Markdown", () => this.export("markdown")));
     this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
     this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
     this.panes = h("div", { class: "rl-panes" }, this.transcript.element);
@@ -129,7 +172,7 @@ class View {
   listen() {
     this.handlers = {
       "change:filters": () => this.reload(), "change:scope": () => this.reload(), "change:sort": () => this.reload(),
-      "change:revision": () => this.list.reset({ keep: true }), "change:selected": () => this.open(this.model.get("selected")),
+      "change:revision": () => this.grown(), "change:reveal": () => this.reveal(), "change:selected": () => this.open(this.model.get("selected")),
       "change:channel": () => this.recolour(),
     };
     for (const [event, handler] of Object.entries(this.handlers)) this.model.on(event, handler);
@@ -137,34 +180,60 @@ class View {
     document.addEventListener("click", this.clicked);
   }
 
-  /** A link to a trajectory anywhere on the page, as in the card of a comparison, opens it here. */
+  /** Open a trajectory when a link to it is clicked anywhere on the page, such as in a comparison. */
   async follow(event) {
     const href = event.target.closest?.("a")?.getAttribute("href");
     if (!href?.startsWith("#rstar=")) return;
     event.preventDefault();
     const selected = trajectoryIn(href);
     const [place] = await this.line.ask("place", { traj_id: selected, filters: {}, scope: {}, sort: [] });
-    if (place === null) return; // of other runs than this inspector's
+    if (place === null) return this.say(`${selected} is not in the runs of this list.`, true);
     this.set({ selected });
-    this.root.scrollIntoView({ block: "nearest" });
+    return this.root.scrollIntoView({ block: "nearest" });
   }
 
   close() {
     for (const [event, handler] of Object.entries(this.handlers ?? {})) this.model.off(event, handler);
     document.removeEventListener("click", this.clicked);
+    this.model.off("comm_live_update", this.onComm);
     this.line.close();
     this.list?.close();
     this.transcript?.clear();
     this.other?.clear();
   }
 
-  async reload() {
+  /** The run has grown: load the list again, keep the selected row and the rows in view. */
+  async grown() {
+    this.cache.clear();
+    const [choices] = await this.line.ask("start");
+    this.filters.update(choices);
+    const { list } = this;
+    const before = list.at;
+    await list.reset({ keep: true });
+    const [index] = await this.line.ask("place", { traj_id: this.model.get("selected"), ...this.state() });
+    list.at = index ?? -1;
+    if (index !== null && before >= 0 && list.top > 0) list.goTo(list.top + index - before);
+    list.draw();
+  }
+
+  /** A click in a figure has set the scope: bring the list into view and open its first row. */
+  async reveal() {
+    this.root.scrollIntoView({ block: "nearest" });
+    await this.loading;
+    await this.list.select(0);
+  }
+
+  reload() {
+    this.loading = this.load();
+    return this.loading;
+  }
+
+  async load() {
     this.filters.sync();
     const { label } = this.state().scope;
-    fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.set({ scope: {} }) }, "Show all")] : null);
+    fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.showAll() }, "Show all")] : null);
     this.say("");
     await this.list.reset();
-    if (!this.list.total && !this.status.textContent) this.say("No trajectory passes these filters.");
   }
 
   sort(name) {
@@ -177,7 +246,7 @@ class View {
     this.opening = traj_id;
     try {
       const raw = this.rawButton.getAttribute("aria-pressed") === "true";
-      const [opened, buffers] = await this.line.ask("open", { traj_id, raw });
+      const [opened, buffers] = await this.fetch(traj_id, raw);
       if (this.opening !== traj_id) return;
       this.opened = opened;
       this.row = opened.row;
@@ -186,18 +255,51 @@ class View {
       this.recolour();
       if (this.compared) await this.compare(this.nextSibling(this.row.traj_id, 1));
       if (this.findBox.value) this.find();
-      if (this.list.row(this.list.at)?.traj_id !== traj_id) this.mark(traj_id);
+      if (this.list.row(this.list.at)?.traj_id !== traj_id) await this.mark(traj_id);
       this.remember();
+      this.prefetch();
     } catch (error) {
+      if (this.opening !== traj_id) return;
       this.say(error.message, true);
+      this.restoreHighlight();
     } finally {
-      this.opening = null;
+      if (this.opening === traj_id) this.opening = null;
     }
   }
 
-  /** Show in the list where a trajectory opened from elsewhere stands. */
+  /** Highlight the row of the open trajectory again, after another one could not be opened. */
+  restoreHighlight() {
+    this.list.at = this.row ? this.list.indexOf(this.row.traj_id) ?? -1 : -1;
+    this.list.draw();
+  }
+
+  /** Get a trajectory from the cache or the kernel. */
+  fetch(traj_id, raw) {
+    const key = `${raw} ${traj_id}`;
+    let request = this.cache.get(key);
+    if (!request) {
+      const row = this.list.rowOf(traj_id);
+      request = this.line.ask("open", { traj_id, raw, ...(row ? { group: [row.run_id, row.step, row.group_id] } : {}) });
+      this.cache.set(key, request);
+      request.catch(() => this.cache.delete(key));
+      if (this.cache.size > 12) this.cache.delete(this.cache.keys().next().value);
+    }
+    return request;
+  }
+
+  /** Load the next row in advance, so that `j` shows it at once. */
+  prefetch() {
+    clearTimeout(this.later);
+    this.later = setTimeout(() => {
+      const next = this.list.row(this.list.at + 1);
+      if (next && this.list.at >= 0 && !this.isLost) this.fetch(next.traj_id, false).catch(() => {});
+    }, 250);
+  }
+
+  /** Highlight a trajectory in the list, and scroll to it if it is not in view. */
   async mark(traj_id) {
-    const [index] = await this.line.ask("place", { traj_id, ...this.state() });
+    let index = this.list.indexOf(traj_id);
+    if (index === null) [index] = await this.line.ask("place", { traj_id, ...this.state() });
     this.list.at = index ?? -1;
     if (index !== null && (index < this.list.top || index > this.list.top + this.list.visible - 2)) this.list.goTo(index - Math.floor(this.list.visible / 3));
     this.list.draw();
@@ -207,13 +309,13 @@ class View {
     const { row } = this;
     fill(this.head,
       h("span", { class: `rl-chip ${correct(row) ? "rl-ok" : "rl-bad"}` }, correct(row) ? "✓ Correct" : "✗ Wrong"),
-      h("h2", {}, `${row.problem_id}`), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
+      h("h2", { title: `${row.problem_id}` }, heading(this.opened.question ?? row.problem_id)), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
       h("span", { class: "rl-answer" }, answerLine(row)),
-      h("span", { class: "rl-verdict" }, `${verdict(row)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`));
+      h("span", { class: "rl-verdict" }, `${rocStatus(row, this.opened.siblings)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`));
     fill(this.group, strip(this.opened.siblings, row.traj_id, (traj_id) => this.set({ selected: traj_id })));
     this.note.value = row.note?.note ?? "";
     this.tags.value = (row.note?.tags ?? []).join(", ");
-    this.told = JSON.stringify([row.traj_id, this.note.value, row.note?.tags ?? []]);
+    this.saved = JSON.stringify([row.traj_id, this.note.value, row.note?.tags ?? []]);
     if (!this.groupBox.hidden) this.drawGroup();
   }
 
@@ -240,17 +342,38 @@ class View {
 
   async compare(traj_id) {
     if (!traj_id || traj_id === this.row.traj_id) return this.endCompare();
-    const [opened, buffers] = await this.line.ask("open", { traj_id, raw: false });
+    const [opened, buffers] = await this.fetch(traj_id, false);
     this.compared = traj_id;
     this.compareButton.setAttribute("aria-pressed", "true");
-    const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `Sample ${show(row.sample)}`), h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, verdict(row)));
+    const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `Sample ${show(row.sample)}`), h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, rocStatus(row, opened.siblings)));
     fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));
     this.other.show(opened, floats(buffers), this.model.get("channel"));
+    this.scrollTogether();
     const marked = this.transcript.differ(this.other) && this.other.differ(this.transcript);
-    return this.say(marked ? "Words the other rollout has not are underlined." : "Too long to mark the differences.");
+    return this.say(marked ? "Words that only one rollout contains are underlined." : "The transcripts are too long to mark the differences.");
+  }
+
+  /** Scroll both transcripts to the same turn. */
+  scrollTogether() {
+    this.unlock?.();
+    const pair = [this.transcript, this.other];
+    let leader = null;
+    const removers = pair.map((pane, i) => {
+      const lead = () => { leader = pane; };
+      const follow = () => { if (leader !== pair[1 - i]) pair[1 - i].position = pane.position; };
+      for (const name of ["pointerenter", "wheel", "focusin"]) pane.turns.addEventListener(name, lead);
+      pane.turns.addEventListener("scroll", follow);
+      return () => {
+        for (const name of ["pointerenter", "wheel", "focusin"]) pane.turns.removeEventListener(name, lead);
+        pane.turns.removeEventListener("scroll", follow);
+      };
+    });
+    leader = this.transcript;
+    this.unlock = () => removers.forEach((remove) => remove());
   }
 
   endCompare() {
+    this.unlock?.();
     this.compared = null;
     this.compareButton.setAttribute("aria-pressed", "false");
     this.other.clear();
@@ -284,7 +407,7 @@ class View {
 
   async searchAll() {
     const text = this.across.value;
-    if (!text) return this.set({ scope: {} });
+    if (!text) return this.endSearch();
     this.say("Searching …");
     try {
       const { scope, ...state } = this.state();
@@ -293,27 +416,49 @@ class View {
       const where = whole ? "" : ` (steps ${last} down to ${first}; filter the list to search further)`;
       this.list.snippets = hits;
       this.findBox.value = text;
+      this.searched = text;
+      this.say("");
       if (ids.length) this.set({ scope: { label: `${ids.length} with “${text}”${where}`, filter: { traj_id: ids }, search: true }, selected: ids[0] });
-      else this.say(`No transcript of the list has “${text}”${where}.`);
+      else this.set({ scope: { label: `No transcript contains “${text}”${where}`, filter: { sql: "FALSE" }, search: true } });
+      this.find();
     } catch (error) {
       this.say(error.message, true);
     }
     return undefined;
   }
 
+  showAll() {
+    this.across.value = "";
+    if (this.state().scope.search) this.endSearch();
+    else this.set({ scope: {} });
+  }
+
+  /** Remove the search and its marks. */
+  endSearch() {
+    if (this.findBox.value === this.searched) {
+      this.findBox.value = "";
+      this.find();
+    }
+    this.searched = null;
+    this.list.snippets = {};
+    this.say("");
+    if (this.state().scope.search) this.set({ scope: {} });
+  }
+
   async saveNote() {
     const tags = this.tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
     const { traj_id } = this.row;
-    const told = JSON.stringify([traj_id, this.note.value.trim(), tags]);
-    if (told === this.told) return; // Enter, and then leaving the field
-    this.told = told;
+    const saved = JSON.stringify([traj_id, this.note.value.trim(), tags]);
+    if (saved === this.saved) return; // Enter was pressed, then the field lost focus
+    this.saved = saved;
     try {
       const [entry] = await this.line.ask("note", { traj_id, note: this.note.value, tags });
       this.row.note = entry;
       const listed = [...this.list.blocks.values()].flat().find((row) => row?.traj_id === traj_id);
       if (listed) listed.note = entry.note || entry.tags.length ? entry : null;
       this.list.draw();
-      this.say("Note saved beside the run.");
+      this.cache.clear();
+      this.say("Note saved in the run's folder.");
     } catch (error) {
       this.say(error.message, true);
     }
@@ -370,23 +515,7 @@ class View {
   }
 }
 
-/** The trajectory the address of the page names, told once to each inspector. JupyterLab drops the end of the address when
- *  it has opened the notebook; the browser's record of the visit keeps it. */
-function linkedTrajectory(inspector) {
-  const told = (globalThis.__rstarLabTold ??= new Set());
-  if (told.has(inspector)) return null;
-  told.add(inspector);
-  const addresses = [location.href, performance.getEntriesByType("navigation")[0]?.name ?? ""];
-  return addresses.map(trajectoryIn).find(Boolean) ?? null;
-}
-
-function trajectoryIn(address) {
-  try {
-    return decodeURIComponent(/[#&?]rstar=([^&]+)/.exec(address)?.[1] ?? "");
-  } catch {
-    return ""; // half a link
-  }
-}
+const heading = (text) => (text.length > 90 ? `${text.slice(0, 90).trimEnd()}…` : text);
 
 function floats(buffers) {
   const view = buffers?.[0];

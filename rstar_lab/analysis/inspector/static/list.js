@@ -1,10 +1,10 @@
 import { h, fill, show, correct, outcomeClass, debounce } from "./dom.js";
 
-/** A list of millions: only the rows in view exist, fetched in blocks. */
+/** The list of trajectories. Only visible rows have elements; rows are fetched in blocks. */
 
 const rowHeight = 28;
 const block = 100;
-const tallest = 8_000_000; // pixels; browsers draw no taller element, so a longer list scrolls in proportion
+const tallest = 8_000_000; // pixels; browsers limit the height of an element, so longer lists map the scroll bar proportionally
 
 const callGlyph = { ok: "●", bad: "▲", ours: "○", unknown: "·" };
 const callCell = (row) => {
@@ -18,10 +18,10 @@ const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[na
 /** [column to sort by, title, width, cell, right-aligned] */
 const listColumns = [
   ["step", "Step", 46, (row) => show(row.step), true],
-  ["problem_id", "Problem", 100, (row) => row.problem_id],
+  ["problem_id", "Problem", 190, (row) => row.question ?? row.problem_id],
   ["sample", "#", 30, (row) => show(row.sample), true],
-  ["reward", "Right", 50, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
-  ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "kept" : "drop"))],
+  ["reward", "Correct", 58, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
+  ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "yes" : "no"))],
   ["outcomes", "Tool calls", 76, callCell],
   ["response_tokens", "Tokens", 60, (row) => show(row.response_tokens), true],
   ["answer", "Answer", 84, (row) => show(row.answer), true],
@@ -39,17 +39,19 @@ const listColumns = [
 ];
 
 export class List {
-  /** ask(offset, limit) gives {rows, total}; choose(traj_id, index) is told what was selected. */
-  constructor({ ask, choose, sort, say, known, several }) {
-    Object.assign(this, { ask, choose, say });
+  /** ask(offset, limit) returns {rows, total}. choose(row) opens a row. sort(column) changes the order. */
+  constructor({ ask, choose, sort, say, failed, known, several }) {
+    Object.assign(this, { ask, choose, say, failed });
+    this.message = "";
     this.columns = listColumns.filter(([name]) => known.includes(name));
-    if (several) this.columns.splice(1, 0, this.columns.pop()); // the run, where there are several
+    if (several) this.columns.splice(1, 0, this.columns.pop()); // with several runs, the run is the second column
     this.width = this.columns.reduce((sum, column) => sum + column[2], 26);
     this.template = `26px ${this.columns.map((column) => `${column[2]}px`).join(" ")}`;
     this.blocks = new Map();
     this.total = 0;
     this.top = 0; // index of the first row in view, with its fraction
-    this.at = -1; // index of the selected row
+    this.at = -1; // index of the selected row, -1 if the filter excludes it
+    this.last = -1; // index of the row that was selected last
     this.snippets = {};
     this.head = h("div", { class: "rl-row rl-header", role: "row", "aria-rowindex": 1 }, h("span", { role: "columnheader" }, h("span", { class: "rl-hidden" }, "Note")),
       this.columns.map(([name, title, , , right]) => h("span", { role: "columnheader", class: right ? "rl-num" : "", "data-column": name },
@@ -81,13 +83,14 @@ export class List {
     return this.total * rowHeight;
   }
 
-  /** Start again at the top: filter or order changed. keep: stay where the list is (it only grew). */
+  /** Load the list again after the filter or order changed. keep: do not scroll to the top. */
   async reset({ keep = false } = {}) {
     this.generation = (this.generation ?? 0) + 1;
     this.blocks.clear();
     if (!keep) {
       this.top = 0;
       this.at = -1;
+      this.last = -1;
       this.pane.scrollTop = 0;
     }
     await this.load();
@@ -105,9 +108,17 @@ export class List {
         if (generation !== this.generation) return;
         this.total = total;
         this.blocks.set(index, rows);
+        this.message = total ? "" : "No trajectory matches the filters.";
+        if (this.top > Math.max(0, total - this.visible)) this.goTo(this.top);
       } catch (error) {
+        if (generation !== this.generation) return;
         this.blocks.delete(index);
-        this.say(error.message, true);
+        if (index * block <= this.top) { // the page in view has failed
+          this.total = 0;
+          this.message = error.message;
+          this.failed(error);
+          this.draw();
+        } else this.say(error.message, true);
         return;
       }
       if (this.blocks.size > 40) this.blocks.delete(this.blocks.keys().next().value);
@@ -115,12 +126,26 @@ export class List {
     }
   }
 
+  /** Index of a trajectory among the loaded rows, else null. */
+  indexOf(traj_id) {
+    for (const [number, rows] of this.blocks) {
+      const at = rows?.findIndex((row) => row.traj_id === traj_id) ?? -1;
+      if (at >= 0) return number * block + at;
+    }
+    return null;
+  }
+
+  rowOf(traj_id) {
+    const index = this.indexOf(traj_id);
+    return index === null ? null : this.row(index);
+  }
+
   row(index) {
     return this.blocks.get(Math.floor(index / block))?.[index % block] ?? null;
   }
 
   draw() {
-    const height = Math.min(this.full, tallest);
+    const height = this.total ? Math.min(this.full, tallest) : 80;
     this.space.style.height = `${height}px`;
     this.pane.setAttribute("aria-rowcount", this.total + 1);
     const first = Math.max(0, Math.floor(this.top));
@@ -132,9 +157,10 @@ export class List {
       missing ||= !row;
       drawn.push(this.line(row, index));
     }
-    fill(this.rows, drawn);
+    fill(this.rows, drawn.length || !this.message ? drawn : h("p", { class: "rl-empty" }, this.message));
     const above = this.full <= tallest ? first * rowHeight : this.pane.scrollTop - (this.top - first) * rowHeight;
     this.rows.style.transform = `translateY(${above}px)`;
+    if (this.at >= 0) this.last = this.at;
     if (this.at >= first && this.at < last) this.pane.setAttribute("aria-activedescendant", `${this.name}-${this.at}`);
     else this.pane.removeAttribute("aria-activedescendant");
     if (missing) this.fetch();
@@ -149,9 +175,10 @@ export class List {
       title: row && this.snippets[row.traj_id] ? `… ${this.snippets[row.traj_id]} …` : undefined },
       row
         ? [h("span", { role: "gridcell" }, note ? h("span", { class: "rl-flag", role: "img", "aria-label": "has a note", title: [...note.tags, note.note].join(" · ") }, "◆") : ""),
-            this.columns.map(([, , , cell, right]) => {
-              const said = cell(row);
-              return h("span", { role: "gridcell", class: right ? "rl-num" : "", title: typeof said === "string" && !this.snippets[row.traj_id] && said }, said);
+            this.columns.map(([name, , , cell, right]) => {
+              const content = cell(row);
+              const title = name === "problem_id" && row.question ? `${row.problem_id}: ${row.question}` : content;
+              return h("span", { role: "gridcell", class: right ? "rl-num" : "", title: typeof title === "string" && !this.snippets[row.traj_id] && title }, content);
             })]
         : h("span", { role: "gridcell", class: "rl-faint" }, "…"));
     line.style.gridTemplateColumns = this.template;
@@ -175,7 +202,7 @@ export class List {
     this.draw();
   }
 
-  /** In a list too tall for pixels a wheel turn still moves by rows. */
+  /** If the scroll bar is proportional, the wheel still moves by rows. */
   wheel(event) {
     if (this.full <= tallest || event.shiftKey || !event.deltaY) return;
     event.preventDefault();
@@ -200,11 +227,12 @@ export class List {
     if (!this.row(this.at)) await this.load();
     const row = this.row(this.at);
     this.draw();
-    if (row) this.choose(row.traj_id);
+    if (row) this.choose(row);
   }
 
   move(by) {
-    return this.select(this.at < 0 && Math.abs(by) < this.total ? Math.floor(this.top) : this.at + by);
+    if (this.at >= 0 || Math.abs(by) >= this.total) return this.select(Math.max(0, this.at) + by);
+    return this.select(this.last >= 0 ? this.last + by : Math.floor(this.top));
   }
 
   key(event) {

@@ -1,4 +1,4 @@
-/** Where keywords, strings, numbers and comments of Python begin and end. */
+/** Yields [kind, begin, end] of keywords, builtins, strings, numbers and comments in Python code. */
 
 const words =
   "False None True and as assert async await break class continue def del elif else except finally for from global if " +

@@ -1,6 +1,6 @@
 import { show } from "./dom.js";
 
-/** Token values, their colour classes, and colour without elements: ranges in the CSS highlight registry. */
+/** Token values and their colour classes. Colours are ranges in the CSS highlight registry, not elements. */
 
 export const channelNames = [
   ["entropy", "Entropy"],
@@ -11,12 +11,13 @@ export const channelNames = [
   ["none", "Off"],
 ];
 
+/** Channel: label of the low end, of the high end, title, colour class of positive values, of negative values. */
 export const legends = {
-  entropy: ["sure", "torn", "Entropy of the next-token distribution, nats", "e", ""],
-  log_prob: ["expected", "surprising", "Log-probability of the token under the engine", "l", ""],
-  mismatch: ["trainer higher", "engine higher", "Log-probability, engine minus trainer", "dp", "dn"],
+  entropy: ["low", "high", "Entropy of the next-token distribution, nats", "e", ""],
+  log_prob: ["likely", "unlikely", "−log p of the token under the engine, nats", "l", ""],
+  mismatch: ["trainer higher", "engine higher", "Log-probability, engine minus trainer, nats", "dp", "dn"],
   mask: ["tool, template", "model (trained on)", "Loss mask", "m", ""],
-  advantage: ["pushed down", "pushed up", "Advantage of the trajectory, on its trained tokens", "ap", "an"],
+  advantage: ["negative", "positive", "Advantage of the trajectory, on its trained tokens", "ap", "an"],
 };
 
 export class Values {
@@ -29,6 +30,7 @@ export class Values {
     [this.entropy, this.engine, this.trainer, this.mask, this.ids] = [0, 1, 2, 3, 4].map((row) => all.subarray(row * count, (row + 1) * count));
   }
 
+  /** Whether the rollout has values of a channel. */
   has(channel) {
     if (channel === "none") return true;
     if (channel === "advantage") return this.count > 0 && typeof this.advantage === "number";
@@ -71,7 +73,7 @@ export class Values {
   }
 }
 
-/** A set of coloured ranges of one view; several views of a page share the registry and remove only their own. */
+/** The coloured ranges of one view. All views of a page share the registry; each removes only its own ranges. */
 export class Paint {
   constructor() {
     this.own = new Map();

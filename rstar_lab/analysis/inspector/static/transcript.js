@@ -6,11 +6,11 @@ const labels = {
   code: "Python", input: "Standard input", tool: "Tool response", call: "Tool call that does not parse", text: "Model", reason: "Reasoning",
   answer: "Answer", system: "System prompt", user: "Problem", model: "Model tokens", environment: "Tool and template tokens",
 };
-// Characters of a segment that are drawn before the reader asks for all: a tool may print without end.
+// Characters of a segment that are drawn at first. Tool output can be very long.
 const drawnAtFirst = (kind) => (kind === "tool" || kind === "environment" ? 20_000 : 400_000);
 const bins = 240;
 
-/** Draws one transcript: a text node a segment, colours as highlights, a ribbon over all tokens. */
+/** Shows one transcript: a text node per segment, colours as highlights, and a ribbon of all tokens. */
 export class Transcript {
   constructor(scales, say) {
     this.scales = scales;
@@ -39,6 +39,7 @@ export class Transcript {
   show(opened, buffer, channel) {
     this.clear();
     this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
+    this.kept = opened.row.kept;
     this.token = 0;
     this.parts = opened.segments.map((segment, index) => this.segment(segment, index));
     fill(this.turns, opened.missing ? h("p", { class: "rl-missing" }, opened.missing) : null, this.parts.map((part) => part.element));
@@ -51,7 +52,7 @@ export class Transcript {
     const { kind, text, turn, tool, outcome, starts, first } = segment;
     const node = document.createTextNode(text.slice(0, drawnAtFirst(kind)));
     const pre = h("pre", { class: "rl-text", dir: "ltr", "data-part": index }, node);
-    const part = { kind, text, node, starts, first, pre };
+    const part = { kind, text, node, starts, first, pre, turn };
     const head = [
       turn ? h("span", { class: "rl-turn" }, `Turn ${turn}`) : null,
       h("span", { class: "rl-kind" }, labels[kind] ?? kind),
@@ -61,7 +62,7 @@ export class Transcript {
     ];
     const more =
       text.length > drawnAtFirst(kind)
-        ? h("button", { class: "rl-quiet", type: "button", onclick: (event) => { node.data = text; event.target.remove(); this.paint(this.channel); } },
+        ? h("button", { class: "rl-quiet", type: "button", onclick: (event) => { node.data = text; event.target.remove(); this.paint(this.wanted); } },
             `Show all ${text.length.toLocaleString("en")} characters`)
         : null;
     part.element =
@@ -80,12 +81,16 @@ export class Transcript {
     }
   }
 
-  /** Colour the tokens; neighbours of one colour are one range. */
-  paint(channel) {
-    this.channel = channel;
+  /** Colour the tokens by a channel, or by the log-probability if the channel has no values. Adjacent tokens of one
+   *  colour are one range. */
+  paint(wanted) {
     this.paintTokens.clear();
     const { values } = this;
+    this.channel = wanted;
     if (!values) return;
+    const channel = values.has(wanted) || !values.has("log_prob") ? wanted : "log_prob";
+    this.wanted = wanted;
+    this.channel = channel;
     const off = !values.has(channel);
     for (const { starts, first, node } of off ? [] : this.parts) {
       let begin = 0;
@@ -137,16 +142,18 @@ export class Transcript {
   drawLegend(off) {
     const { channel, values } = this;
     const known = legends[channel];
-    if (!values.count) return fill(this.legend, h("span", {}, "This rollout kept no token arrays."));
+    if (!values.count) return fill(this.legend, h("span", {}, "The run did not store the tokens of this rollout."));
     if (!known) return fill(this.legend);
-    if (off) return fill(this.legend, h("span", {}, `${known[2]}: not recorded for this rollout (dropped rollouts have no trainer values).`));
+    const reason = this.kept === false && this.wanted !== "log_prob" ? " (RoC dropped it, so the trainer did not compute it)" : "";
+    if (off) return fill(this.legend, h("span", {}, `${known[2]}: not recorded for this rollout${reason}.`));
+    const instead = channel === this.wanted ? null : h("span", { class: "rl-instead" }, `${legends[this.wanted][2].split(/,| of /)[0]} is not recorded for this rollout${reason}. Shown instead:`);
     const [low, high, title, up, down] = known;
+    const edges = this.scales[channel];
+    const label = (word, sign, last) => (edges ? `${word} ${sign}${show(last)}` : word);
     const levels = channel === "mask" ? ["m0", "m1"] : [...(down ? this.scales[channel].map((_, i) => `${down}${i + 1}`).reverse() : []), "", ...this.scales[channel].map((_, i) => `${up}${i + 1}`)];
-    return fill(this.legend, h("span", { class: "rl-legend-title" }, title), h("span", {}, low),
-      h("span", { class: "rl-swatches", "aria-hidden": "true" }, levels.map((level) => h("i", { class: level ? `rl-${level}` : "" }))), h("span", {}, high));
+    return fill(this.legend, instead, h("span", { class: "rl-legend-title" }, title), h("span", {}, down ? label(low, "≤ −", edges?.at(-1)) : label(low, "< ", edges?.[0])),
+      h("span", { class: "rl-swatches", "aria-hidden": "true" }, levels.map((level) => h("i", { class: level ? `rl-${level}` : "" }))), h("span", {}, label(high, "≥ ", edges?.at(-1))));
   }
-
-  // Values on hover, and with the arrow keys on the ribbon.
 
   partOf(token) {
     return this.parts.find(({ starts, first }) => starts.length && token >= first && token < first + starts.length);
@@ -163,12 +170,12 @@ export class Transcript {
   hoverText(event) {
     const node = document.caretPositionFromPoint?.(event.clientX, event.clientY);
     const found = node ? [node.offsetNode, node.offset] : (() => { const r = document.caretRangeFromPoint?.(event.clientX, event.clientY); return r ? [r.startContainer, r.startOffset] : []; })();
-    const part = this.parts.find((one) => one.node === found[0]);
+    const part = this.parts.find((candidate) => candidate.node === found[0]);
     if (!part?.starts.length) return this.hideTip();
     let offset = found[1];
     const range = document.createRange();
     if (offset > 0) {
-      // The caret snaps to the nearer edge of a character; the token under the mouse is the one whose box holds it.
+      // The caret is at the nearer edge of a character: use the character whose box contains the pointer.
       range.setStart(part.node, offset - 1);
       range.setEnd(part.node, offset);
       const box = range.getBoundingClientRect();
@@ -177,7 +184,7 @@ export class Transcript {
     range.setStart(part.node, Math.min(offset, part.node.data.length - 1));
     range.setEnd(part.node, Math.min(offset + 1, part.node.data.length));
     const box = range.getBoundingClientRect();
-    if (Math.abs(event.clientX - (box.left + box.right) / 2) > box.width + 12) return this.hideTip(); // beside the text
+    if (Math.abs(event.clientX - (box.left + box.right) / 2) > box.width + 12) return this.hideTip(); // not over text
     let low = 0;
     let high = part.starts.length - 1;
     while (low < high) {
@@ -246,8 +253,7 @@ export class Transcript {
     this.tip.hidden = true;
   }
 
-  // Search in this transcript.
-
+  /** Mark all matches of a text and return their number. */
   find(text) {
     this.paintFind.clear();
     this.paintCurrent.clear();
@@ -275,7 +281,7 @@ export class Transcript {
     return this.match;
   }
 
-  /** Mark the words of this transcript that the other one has not, in order. */
+  /** Underline the words that are not in the longest common subsequence with the other transcript. */
   differ(other) {
     this.paintDiff.clear();
     const words = (transcript) => transcript.parts.filter(({ kind }) => !["system", "user"].includes(kind))
@@ -297,6 +303,31 @@ export class Transcript {
       }
     }
     return true;
+  }
+
+  /** The scroll position as a turn and the fraction of the turn that is above the view. */
+  get position() {
+    const starts = this.turnStarts();
+    const top = this.turns.scrollTop;
+    let turn = 0;
+    while (turn + 1 < starts.length - 1 && starts[turn + 1] <= top) turn += 1;
+    return { turn, fraction: (top - starts[turn]) / Math.max(1, starts[turn + 1] - starts[turn]) };
+  }
+
+  set position({ turn, fraction }) {
+    const starts = this.turnStarts();
+    const at = Math.min(turn, starts.length - 2);
+    this.turns.scrollTop = turn > at ? starts.at(-1) : starts[at] + fraction * (starts[at + 1] - starts[at]);
+  }
+
+  turnStarts() {
+    const starts = [0];
+    let turn = 0;
+    for (const part of this.parts) if (part.turn > turn) {
+      turn = part.turn;
+      starts.push(part.element.offsetTop - this.turns.offsetTop);
+    }
+    return [...starts, this.turns.scrollHeight];
   }
 
   clear() {
