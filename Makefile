@@ -20,7 +20,7 @@ TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torc
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt
 
-.PHONY: help setup demo test test-fast test-all lab bench docs screenshots services resolve constraints clean
+.PHONY: help setup demo test test-fast test-all lab bench docs docs-keys screenshots services resolve constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -62,6 +62,9 @@ bench: $(READY)  ## measure speed as ratios against peers, each pair in one run
 
 docs: setup  ## build the documentation into site/ (warnings are errors, no network)
 	$(BIN)/mkdocs build --strict --quiet
+
+docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipes.md
+	$(BIN)/python -m rstar_lab.rl.recipe.keys docs/recipes.md
 
 screenshots: setup services  ## take the screenshots of the README from the golden run
 	$(PYTEST) -q tests/browser/test_readme_screenshots.py

@@ -42,7 +42,7 @@ def test_help_names_every_command_and_each_explains_itself():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "no_such"], "recipe no_such: no such file, and none that ships (evaluate"),
+        (["train", "no_such"], "recipe no_such: no such file; shipped recipes: evaluate"),
         (["train", "tiny", "--set", "rl.lrr=1"], "rl.lrr: unknown key; did you mean lr?"),
         (["train", "tiny", "--set", "seed"], "--set seed: give key=value"),
         (

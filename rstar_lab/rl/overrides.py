@@ -1,7 +1,9 @@
-"""Read a recipe from YAML, with `--set` overrides; name the key and the nearest known one in every error."""
+"""Read a recipe from YAML and apply `--set` overrides. Every error names the key and, if one is near, the right key."""
 
 import difflib
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,27 +18,44 @@ from rstar_lab.storage_paths import resolve_recipe_paths
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML loader that rejects a mapping with the same key twice; plain YAML silently uses the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise RecipeError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice; remove one")
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def load_recipe(
     source: str | Path, overrides: Mapping[str, Any] | None = None, profile: Profile | None = None
 ) -> Recipe:
-    """Read a recipe by path, or by name one that ships; overrides are dotted keys (`rl.lr`, `stages.0.steps`).
+    """Load a recipe from a file, or by the name of a shipped one.
 
-    profile: look up relative paths in its storage folders (`storage_paths`).
-    Raises RecipeError that names the key.
+    overrides: values by dotted key (`rl.lr`, `stages.0.steps`, `stages.one.steps`). profile: look up relative paths in
+    its storage folders (`storage_paths`). Raises RecipeError.
     """
     path = Path(source)
     if not path.suffix and not path.exists():
         path = RECIPES / f"{source}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
-        raise RecipeError(f"recipe {source}: no such file, and none that ships ({known})")
+        raise RecipeError(f"recipe {source}: no such file; shipped recipes: {', '.join(shipped_recipes())}")
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
+    except RecipeError as error:
+        raise RecipeError(f"recipe {path}: {error}") from None
     if not isinstance(data, dict):
-        raise RecipeError(f"recipe {path}: a mapping of keys is expected")
-    data.setdefault("name", path.stem)
+        raise RecipeError(f"recipe {path}: the file must be a mapping of keys")
+    data.setdefault("name", _run_name(path.stem))
     for key, value in (overrides or {}).items():
         _set(data, key, value)
     if profile is not None:
@@ -44,8 +63,21 @@ def load_recipe(
     return parse_recipe(data, where=str(path))
 
 
+def shipped_recipes() -> dict[str, str]:
+    """Return the names of the shipped recipes, each with the first sentence of its comment."""
+    recipes = {}
+    for path in sorted(RECIPES.glob("*.yaml")):
+        comment = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            comment.append(line.lstrip("# "))
+        recipes[path.stem] = re.split(r"(?<=\.)\s", " ".join(comment))[0]
+    return recipes
+
+
 def parse_recipe(data: dict[str, Any], where: str = "recipe") -> Recipe:
-    """Check a recipe that has been read. Raises RecipeError that names the key."""
+    """Validate the content of a recipe file. Raises RecipeError that names the key."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
@@ -54,14 +86,23 @@ def parse_recipe(data: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """`--set rl.lr=1e-4` and the like; values are YAML."""
+    """Parse `--set` arguments such as `rl.lr=1e-4`. Values are YAML. Raises RecipeError."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise RecipeError(f"--set {pair}: give key=value, as in --set rl.lr=1e-4")
-        overrides[key.strip()] = _number(yaml.safe_load(value))
+        try:
+            overrides[key.strip()] = _number(yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise RecipeError(f"--set {pair}: the value is not YAML: {' '.join(str(error).split())}") from None
     return overrides
+
+
+def _run_name(stem: str) -> str:
+    """Return a valid run name for the name of a recipe file: letters, digits, `.`, `_` and `-` only."""
+    ascii_text = unicodedata.normalize("NFKD", stem.replace("ß", "ss")).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_text).strip("_") or "recipe"
 
 
 def _number(value: Any) -> Any:
@@ -83,7 +124,7 @@ def _set(data: Any, dotted: str, value: Any) -> None:
                 here[part] = {}
             here = here[part]
         if not isinstance(here, dict | list):
-            raise RecipeError(f"--set {dotted}: {part} has no keys")
+            raise RecipeError(f"--set {dotted}: {part} is a value and has no keys below it")
     if isinstance(here, list):
         here[here.index(_item(here, last, dotted))] = value
     else:
@@ -91,9 +132,9 @@ def _set(data: Any, dotted: str, value: Any) -> None:
 
 
 def _item(items: list[Any], part: str, dotted: str) -> Any:
-    """A stage by its number or its name."""
-    for number, item in enumerate(items):
-        if part == str(number) or (isinstance(item, dict) and item.get("name") == part):
+    """Return an item of a list (a stage) by its index or its name."""
+    for index, item in enumerate(items):
+        if part == str(index) or (isinstance(item, dict) and item.get("name") == part):
             return item
     raise RecipeError(f"--set {dotted}: there is no item {part}")
 
@@ -101,12 +142,9 @@ def _item(items: list[Any], part: str, dotted: str) -> Any:
 def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
     key = ".".join(location)
+    message = error["msg"].removeprefix("Value error, ")
     if error["type"] != "extra_forbidden":
-        return (
-            f"{key}: {error['msg'].removeprefix('Value error, ')}"
-            if key
-            else error["msg"].removeprefix("Value error, ")
-        )
+        return f"{key}: {message}" if key else message
     near = difflib.get_close_matches(location[-1], _known_keys(location[:-1]), n=1, cutoff=0.5)
     return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
 

@@ -1,20 +1,20 @@
-"""Recipes: what ships is whole, what is wrong is named, and no key is read by nobody."""
+"""Recipes: the shipped ones load, errors name the key, every key is documented and read."""
 
 import re
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
-from rstar_lab.rl import recipe as module
+from rstar_lab.rl import recipe as recipe_package
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
-from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection, Stage
+from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
+from rstar_lab.rl.recipe.keys import with_key_tables
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_that_ships_can_be_read(path):
+def test_shipped_recipes_load_by_path_and_by_name(path):
     recipe = load_recipe(path)
     assert recipe.name == path.stem
     assert load_recipe(path.stem) == recipe
@@ -30,16 +30,19 @@ def test_every_recipe_that_ships_can_be_read(path):
         ("rl.roc=papper", "rl.roc: .*'paper'"),
         ("stages.0.lr=fast", "lr: .*number"),
         ("stages.nine.lr=1", "there is no item nine"),
+        ("rl.lr=nan", "rl.lr: .*finite number"),
+        ("rl.lr=1e400", "rl.lr: .*finite number"),
+        ("rl.lr=[", "--set rl.lr=\\[: the value is not YAML"),
         ("sft.problems.synthetic.count=0", "sft.problems.synthetic.count: .*greater than 0"),
     ],
 )
-def test_what_is_wrong_is_named(override, message):
+def test_errors_name_the_key_and_the_nearest_known_one(override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe("tiny", parse_overrides([override]))
 
 
-def test_broken_files_are_one_clear_error(tmp_path):
-    with pytest.raises(RecipeError, match="none that ships"):
+def test_unreadable_recipe_files_raise_recipe_errors(tmp_path):
+    with pytest.raises(RecipeError, match="shipped recipes: evaluate"):
         load_recipe("no_such_recipe")
     for text, message in [("a: [", "not YAML"), ("- 1", "a mapping"), ("name: x", "model: Field required")]:
         (tmp_path / "r.yaml").write_text(text)
@@ -47,7 +50,27 @@ def test_broken_files_are_one_clear_error(tmp_path):
             load_recipe(tmp_path / "r.yaml")
 
 
-def test_a_stage_changes_any_key_of_rl_and_leaves_the_rest():
+@pytest.mark.parametrize("text", ["model: tiny\nseed: 1\nseed: 2\n", "model: tiny\nrl:\n  lr: 1.0e-6\n  lr: 1.0e-3\n"])
+def test_a_key_given_twice_is_an_error(tmp_path, text):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=r"r\.yaml: line \d: key '(seed|lr)' is given twice"):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_yaml_anchors_and_merge_keys_still_work(tmp_path):
+    (tmp_path / "r.yaml").write_text("model: tiny\nengine: &e {dtype: float32}\nsandbox: {timeout_s: 2.0}\n")
+    assert load_recipe(tmp_path / "r.yaml").engine.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("my run.yaml", "my_run"), ("größe (2).yaml", "grosse_2"), ("実験.yaml", "recipe")]
+)
+def test_recipe_file_names_may_hold_spaces_and_umlauts(tmp_path, file, name):
+    (tmp_path / file).write_text("model: tiny\n", encoding="utf-8")
+    assert load_recipe(tmp_path / file).name == name
+
+
+def test_stage_keys_override_rl_keys_for_that_stage_only():
     recipe = load_recipe("tiny", parse_overrides(["stages.0.lr=1e-5", "rl.clip_high=0.3"]))
     settings = recipe.settings(recipe.stages[0])
     assert (settings.lr, settings.clip_high) == (1e-5, 0.3)
@@ -55,28 +78,40 @@ def test_a_stage_changes_any_key_of_rl_and_leaves_the_rest():
     Stage(name="x", problems={"synthetic": {"count": 1}}, steps=1, max_turns=3)
 
 
-def sections(model: type[BaseModel], seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
-    seen.add(model)
-    for kind in vars(module).values():
-        if (
-            isinstance(kind, type)
-            and issubclass(kind, module.Section)
-            and kind not in seen
-            and kind is not module.Section
-        ):
-            sections(kind, seen)
-    return seen
+SECTIONS = [
+    item
+    for item in vars(recipe_package).values()
+    if isinstance(item, type) and issubclass(item, Section) and item is not Section
+]
 
 
 def test_every_key_is_read_somewhere():
-    code = "\n".join(path.read_text() for path in (ROOT / "rstar_lab").rglob("*.py") if path.name != "recipe.py")
-    for section in sections(Recipe, set()):
+    files = [
+        path for path in (ROOT / "rstar_lab").rglob("*.py") if path.parent.name != "recipe" or path.name == "rl.py"
+    ]
+    code = "\n".join(path.read_text() for path in files)
+    for section in SECTIONS:
         for key in section.model_fields:
             read = rf"\.{key}\b|\"{key}\"|getattr\(.*{key}"
             assert re.search(read, code), f"nothing reads {section.__name__}.{key}"
 
 
-def test_paper_defaults():
+def test_every_key_has_a_description():
+    missing = [
+        f"{section.__name__}.{key}"
+        for section in SECTIONS
+        for key, field in section.model_fields.items()
+        if not field.description
+    ]
+    assert missing == []
+
+
+def test_key_tables_in_docs_are_current():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert with_key_tables(page) == page, "run: make docs-keys"
+
+
+def test_rl_defaults_are_those_of_the_paper():
     rl = RlSection()
     assert (rl.problems_per_step, rl.group_size, rl.oversample) == (512, 16, 2)
     assert (rl.clip_low, rl.clip_high, rl.lr, rl.warmup_steps, rl.temperature) == (0.2, 0.28, 1e-6, 20, 1.0)

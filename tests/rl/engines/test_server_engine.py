@@ -135,7 +135,7 @@ def test_a_recipe_says_which_servers():
         ({"engine.kind": "server"}, "urls and kind: server belong together"),
         ({"engine.urls": ["http://127.0.0.1:8000"]}, "urls and kind: server belong together"),
         (sets | {"engine.urls": ["127.0.0.1:8000"]}, "does not begin with http://"),
-        (sets | {"rl.rollout": "lockstep"}, "servers make their own batches"),
+        (sets | {"rl.rollout": "lockstep"}, "lockstep is not supported with engine.kind: server"),
     ):
         with pytest.raises(RecipeError, match=message):
             load_recipe("evaluate", wrong)

@@ -251,10 +251,10 @@ def test_the_recipe_says_what_carrying_over_needs():
     good: dict[str, Any] = {"rollout": "async", "step_time_s": 5.0, "carry_over": True, "old_log_probs": "engine"}
     assert recipe_of([], **good).rl.carry_over
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"rollout": "lockstep"}, "step_time_s needs rollout: async"),
-        ({"step_time_s": None}, "carry_over needs step_time_s"),
-        ({"old_log_probs": "trainer"}, "carry_over needs old_log_probs: engine"),
-        ({"dynamic_sampling": 2}, "carry_over and dynamic_sampling exclude each other"),
+        ({"rollout": "lockstep"}, "step_time_s requires rollout: async"),
+        ({"step_time_s": None}, "carry_over requires step_time_s"),
+        ({"old_log_probs": "trainer"}, "carry_over requires old_log_probs: engine"),
+        ({"dynamic_sampling": 2}, "carry_over cannot be combined with dynamic_sampling"),
         ({"time_limit_s": 0}, "time_limit_s"),
     ]
     for change, message in changes:

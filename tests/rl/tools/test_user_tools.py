@@ -293,10 +293,13 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
         RunSession(recipe_of([], reward=f"{MINE}:number"), Reporter())
     with pytest.raises(UserError, match="two tools called find"):
         make_tools([f"{MINE}:find", f"{MINE}:find"], None)
-    for keys, message in (({"tools": ["pyhton"]}, "'pyhton' is none of python"), ({"reward": "right"}, "'right' is")):
+    for keys, message in (
+        ({"tools": ["pyhton"]}, "'pyhton' is not one of python"),
+        ({"reward": "right"}, "'right' is"),
+    ):
         with pytest.raises(RecipeError, match=message):
             recipe_of([], **keys)
-    with pytest.raises(RecipeError, match=r"stages.a.tools: it is one for the whole run"):
+    with pytest.raises(RecipeError, match=r"stages.a.tools: cannot differ between stages"):
         recipe_of([{"name": "a", "steps": 1, "tools": [f"{MINE}:find"]}])
 
 

@@ -100,7 +100,7 @@ def test_truncated_importance_sampling():
     # Measured ahead, where there are several mini-batches, the weights are the same.
     metrics, _ = update(rl_of(importance_cap=1.5, mini_batches=2), rollouts)
     assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
-    with pytest.raises(ValidationError, match="importance_cap needs old_log_probs: trainer"):
+    with pytest.raises(ValidationError, match="importance_cap requires old_log_probs: trainer"):
         RlSection(importance_cap=2.0, old_log_probs="engine")
 
 

@@ -1,0 +1,28 @@
+"""The recipe: a pydantic model of the YAML file that describes a run. Unknown keys are rejected."""
+
+from rstar_lab.rl.recipe.data import MixEntry, Problems, Synthetic
+from rstar_lab.rl.recipe.recipe import Recipe
+from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
+from rstar_lab.rl.recipe.section import RecipeError, Section
+from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
+from rstar_lab.rl.recipe.sft import SftConfig, SftSection
+from rstar_lab.rl.recipe.stages import DifficultyFilter, HandOff, Stage
+
+__all__ = [
+    "CODE_TOOLS",
+    "DifficultyFilter",
+    "EngineSection",
+    "EvaluateSection",
+    "HandOff",
+    "MixEntry",
+    "Problems",
+    "Recipe",
+    "RecipeError",
+    "RlSection",
+    "SandboxSection",
+    "Section",
+    "SftConfig",
+    "SftSection",
+    "Stage",
+    "Synthetic",
+]

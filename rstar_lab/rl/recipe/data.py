@@ -1,0 +1,49 @@
+"""Recipe keys that name data: problem sets and files of conversations."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rstar_lab.rl.recipe.section import Positive, Section
+
+
+class Synthetic(Section):
+    """Problems generated from the synthetic families. The same keys always generate the same problems."""
+
+    count: Positive
+    """Number of problems."""
+    seed: int = 0
+    """Seed of the generator."""
+    levels: tuple[int, ...] | None = None
+    """Difficulty levels, 1 to 4. Default: all."""
+    families: tuple[str, ...] | None = None
+    """Names of problem families. Default: all."""
+
+
+class Problems(Section):
+    """A problem set: either `file` or `synthetic`."""
+
+    file: Path | None = None
+    """Parquet, JSON or JSONL file with one problem per row."""
+    fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty"], str] = Field({})
+    """Column names of the file, by our field name, for example `{question: problem, answer: solution}`."""
+    synthetic: Synthetic | None = None
+    """Problems generated from the synthetic families."""
+    limit: Positive | None = None
+    """Use only the first `limit` problems. Default: all."""
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> "Problems":
+        if (self.file is None) == (self.synthetic is None):
+            raise ValueError("give either file or synthetic")
+        return self
+
+
+class MixEntry(Section):
+    """A file of SFT conversations."""
+
+    file: Path
+    """File written by `rstar-lab data convert`."""
+    count: Positive | None = None
+    """Number of conversations, drawn at random. Default: all."""

@@ -1,0 +1,62 @@
+"""The top level of a recipe."""
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.recipe.section import Positive, Section
+from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
+from rstar_lab.rl.recipe.sft import SftSection
+from rstar_lab.rl.recipe.stages import Stage
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    name: str = Field("recipe", pattern=r"^[A-Za-z0-9._-]+$")
+    """Prefix of the run ids. Default: the name of the recipe file."""
+    label: str = ""
+    """Name of the run in comparisons. Runs with the same label are treated as seeds of one setting."""
+    model: str
+    """Folder of the base model in Hugging Face format, or `tiny`: a 1.8M-parameter Qwen3 with random weights."""
+    vocabulary: Positive = 1024
+    """Vocabulary size of the tokenizer that is trained for `model: tiny`."""
+    seed: int = 0
+    """Seed of data order, initial weights and sampling."""
+    processes: Positive = 1
+    """Training processes on a CPU, with one thread each. They share the batches of SFT and the updates of RL."""
+    runs: Path = Path("runs")
+    """Folder of runs."""
+    sft: SftSection | None = None
+    """SFT before RL. Default: none."""
+    rl: RlSection = RlSection()
+    """Defaults of all RL stages."""
+    stages: tuple[Stage, ...] = ()
+    """RL stages, in order."""
+    engine: EngineSection = EngineSection()
+    """Inference engines."""
+    sandbox: SandboxSection = SandboxSection()
+    """Sandbox for tool calls."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """Evaluation."""
+
+    def settings(self, stage: Stage) -> RlSection:
+        """Return the keys of `rl` with the changes of a stage."""
+        return RlSection(**(self.rl.model_dump() | stage.rl))
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> "Recipe":
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise ValueError("stages: two have the same name")
+        if self.engine.kind == "server" and "lockstep" in {
+            rl.rollout for rl in (self.rl, *map(self.settings, self.stages))
+        }:
+            raise ValueError("rl.rollout: lockstep is not supported with engine.kind: server; set rl.rollout=async")
+        for stage in self.stages:
+            settings = self.settings(stage)
+            for key in ("tools", "reward", "answer"):
+                if getattr(settings, key) != getattr(self.rl, key):
+                    raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
+        return self

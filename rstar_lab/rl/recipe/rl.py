@@ -1,0 +1,189 @@
+"""The `rl` section of a recipe: defaults of all RL stages."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, SelectionConfig, Variant
+from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
+from rstar_lab.rl.plugins import NAME
+from rstar_lab.rl.recipe.section import NotNegative, Positive, Section
+from rstar_lab.verify import AnswerFormat
+
+CODE_TOOLS = ("python", "python_released", "jupyter")
+
+
+class RlSection(Section):
+    """Defaults of all RL stages. A stage may change any key except `tools`, `reward` and `answer`."""
+
+    problems_per_step: Positive = 512
+    """Problems (groups) per step. Default: paper, section 4.2."""
+    group_size: Positive = 16
+    """Rollouts of a problem that are trained on. Default: paper, section 4.2."""
+    oversample: Positive = 2
+    """Rollouts generated per rollout trained on: each problem gets `group_size * oversample`. Default: paper, section
+    3.2 (GRPO-RoC)."""
+    roc: SelectionRule = "paper"
+    """How `group_size` rollouts are selected from a group. `paper`: failures uniformly, successes with probability
+    inversely proportional to their penalty (section 3.2). `released`: the rule of microsoft/rStar. `random`: uniformly,
+    as a control. `none`: no oversampling (plain GRPO)."""
+    roc_penalties: tuple[Penalty, ...] = ("errors", "format")
+    """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags). Default:
+    paper, section 3.2."""
+    clip_low: float = 0.2
+    """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first of the
+    mini-batches: its ratio is 1."""
+    clip_high: float = 0.28
+    """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 3.1."""
+    variant: Variant = "grpo"
+    """Policy loss. Default: paper. gspo: arXiv 2507.18071, cispo: 2506.13585, clip_cov and kl_cov: 2505.22617."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
+    over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: ours."""
+    normalise_std: bool = True
+    """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO."""
+    max_response_tokens: Positive = 8192
+    """Maximum tokens of a response: all turns and tool responses together. Default: paper, stage 1."""
+    max_turns: Positive = 10
+    """Maximum model turns of a rollout. Default: paper, stages 1 and 2."""
+    max_calls_per_turn: Positive = 8
+    """Tool calls of one turn that are executed; each further call gets an error as its response. Default: ours."""
+    max_tool_chars: Positive = 4096
+    """Maximum characters of a tool response; a longer one loses its middle. Default: ours."""
+    time_limit_s: float | None = Field(None, gt=0)
+    """Wall-clock limit of one rollout in seconds, also within a turn. Default: none."""
+    step_time_s: float | None = Field(None, gt=0)
+    """Wall-clock limit of a step's rollouts in seconds. Unfinished rollouts are cut and count as truncated, unless
+    `carry_over` is set. Requires `rollout: async`. Default: none."""
+    carry_over: bool = False
+    """Continue a rollout that `step_time_s` cut in the next step, with its group (arXiv 2501.12599). Requires
+    `step_time_s` and `old_log_probs: engine`."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of training rollouts. Default: paper, section 4.2."""
+    lr: float = Field(1e-6, ge=0)
+    """Learning rate of AdamW, constant after warm-up. Default: paper, section 4.2."""
+    warmup_steps: NotNegative = 20
+    """Steps of linear learning-rate warm-up at the start of every stage. Default: paper; at every stage: ours."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay of AdamW. Default: ours."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Maximum norm of the gradient. Default: ours."""
+    mini_batches: Positive = 1
+    """Optimizer updates per step. Default: ours."""
+    micro_batch_tokens: Positive = 16384
+    """Maximum tokens in one forward pass; at most 1,024 on a CPU. Changes memory and speed, not the result. Default:
+    ours."""
+    old_log_probs: Literal["trainer", "engine"] = "trainer"
+    """Log-probs of the behaviour policy in the importance ratio: recomputed by the trainer, or as the engine returned
+    them. Default: ours."""
+    rollout: Literal["async", "lockstep"] = "async"
+    """`async`: every rollout proceeds on its own. `lockstep`: turns in fixed batches; the same machine, versions and
+    seed give the same bits."""
+    token_arrays: Literal["all", "kept", "sampled"] = "kept"
+    """Whose token ids, log-probs and entropies the run store keeps: all rollouts, those trained on, or a sample."""
+    checkpoint_every: Positive = 10
+    """Steps between checkpoints. Default: ours."""
+    keep_checkpoints: Positive = 2
+    """Number of newest checkpoints that are kept. Default: ours."""
+    tools: tuple[str, ...] = ("python",)
+    """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
+    `module:Class` or a URL (docs/own-tools.md). One set for the whole run."""
+    tool_timeout_s: float = Field(30.0, gt=0)
+    """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
+    reward: str = "verify"
+    """`verify`: 1 for a correct final answer, else 0 (paper, section 2). Or your own `module:function` of (text of the
+    model, true answer). One for the whole run."""
+    answer: AnswerFormat = "tagged"
+    """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
+    `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. One for the whole
+    run."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
+    a GPU, fp32 on a CPU. Default: ours."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more computation."""
+    importance_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling: maximum weight (trainer probability / engine probability) of a token. Requires
+    `old_log_probs: trainer`. Default: off."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
+    overlong_buffer: NotNegative = 0
+    """Soft overlong penalty (arXiv 2503.14476, equation 13): over this many tokens before the limit the reward falls by
+    1. Used for advantages only. Default: 0, off."""
+    drop_void_turns: bool = False
+    """Leave rollouts out of the loss that have a turn with neither a tool call nor an answer (arXiv 2509.02479)."""
+    fp32_head: bool = False
+    """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
+    dynamic_sampling: NotNegative = 0
+    """Maximum extra rounds of problems that replace groups with equal rewards (arXiv 2503.14476). Default: 0, off."""
+    retire_from: float | None = Field(None, gt=0, le=1)
+    """Do not draw a problem again after a step with at least this pass rate (arXiv 2510.13786). Default: off."""
+
+    @property
+    def loss_config(self) -> LossConfig:
+        """The options of the training loss."""
+        return LossConfig(
+            variant=self.variant,
+            aggregation=self.aggregation,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            horizon=self.max_response_tokens,
+            importance_cap=self.importance_cap,
+            kl_coefficient=self.kl_coefficient,
+        )
+
+    @property
+    def selection_config(self) -> SelectionConfig:
+        """The options of the selection of rollouts."""
+        return SelectionConfig(
+            rule=self.roc,
+            group_size=self.group_size,
+            penalties=self.roc_penalties,
+            normalise_std=self.normalise_std,
+            max_response_tokens=self.max_response_tokens,
+            overlong_buffer=self.overlong_buffer,
+            drop_void_turns=self.drop_void_turns,
+        )
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """Rollouts generated per group, before selection."""
+        return self.group_size * (1 if self.roc == "none" else self.oversample)
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        for tool in tools:
+            if tool not in CODE_TOOLS and not NAME.fullmatch(tool) and not tool.startswith(("http://", "https://")):
+                raise ValueError(f"{tool!r} is not one of {', '.join(CODE_TOOLS)}, a module:function or a URL")
+        return tools
+
+    @field_validator("reward")
+    @classmethod
+    def _check_reward(cls, reward: str) -> str:
+        if reward != "verify" and not NAME.fullmatch(reward):
+            raise ValueError(f"{reward!r} is neither verify nor module:function")
+        return reward
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> "RlSection":
+        if self.importance_cap is not None and self.old_log_probs == "engine":
+            raise ValueError(
+                "importance_cap requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
+            )
+        if self.step_time_s is not None and self.rollout == "lockstep":
+            raise ValueError("step_time_s requires rollout: async (a time limit makes lockstep runs irreproducible)")
+        if self.carry_over:
+            if self.step_time_s is None:
+                raise ValueError("carry_over requires step_time_s, the time at which rollouts are cut")
+            if self.old_log_probs != "engine":
+                raise ValueError(
+                    "carry_over requires old_log_probs: engine (the trainer does not keep older policy versions)"
+                )
+            if self.dynamic_sampling:
+                raise ValueError(
+                    "carry_over cannot be combined with dynamic_sampling: the rewards of unfinished groups are unknown"
+                )
+        if self.overlong_buffer > self.max_response_tokens:
+            raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
+        return self

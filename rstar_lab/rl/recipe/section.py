@@ -1,0 +1,24 @@
+"""Base class, error and number types of all recipe sections."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rstar_lab.errors import UserError
+
+
+class RecipeError(UserError):
+    """A recipe is invalid. The message names the key."""
+
+
+class Section(BaseModel):
+    """A group of recipe keys. The docstring under each key is its description in docs/recipes.md."""
+
+    # Infinity and NaN are valid YAML numbers, but no key has a use for them.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]

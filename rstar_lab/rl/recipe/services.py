@@ -1,0 +1,85 @@
+"""The `engine`, `sandbox` and `evaluate` sections of a recipe."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rstar_lab.rl.recipe.data import Problems
+from rstar_lab.rl.recipe.section import Positive, Section
+
+
+class EngineSection(Section):
+    """The inference engines that generate rollouts."""
+
+    kind: Literal["vllm", "transformers", "server"] = "vllm"
+    """`vllm`: one vLLM process per GPU or core. `transformers`: where vLLM cannot be installed. `server`: vLLM servers
+    at `urls`, such as `rstar-lab serve` starts."""
+    urls: tuple[str, ...] = ()
+    """URLs of the servers, with `kind: server`. Their token is read from the environment variable RSTAR_LAB_API_KEY."""
+    deadline_s: float = Field(3600.0, gt=0)
+    """Time limit of one request to a server in seconds. Default: ours."""
+    count: Positive | None = None
+    """Number of engines. Default: one per GPU; on a CPU one per core, at most two."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Data type of the weights in the engine."""
+    kv_cache_gb: float | None = Field(None, gt=0)
+    """Size of the KV cache of one engine in GB. CPU only."""
+    memory_share: float = Field(0.85, gt=0, le=1)
+    """Share of a GPU's memory that an engine takes. GPU only. Default: ours."""
+    max_batch: Positive = 256
+    """Maximum sequences that an engine generates at once. Default: ours."""
+    scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] = "adaptive"
+    """Policy that assigns turns to engines (docs/scheduler.md). `rollout: lockstep` ignores it."""
+    stall_s: float = Field(300.0, gt=0)
+    """Seconds without progress after which an engine counts as hung and is restarted. Default: ours."""
+    mismatch_limit: float | None = Field(None, ge=0)
+    """Maximum mean absolute difference between the log-probs of engine and trainer; a larger one stops the run.
+    Default: 0.001 in float32, no limit in bfloat16."""
+
+    @property
+    def resolved_mismatch_limit(self) -> float | None:
+        """`mismatch_limit`, or its default for the dtype; None: no limit."""
+        if self.mismatch_limit is None and self.dtype == "float32":
+            return 1e-3
+        return self.mismatch_limit
+
+    @model_validator(mode="after")
+    def _check_urls(self) -> "EngineSection":
+        if (self.kind == "server") != bool(self.urls):
+            raise ValueError(
+                "urls and kind: server belong together: --set engine.kind=server --set engine.urls=[URL, ...]"
+            )
+        if wrong := next((url for url in self.urls if not url.startswith(("http://", "https://"))), None):
+            raise ValueError(f"urls: {wrong!r} does not begin with http:// or https://")
+        return self
+
+
+class SandboxSection(Section):
+    """Where the code of tool calls runs, and its limits."""
+
+    url: str = "local"
+    """`local`, or the URL of `rstar-lab sandbox serve`. The token of a server is read from the environment variable
+    RSTAR_LAB_SANDBOX_TOKEN."""
+    workers: Positive | None = None
+    """Processes of a local sandbox. Default: from the number of cores."""
+    timeout_s: float = Field(4.0, gt=0)
+    """Time limit of one call in seconds. Default: ours; MAX_EXECUTION_TIME in the release's README is 4, too."""
+    memory_mb: Positive = 512
+    """Memory limit of one call in MB. Default: ours."""
+
+
+class EvaluateSection(Section):
+    """Evaluation: problem sets and how they are sampled."""
+
+    sets: dict[str, Problems] = Field({})
+    """Problem sets by name. `rstar-lab run` evaluates all models on each; training never sees their problems."""
+    samples: Positive = 16
+    """Rollouts per problem. Default: paper, section 5."""
+    temperature: float = Field(0.6, ge=0)
+    """Sampling temperature. Default: paper, section 5."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus sampling threshold. Default: ours; the paper gives none."""
+    max_turns: Positive = 30
+    """Maximum model turns of a rollout. Default: paper, section 5."""
+    max_response_tokens: Positive = 30_000
+    """Maximum tokens of a response: all turns and tool responses together. Default: paper, section 5."""

@@ -1,0 +1,64 @@
+"""The `sft` section of a recipe."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rstar_lab.rl.recipe.data import MixEntry, Problems
+from rstar_lab.rl.recipe.section import Section
+
+
+class SftConfig(Section):
+    """Hyperparameters of SFT."""
+
+    epochs: float = Field(3, gt=0)
+    """Passes over the data. Default: paper, section 4.1."""
+    batch_size: int = Field(128, ge=1)
+    """Conversations per optimizer step. Default: paper, section 4.1."""
+    lr: float = Field(5e-6, gt=0)
+    """Peak learning rate of AdamW. Default: paper, section 4.1."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`adamw`, or `muon`: Muon for weight matrices and AdamW for all other parameters. Default: ours."""
+    muon_lr: float = Field(1e-2, gt=0)
+    """Peak learning rate of Muon. Used only with `optimizer: muon`. Default: ours."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay. Default: ours."""
+    warmup: float = Field(0.04, ge=0, lt=1)
+    """Share of the steps with linear learning-rate warm-up. Default: paper, section 4.1."""
+    schedule: Literal["cosine", "linear_tail"] = "cosine"
+    """Learning-rate schedule after warm-up. `cosine`: cosine decay to 0 (paper, section 4.1). `linear_tail`: constant,
+    then linear decay to 0 over the second half of the steps."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Maximum norm of the gradient. Default: ours."""
+    max_tokens: int = Field(8192, ge=2)
+    """Maximum length of a conversation, in tokens. Longer conversations are left out and counted. Default: ours."""
+    packing: bool = True
+    """Put several conversations into one sequence; attention does not cross their borders. `false`: pad conversations
+    of similar length. Default: ours."""
+    micro_batch_tokens: int = Field(8192, ge=2)
+    """Maximum tokens in one forward pass. Changes memory and speed, not the result. Default: ours."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of matrix products; weights stay fp32. `auto`: bf16 if the hardware supports it. Default: ours."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more computation."""
+    checkpoint_every: int = Field(200, ge=1)
+    """Steps between checkpoints. Default: ours."""
+    seed: int = 0
+    """Seed of the order of conversations."""
+
+
+class SftSection(SftConfig):
+    """Non-reasoning SFT: instruction following, JSON tool calls and the answer format (paper, section 4.1)."""
+
+    problems: Problems | None = None
+    """Synthetic problems. Their solution traces are generated and executed in the sandbox."""
+    mix: dict[str, float] = Field({})
+    """Shares of the kinds of synthetic trace (fields of `TraceMix` in rl/synthetic/traces.py)."""
+    conversations: tuple[MixEntry, ...] = ()
+    """Files of conversations, and how many to use of each."""
+
+    @model_validator(mode="after")
+    def _check_data(self) -> "SftSection":
+        if self.problems is None and not self.conversations:
+            raise ValueError("give problems, conversations or both")
+        return self

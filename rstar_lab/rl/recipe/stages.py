@@ -1,0 +1,63 @@
+"""One entry of `stages` in a recipe."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rstar_lab.rl.recipe.data import Problems
+from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.recipe.section import Positive, Section
+
+
+class HandOff(Section):
+    """Conditions that end a stage before `steps`. They are checked after each step; one is enough."""
+
+    solved_groups: float | None = Field(None, gt=0, le=1)
+    """End when at least this share of groups has only correct rollouts, mean over `window` steps."""
+    truncation_plateau: float | None = Field(None, ge=0)
+    """End when the share of truncated rollouts changes by at most this from one `window` of steps to the next."""
+    window: Positive = 10
+    """Steps over which both conditions average. Default: ours."""
+
+    @model_validator(mode="after")
+    def _check_condition(self) -> "HandOff":
+        if self.solved_groups is None and self.truncation_plateau is None:
+            raise ValueError("give solved_groups, truncation_plateau or both")
+        return self
+
+
+class DifficultyFilter(Section):
+    """Before a stage: roll out its problems with the newest policy and drop the easy ones (paper, stage 3)."""
+
+    samples: Positive = 8
+    """Rollouts per problem. Default: paper, stage 3."""
+    drop_from: float = Field(1.0, gt=0, le=1)
+    """Drop problems with at least this pass rate. Default: paper, stage 3 (8 of 8)."""
+
+
+class Stage(Section):
+    """One stage of RL. Besides these keys it takes any key of `rl`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the stage, unique in the recipe."""
+    problems: Problems
+    """Training problems."""
+    steps: Positive
+    """Number of steps; with `hand_off` the maximum."""
+    hand_off: HandOff | None = None
+    """Conditions that end the stage early. Default: none."""
+    filter: DifficultyFilter | None = None
+    """Difficulty filter that runs before the stage. Default: none."""
+    reset_optimizer: bool = False
+    """Reset the moments of AdamW at the start of the stage (paper: stage 3)."""
+    rl: dict[str, Any] = Field({})
+    """The changed keys of `rl`. Normally written flat, beside `steps`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_rl_keys(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "rl" in data:
+            return data
+        own = {key: value for key, value in data.items() if key not in RlSection.model_fields}
+        return own | {"rl": {key: value for key, value in data.items() if key in RlSection.model_fields}}
