@@ -1,7 +1,7 @@
-"""Chat over an OpenAI-style /v1/chat/completions with tools: for servers that take no token ids.
+"""Chat through OpenAI-style /v1/chat/completions with tools, for servers that do not accept token ids.
 
-The server renders the conversation with its own template and reads the calls out of the model's text (on vLLM: `--tool-call-parser
-hermes`). Without such a parser the calls stay in the text, where the agent loop's own parser finds them.
+The server renders the conversation with its own template and parses the tool calls (on vLLM: `--tool-call-parser hermes`).
+Without a parser on the server, the calls stay in the text and the agent loop's parser finds them.
 """
 
 import json
@@ -34,7 +34,10 @@ MAX_TOOL_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """A server and its first model. folder: the model's, where it lies on this machine; context: None where it is not said."""
+    """A server and its first model.
+
+    folder: of the model, if it is on this machine. context: tokens of prompt and response, None if the server does not report it.
+    """
 
     http: httpx.AsyncClient
     url: str
@@ -45,7 +48,7 @@ class ChatServer:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator["ChatServer"]:
-        """Raises UserError where the URL answers nothing, refuses the token, or is no OpenAI-style server."""
+        """Connect. Raises UserError if the server does not answer, rejects the token, or is not OpenAI-style."""
         url = url.rstrip("/").removesuffix("/v1")
         key = os.environ.get(API_KEY) or os.environ.get("OPENAI_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -56,20 +59,22 @@ class ChatServer:
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 reason = str(error) or type(error).__name__
                 raise UserError(
-                    f"{url} does not answer ({reason}): start it with `rstar-lab serve MODEL`, or mend the URL"
+                    f"{url} does not answer ({reason}): start it with `rstar-lab serve MODEL`, or correct the URL"
                 ) from None
             if answer.status_code in (401, 403):
-                raise UserError(f"{url} refuses the token: set {API_KEY} to the one it was started with")
+                raise UserError(f"{url} rejects the token: set {API_KEY} to the token of the server")
             try:
                 card = answer.json()["data"][0]
                 root = Path(card.get("root") or "")
                 folder = root if (root / "config.json").is_file() else None
                 yield cls(http, url, card["id"], folder, card.get("max_model_len"))
             except (ValueError, LookupError, TypeError):
-                raise UserError(f"{url} is no OpenAI-style server: /v1/models answers {answer.status_code}") from None
+                raise UserError(
+                    f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
+                ) from None
 
     async def weight_version(self) -> str | None:
-        """What a trainer pushed last; None for the weights it was started with, as far as it says."""
+        """Return the version that a trainer pushed last, or None if the server has its initial weights or does not report it."""
         answer = await self.http.get("/weight_info")
         try:
             version = str(answer.json()["weight_version"])
@@ -79,8 +84,8 @@ class ChatServer:
 
 
 @dataclass(slots=True)
-class _Said:
-    """One turn of the model as it comes in."""
+class _PartialTurn:
+    """The part of a turn received so far."""
 
     text: str = ""
     thought: str = ""
@@ -90,24 +95,24 @@ class _Said:
 
 
 class PlainChat:
-    """A chat by messages. The loop is that of training, with the server in the place of template and parser."""
+    """A chat through messages: the agent loop, with the template and the parser of the server."""
 
     def __init__(self, server: ChatServer, tools: Mapping[str, Tool], options: Any):
-        """options: see `chat_session.ChatOptions`."""
+        """options: see `session.ChatOptions`."""
         self.server, self.tools, self.options = server, tools, options
         self.messages: list[dict[str, Any]] = []
         self._tokens: dict[str, int] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.messages = []
 
     def tokens_of(self, trajectory: Trajectory) -> int:
         return self._tokens[trajectory.traj_id]
 
     async def reply(
-        self, question: str, name: str, number: int, seed: int, tell: Callable[[Event], None]
+        self, question: str, name: str, number: int, seed: int, on_event: Callable[[Event], None]
     ) -> Trajectory:
-        """Answer one question. Raises UserError where the server fails."""
+        """Answer one question. Raises UserError if the server fails."""
         if not self.messages:
             self.messages.append({"role": "system", "content": SYSTEM_PROMPT})
         self.messages.append({"role": "user", "content": format_question(question)})
@@ -116,19 +121,19 @@ class PlainChat:
         records: list[ToolCallRecord] = []
         stop, tokens = StopReason.MAX_TURNS, 0
         while len(turns) < self.options.max_turns:
-            left = self.options.max_tokens - tokens if self.options.max_tokens else None
-            asked = time.monotonic()
-            said = await self._turn(derive_seed(seed, "turn", len(turns)), left, tell)
-            tokens += said.tokens
-            generate_s = time.monotonic() - asked
-            wanted, message, text = _read(said)
+            remaining = self.options.max_tokens - tokens if self.options.max_tokens else None
+            started = time.monotonic()
+            partial = await self._turn(derive_seed(seed, "turn", len(turns)), remaining, on_event)
+            tokens += partial.tokens
+            generate_s = time.monotonic() - started
+            calls, message, text = _read_turn(partial)
             self.messages.append(message)
-            cut = said.finish == "length" or (left is not None and said.tokens >= left)
-            goes_on = bool(wanted) and not cut and len(turns) + 1 < self.options.max_turns
-            for index, (call_id, call) in enumerate(wanted):
-                if call_id:  # those in the text have been told of as it came
-                    tell(call_event(call))
-                if not goes_on:
+            truncated = partial.finish == "length" or (remaining is not None and partial.tokens >= remaining)
+            run_tools = bool(calls) and not truncated and len(turns) + 1 < self.options.max_turns
+            for index, (call_id, call) in enumerate(calls):
+                if call_id:  # calls within the text were already emitted with the text
+                    on_event(call_event(call))
+                if not run_tools:
                     continue
                 result = await execute_call(
                     call,
@@ -137,21 +142,21 @@ class PlainChat:
                     traj_id=traj_id,
                     max_chars=MAX_TOOL_CHARS,
                 )
-                tell(Event(Kind.RESULT, result.text, call.name or "", str(result.outcome)))
+                on_event(Event(Kind.RESULT, result.text, call.name or "", str(result.outcome)))
                 self.messages.append(
                     {"role": "tool", "tool_call_id": call_id or f"call_{index}", "content": result.text}
                 )
                 records.append(make_call_record(call, result, turn=len(turns), index=index, position=0))
-            turns.append(Turn(0, 0, text, generate_s, time.monotonic() - asked - generate_s, 0.0))
-            if not goes_on:
-                stop = StopReason.LENGTH if cut else StopReason.MAX_TURNS if wanted else StopReason.ANSWERED
+            turns.append(Turn(0, 0, text, generate_s, time.monotonic() - started - generate_s, 0.0))
+            if not run_tools:
+                stop = StopReason.LENGTH if truncated else StopReason.MAX_TURNS if calls else StopReason.ANSWERED
                 break
         for tool in self.tools.values():
             await tool.close(traj_id)
         self._tokens[traj_id] = tokens
         return _trajectory(traj_id, name, number, question, turns, records, stop, self.server.url)
 
-    async def _turn(self, seed: int, left: int | None, tell: Callable[[Event], None]) -> _Said:
+    async def _turn(self, seed: int, max_tokens: int | None, on_event: Callable[[Event], None]) -> _PartialTurn:
         body = {
             "model": self.server.model,
             "messages": self.messages,
@@ -161,41 +166,43 @@ class PlainChat:
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
-        } | ({"max_tokens": left} if left else {})
-        said, sections = _Said(), Sections(Kind.TEXT)
+        } | ({"max_tokens": max_tokens} if max_tokens else {})
+        turn, sections = _PartialTurn(), Sections(Kind.TEXT)
         try:
             async with self.server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.status_code != 200:
                     raise UserError(f"{self.server.url}: {answer.status_code} {(await answer.aread()).decode()[:500]}")
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):
-                        for event in _take(said, sections, json.loads(line.removeprefix("data: ")), self.server.url):
-                            tell(event)
+                        for event in _add_chunk(
+                            turn, sections, json.loads(line.removeprefix("data: ")), self.server.url
+                        ):
+                            on_event(event)
         except httpx.TransportError as error:
-            raise UserError(f"{self.server.url} is gone: {str(error) or type(error).__name__}") from None
+            raise UserError(f"{self.server.url}: connection lost: {str(error) or type(error).__name__}") from None
         for event in sections.end():
-            tell(event)
-        return said
+            on_event(event)
+        return turn
 
 
-def _take(said: _Said, sections: Sections, chunk: dict[str, Any], url: str) -> list[Event]:
-    """Add one piece of a stream to what was said, and give what is new."""
+def _add_chunk(turn: _PartialTurn, sections: Sections, chunk: dict[str, Any], url: str) -> list[Event]:
+    """Add one chunk of the stream to the turn; return the new events."""
     if "error" in chunk:
         raise UserError(f"{url}: {chunk['error'].get('message', chunk['error'])}")
     if usage := chunk.get("usage"):
-        said.tokens = usage["completion_tokens"]
+        turn.tokens = usage["completion_tokens"]
     events: list[Event] = []
     for choice in chunk["choices"]:
-        said.finish = choice.get("finish_reason") or said.finish
+        turn.finish = choice.get("finish_reason") or turn.finish
         delta = choice["delta"]
         if thought := delta.get("reasoning") or delta.get("reasoning_content"):
-            said.thought += thought
+            turn.thought += thought
             events.append(Event(Kind.REASON, thought))
         if content := delta.get("content"):
-            said.text += content
+            turn.text += content
             events += sections.feed(content)
         for call in delta.get("tool_calls") or ():
-            parts = said.calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            parts = turn.calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
             parts["id"] = call.get("id") or parts["id"]
             function = call.get("function") or {}
             parts["name"] += function.get("name") or ""
@@ -203,20 +210,20 @@ def _take(said: _Said, sections: Sections, chunk: dict[str, Any], url: str) -> l
     return events
 
 
-def _read(said: _Said) -> tuple[list[tuple[str, ToolCall]], dict[str, Any], str]:
-    """(calls with the server's ids, the message to send back, the whole text as the model may have written it)."""
-    text = f"<reason>{said.thought}</reason>{said.text}" if said.thought else said.text
-    if not said.calls:
-        return [("", call) for call in parse_tool_calls(said.text)], {"role": "assistant", "content": said.text}, text
+def _read_turn(turn: _PartialTurn) -> tuple[list[tuple[str, ToolCall]], dict[str, Any], str]:
+    """Return (calls with the ids of the server, the message for the history, the text of the turn in our format)."""
+    text = f"<reason>{turn.thought}</reason>{turn.text}" if turn.thought else turn.text
+    if not turn.calls:
+        return [("", call) for call in parse_tool_calls(turn.text)], {"role": "assistant", "content": turn.text}, text
     calls, sent = [], []
-    for index, parts in sorted(said.calls.items()):
+    for index, parts in sorted(turn.calls.items()):
         call_id = parts["id"] or f"call_{index}"
         calls.append((call_id, _call(parts["name"], parts["arguments"])))
         sent.append(
             {"id": call_id, "type": "function", "function": {"name": parts["name"], "arguments": parts["arguments"]}}
         )
         text += "\n" + render_tool_call(parts["name"], parts["arguments"])
-    return calls, {"role": "assistant", "content": said.text, "tool_calls": sent}, text
+    return calls, {"role": "assistant", "content": turn.text, "tool_calls": sent}, text
 
 
 def _call(name: str, arguments: str) -> ToolCall:

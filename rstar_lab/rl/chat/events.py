@@ -1,4 +1,4 @@
-"""What happens in a chat, piece by piece: the text of a model cut into thinking, calls and answers while it streams."""
+"""The events of a chat: split a model's text into thinking, calls and answers while it streams."""
 
 import json
 import re
@@ -10,12 +10,14 @@ from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 
 
 class Kind(StrEnum):
-    REASON = "reason"  # thinking; comes in pieces
-    TEXT = "text"  # neither thinking nor answer; comes in pieces
-    ANSWER = "answer"  # comes in pieces
-    CALL = "call"  # the code of a tool call, or its arguments where it has none; whole
-    RESULT = "result"  # what the tool answered; whole
-    STOP = "stop"  # the end of a reply; the text says why
+    """The kind of an event. REASON, TEXT and ANSWER arrive in pieces, CALL and RESULT complete."""
+
+    REASON = "reason"  # thinking
+    TEXT = "text"  # neither thinking nor answer
+    ANSWER = "answer"
+    CALL = "call"  # the code of a tool call, or its arguments if it has no code
+    RESULT = "result"  # the response of the tool
+    STOP = "stop"  # the end of a reply; the text is the stop reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Event:
     outcome: str = ""
 
 
-# What a tag opens. Other models' thinking is told by `think`.
+# The kind of the text after each tag. Other models use `think` for their reasoning.
 _OPENS = {
     "<reason>": Kind.REASON, "<think>": Kind.REASON, "</reason>": Kind.TEXT, "</think>": Kind.TEXT,
     "<answer>": Kind.ANSWER, "</answer>": Kind.TEXT, "<tool_call>": Kind.CALL, "</tool_call>": Kind.TEXT,
@@ -37,29 +39,29 @@ _LONGEST = max(map(len, _OPENS))
 
 
 class Sections:
-    """Cuts one turn, fed in pieces of any size; tags are left out. kind: of what comes before the first tag."""
+    """Split one turn, received in pieces of any size, into events without the tags. kind: of the text before the first tag."""
 
     def __init__(self, kind: Kind = Kind.REASON):
-        self.kind, self._held = kind, ""
+        self.kind, self._buffer = kind, ""
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain after this piece; the start of what may be a tag is kept back."""
-        self._held += text
+        """Add a piece; return the events that are certain. A possible start of a tag stays in the buffer."""
+        self._buffer += text
         events = []
-        while match := (_CALL_END if self.kind is Kind.CALL else _TAG).search(self._held):
-            events += self._event(self._held[: match.start()])
-            self._held = self._held[match.end() :]
+        while match := (_CALL_END if self.kind is Kind.CALL else _TAG).search(self._buffer):
+            events += self._event(self._buffer[: match.start()])
+            self._buffer = self._buffer[match.end() :]
             self.kind = _OPENS[match[0]]
         if self.kind is not Kind.CALL:
-            keep = _start_of_tag(self._held)
-            events += self._event(self._held[: len(self._held) - keep])
-            self._held = self._held[len(self._held) - keep :]
+            keep = _start_of_tag(self._buffer)
+            events += self._event(self._buffer[: len(self._buffer) - keep])
+            self._buffer = self._buffer[len(self._buffer) - keep :]
         return events
 
     def end(self) -> list[Event]:
-        """What was kept back."""
-        events = self._event(self._held)
-        self._held = ""
+        """Return the events of the remaining buffer."""
+        events = self._event(self._buffer)
+        self._buffer = ""
         return events
 
     def _event(self, text: str) -> list[Event]:
@@ -69,7 +71,7 @@ class Sections:
 
 
 def _start_of_tag(text: str) -> int:
-    """How many characters at the end of `text` may be the beginning of a tag."""
+    """Return how many characters at the end of `text` may be the start of a tag."""
     start = text.rfind("<", max(0, len(text) - _LONGEST))
     return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in _OPENS) else 0
 
@@ -82,6 +84,6 @@ def _code(arguments: dict[str, Any]) -> str:
     code, others = arguments.get("code"), {name: value for name, value in arguments.items() if name != "code"}
     if not isinstance(code, str):
         return json.dumps(arguments, ensure_ascii=False, indent=1)
-    if given := others.pop("input", ""):
-        code += "".join(f"\n# {line}" for line in ("standard input:", *str(given).splitlines()))
+    if stdin := others.pop("input", ""):
+        code += "".join(f"\n# {line}" for line in ("standard input:", *str(stdin).splitlines()))
     return code + (f"\n# {json.dumps(others, ensure_ascii=False)}" if others else "")

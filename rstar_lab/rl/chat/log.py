@@ -1,4 +1,4 @@
-"""A chat in the run store: each exchange is a step with one trajectory, of which nobody knows whether it is right."""
+"""Store a chat as a run: each exchange is a step with one trajectory. Its reward is null, because there is no reference answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +12,15 @@ from rstar_lab.runs.writer import RunWriter
 
 
 class ChatLog:
+    """Writes the exchanges of one chat to a run."""
+
     def __init__(self, writer: RunWriter):
         self.writer = writer
 
     @classmethod
     @contextmanager
     def open(cls, runs_dir: Path, name: str, model: str, options: Any, tokenizer: Any) -> Iterator["ChatLog"]:
-        """tokenizer: None where the chat has no token ids. Raises RunStoreError."""
+        """Open run `name`. tokenizer: None if the chat has no token ids. Raises RunStoreError."""
         recipe = {"model": model, "chat": asdict(options)}
         with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
             if tokenizer is not None:
@@ -28,6 +30,7 @@ class ChatLog:
             writer.finish("finished")
 
     def write(self, trajectory: Trajectory, tokens: int) -> None:
+        """Write one exchange. tokens: of the response."""
         labels = TrainingLabels(True)
         row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
         if not trajectory.response_ids:

@@ -1,9 +1,9 @@
-"""Talk to a model that uses the sandbox: the agent loop, one question after the other, told of while it happens.
+"""Chat with a model that runs Python in the sandbox: the agent loop for one question after the other, streamed as events.
 
     async with open_chat("runs/tiny-rl/checkpoints/step=000034") as chat:
         reply = await chat.ask("How many primes are below 1000?")
 
-`stream` gives events instead of waiting; `chat_view.show` prints them, in a terminal and in a notebook's cell.
+`Chat.stream` yields events while the model generates; `view.show` prints them in a terminal or in a notebook.
 """
 
 import asyncio
@@ -46,8 +46,10 @@ class StreamingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a chat samples and what ends a reply. max_tokens: of one reply, the tools' answers included; None: 30,000, or what
-    the context leaves."""
+    """Sampling and limits of a chat.
+
+    max_tokens: of one reply, tool responses included; None: 30,000, or what the context leaves.
+    """
 
     temperature: float = 0.6
     top_p: float = 0.95
@@ -59,7 +61,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of one question. trajectory: as of any rollout; from a plain chat server without token ids."""
+    """The reply to one question. The trajectory has no token ids if it came from a chat-completions server."""
 
     events: tuple[Event, ...]
     trajectory: Trajectory
@@ -68,16 +70,16 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """All that the model itself wrote."""
+        """All text that the model wrote."""
         return self.trajectory.text
 
     @property
     def answer(self) -> str | None:
-        """The content of the last box of the last answer."""
+        """The content of the last box in the last answer."""
         return self.trajectory.answer
 
     def as_dict(self) -> dict[str, Any]:
-        """What `chat --json` prints."""
+        """Return the fields that `chat --json` prints."""
         calls = [
             {"tool": call.tool, "code": call.code, "outcome": str(call.outcome), "response": call.response}
             for call in self.trajectory.calls
@@ -95,41 +97,41 @@ class Reply:
 
 
 class Conversation(Codec):
-    """A codec whose prompts go on from what was said before."""
+    """A codec whose prompts continue the conversation so far."""
 
     def __init__(self, tokenizer: Any, tools: Mapping[str, Tool]):
         super().__init__(tokenizer, tools)
-        self.said: list[int] = []
+        self.history_ids: list[int] = []  # tokens of the conversation so far
 
     def prompt_ids(self, question: str) -> list[int]:
-        if not self.said:
+        if not self.history_ids:
             return super().prompt_ids(question)
         pieces = render_segments([{"role": "user", "content": format_question(question)}], add_generation_prompt=True)
-        return self.said + self.encode("\n" + "".join(text for text, _ in pieces))
+        return self.history_ids + self.encode("\n" + "".join(text for text, _ in pieces))
 
-    def remember(self, trajectory: Trajectory) -> None:
-        self.said = trajectory.prompt_ids + trajectory.response_ids
-        if self.said[-1] not in self.stop_token_ids:
-            self.said.append(self.end_id)
+    def append(self, trajectory: Trajectory) -> None:
+        self.history_ids = trajectory.prompt_ids + trajectory.response_ids
+        if self.history_ids[-1] not in self.stop_token_ids:
+            self.history_ids.append(self.end_id)
 
 
 class TokenChat:
-    """A chat by token ids, through the same loop as training and evaluation."""
+    """A chat through token ids, with the agent loop of training and evaluation."""
 
     def __init__(self, engine: StreamingEngine, codec: Conversation, tools: Mapping[str, Tool], options: ChatOptions):
         self.engine, self.codec, self.tools, self.options = engine, codec, tools, options
 
-    def forget(self) -> None:
-        self.codec.said = []
+    def reset(self) -> None:
+        self.codec.history_ids = []
 
     async def reply(
-        self, question: str, name: str, number: int, seed: int, tell: Callable[[Event], None]
+        self, question: str, name: str, number: int, seed: int, on_event: Callable[[Event], None]
     ) -> Trajectory:
         options = self.options
-        engine = _Listening(self.engine, self.codec, tell)
+        engine = _EventEmittingEngine(self.engine, self.codec, on_event)
         context = RolloutContext(
             self.codec,
-            {name: Shown(tool, tell) for name, tool in self.tools.items()},
+            {name: _EventEmittingTool(tool, on_event) for name, tool in self.tools.items()},
             lambda text, answer: 0.0,
             RolloutLimits(options.max_tokens or 30_000, options.max_turns),
             options.temperature,
@@ -140,61 +142,61 @@ class TokenChat:
             RolloutTask(problem, f"{name}-{number:03d}", group_id=name, sample=number, seed=seed),
             engine,
             context,
-            on_turn=lambda text, last: None if last else self._tell_refusals(text, tell),
+            on_turn=lambda text, last: None if last else self._report_invalid_calls(text, on_event),
         )
         if engine.error:
             raise UserError(str(engine.error))
-        self.codec.remember(trajectory)
+        self.codec.append(trajectory)
         return trajectory
 
-    def _tell_refusals(self, text: str, tell: Callable[[Event], None]) -> None:
-        """What the loop answers to calls that reach no tool; the tools tell of the others."""
+    def _report_invalid_calls(self, text: str, on_event: Callable[[Event], None]) -> None:
+        """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
         for call in parse_tool_calls(text):
-            if refusal := check_call(call, self.tools):
-                tell(Event(Kind.RESULT, refusal.text, call.name or "", str(refusal.outcome)))
+            if error := check_call(call, self.tools):
+                on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
 
     def tokens_of(self, trajectory: Trajectory) -> int:
         return len(trajectory.response_ids)
 
 
-class _Listening:
-    """An engine that tells what it generates while it does."""
+class _EventEmittingEngine:
+    """An engine that emits events while it generates."""
 
-    def __init__(self, engine: StreamingEngine, codec: Codec, tell: Callable[[Event], None]):
-        self.engine, self.codec, self.tell = engine, codec, tell
+    def __init__(self, engine: StreamingEngine, codec: Codec, on_event: Callable[[Event], None]):
+        self.engine, self.codec, self.on_event = engine, codec, on_event
         self.error: EngineError | None = None
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        sections, ids, told = Sections(), [], ""
+        sections, ids, emitted = Sections(), [], ""
 
         def on_tokens(new: list[int]) -> None:
-            nonlocal told
+            nonlocal emitted
             ids.extend(new)
             text = self.codec.decode(ids)
-            if not text.endswith("�"):  # half a character
-                self._tell(sections.feed(text[len(told) :]))
-                told = text
+            if not text.endswith("�"):  # the last token ends within a character
+                self._emit(sections.feed(text[len(emitted) :]))
+                emitted = text
 
         try:
             completion = await self.engine.generate(prompt_ids, sampling, on_tokens)
         except EngineError as error:
             self.error = error
             raise
-        self._tell(sections.feed(self.codec.decode(completion.token_ids)[len(told) :]))
-        self._tell(sections.end())
+        self._emit(sections.feed(self.codec.decode(completion.token_ids)[len(emitted) :]))
+        self._emit(sections.end())
         return completion
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _emit(self, events: Sequence[Event]) -> None:
         for event in events:
-            self.tell(event)
+            self.on_event(event)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A tool that tells what it answered."""
+class _EventEmittingTool:
+    """A tool that emits its result as an event."""
 
     tool: Tool
-    tell: Callable[[Event], None]
+    on_event: Callable[[Event], None]
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -202,7 +204,7 @@ class Shown:
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
         result = await self.tool(arguments, seed=seed, traj_id=traj_id)
-        self.tell(Event(Kind.RESULT, result.text, self.schema["function"]["name"], str(result.outcome)))
+        self.on_event(Event(Kind.RESULT, result.text, self.schema["function"]["name"], str(result.outcome)))
         return result
 
     async def close(self, traj_id: str) -> None:
@@ -211,23 +213,23 @@ class Shown:
 
 @dataclass(slots=True)
 class Chat:
-    """One conversation; see `open_chat`."""
+    """One conversation. `open_chat` makes it."""
 
-    speaker: TokenChat | PlainChat
+    backend: TokenChat | PlainChat
     options: ChatOptions
     name: str
     log: ChatLog | None = None
     replies: list[Reply] = field(default_factory=list)
 
     async def stream(self, question: str) -> AsyncIterator[Event]:
-        """What happens, as it happens; the last event is a STOP. The whole is then the last of `replies`."""
+        """Yield the events of a reply while it is generated, STOP last. Then append the reply to `replies`."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         events: list[Event] = []
         number = len(self.replies)
         started = time.monotonic()
         seed = self.options.seed if self.options.seed is not None else time.time_ns()
         task = asyncio.create_task(
-            self.speaker.reply(question, self.name, number, derive_seed(seed, "chat", number), queue.put_nowait)
+            self.backend.reply(question, self.name, number, derive_seed(seed, "chat", number), queue.put_nowait)
         )
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
@@ -238,21 +240,21 @@ class Chat:
         finally:
             task.cancel()
         stop = Event(Kind.STOP, str(trajectory.stop_reason))
-        tokens = self.speaker.tokens_of(trajectory)
+        tokens = self.backend.tokens_of(trajectory)
         self.replies.append(Reply((*events, stop), trajectory, tokens, time.monotonic() - started))
         if self.log:
             self.log.write(trajectory, tokens)
         yield stop
 
     async def ask(self, question: str) -> Reply:
-        """The whole reply at once."""
+        """Return the complete reply."""
         async for _ in self.stream(question):
             pass
         return self.replies[-1]
 
-    def forget(self) -> None:
-        """Begin anew; what was said stays in `replies` and in the run."""
-        self.speaker.forget()
+    def reset(self) -> None:
+        """Start a new conversation; earlier replies stay in `replies` and in the run."""
+        self.backend.reset()
 
 
 @asynccontextmanager
@@ -268,24 +270,31 @@ async def open_chat(
     name: str | None = None,
     runs_dir: str | Path = "runs",
 ) -> AsyncIterator[Chat]:
-    """A chat with a model folder, a run's last model, or a server.
+    """Open a chat with a model folder, the last model of a run, or a server.
 
-    A vLLM server is spoken to by token ids where its tokenizer is at hand (the model's folder, or `tokenizer`), any other one
-    by chat completions with tools; `plain` has the latter always. engine: what runs a folder: vllm, transformers, or auto (vLLM
-    on a GPU, else transformers, which starts sooner). save: keep the chat in the run store as run `name`. Raises UserError.
+    Args:
+        model_or_url: folder, run, or URL of an OpenAI-style server. A vLLM server whose tokenizer is on this machine is
+            called with token ids, any other server through chat completions with tools.
+        tokenizer: folder of the tokenizer, if it is not the model's folder.
+        plain: use chat completions always.
+        engine: engine for a model folder: vllm, transformers, or auto (vLLM on a GPU, else transformers, which starts faster).
+        sandbox: "local", or the URL of `rstar-lab sandbox serve`.
+        save: store the chat as run `name` in `runs_dir`.
+
+    Raises UserError if the server or the model cannot be used.
     """
     runs_dir, name = Path(runs_dir), name or time.strftime("chat-%Y%m%d-%H%M%S")
     async with AsyncExitStack() as stack:
-        box: Any = LocalSandbox(Limits(), 1) if sandbox == "local" else SandboxClient(sandbox)
-        tools = make_tools(options.tools, await stack.enter_async_context(box))
-        speaker: TokenChat | PlainChat
+        sandbox_client: Any = LocalSandbox(Limits(), 1) if sandbox == "local" else SandboxClient(sandbox)
+        tools = make_tools(options.tools, await stack.enter_async_context(sandbox_client))
+        backend: TokenChat | PlainChat
         if model_or_url.startswith(("http://", "https://")):
             server = await stack.enter_async_context(ChatServer.open(model_or_url))
             folder = Path(tokenizer) if tokenizer else server.folder
             if plain or folder is None or server.context is None:
-                speaker = PlainChat(server, tools, options)
+                backend = PlainChat(server, tools, options)
             else:
-                speaker = await _by_tokens(stack, model_or_url, folder, tools, options)
+                backend = await _token_chat(stack, model_or_url, folder, tools, options)
             label = server.model
         else:
             folder = model_folder(model_or_url, runs_dir)
@@ -294,18 +303,18 @@ async def open_chat(
                 replicas = await stack.enter_async_context(serving(ServeOptions(folder, port=0)))
                 if plain:
                     server = await stack.enter_async_context(ChatServer.open(replicas[0].url))
-                    speaker = PlainChat(server, tools, options)
+                    backend = PlainChat(server, tools, options)
                 else:
-                    speaker = await _by_tokens(stack, replicas[0].url, Path(tokenizer or folder), tools, options)
+                    backend = await _token_chat(stack, replicas[0].url, Path(tokenizer or folder), tools, options)
             else:
-                speaker = TokenChat(
+                backend = TokenChat(
                     await _transformers(stack, folder), _conversation(Path(tokenizer or folder), tools), tools, options
                 )
         log = None
         if save:
-            vocabulary = speaker.codec.tokenizer if isinstance(speaker, TokenChat) else None
+            vocabulary = backend.codec.tokenizer if isinstance(backend, TokenChat) else None
             log = stack.enter_context(ChatLog.open(runs_dir, name, label, options, vocabulary))
-        yield Chat(speaker, options, name, log, [])
+        yield Chat(backend, options, name, log, [])
 
 
 def _conversation(folder: Path, tools: Mapping[str, Tool]) -> Conversation:
@@ -313,11 +322,11 @@ def _conversation(folder: Path, tools: Mapping[str, Tool]) -> Conversation:
         return Conversation(load_tokenizer(folder), tools)
     except ValueError as error:
         raise UserError(
-            f"{folder}: {error}; give another --tokenizer, or --plain for the server's own template"
+            f"{folder}: {error}; give another --tokenizer, or use --plain for the server's own template"
         ) from None
 
 
-async def _by_tokens(
+async def _token_chat(
     stack: AsyncExitStack, url: str, folder: Path, tools: Mapping[str, Tool], options: ChatOptions
 ) -> TokenChat:
     codec = _conversation(folder, tools)

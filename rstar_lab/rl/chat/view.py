@@ -1,4 +1,4 @@
-"""A chat to look at, in a terminal or in a notebook's cell: thinking, code, results and answer set apart."""
+"""Print a chat in a terminal or a notebook, with thinking, code, results and answer in different styles."""
 
 import asyncio
 import json
@@ -15,18 +15,18 @@ from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.session import Chat, ChatOptions, Reply, open_chat
 
 _STYLES = {Kind.REASON: "dim italic", Kind.TEXT: "", Kind.ANSWER: "bold green"}
-_STOPS = {"length": "cut: no tokens left", "max_turns": "no turns left", "time_limit": "out of time"}
+_STOPS = {"length": "stopped: token limit", "max_turns": "stopped: turn limit", "time_limit": "stopped: time limit"}
 
 
 async def show(chat: Chat, question: str, console: Console | None = None) -> Reply:
-    """Ask, and print the reply while it comes."""
+    """Ask a question, print the reply while it is generated, and return it."""
     console = console or Console(highlight=False)
-    before: Kind | None = None
+    previous: Kind | None = None
     async for event in chat.stream(question):
-        if before in _STYLES and event.kind is not before:
+        if previous in _STYLES and event.kind is not previous:
             console.print()
         _print(console, event)
-        before = event.kind
+        previous = event.kind
     return chat.replies[-1]
 
 
@@ -59,7 +59,7 @@ async def chat_command(
     runs_dir: Path,
     as_json: bool,
 ) -> None:
-    """`rstar-lab chat`. Raises UserError."""
+    """Run `rstar-lab chat`. Raises UserError."""
     opened = open_chat(
         model_or_url, options, tokenizer=tokenizer, plain=plain, engine=engine, sandbox=sandbox, save=save, name=name,
         runs_dir=runs_dir,
@@ -67,7 +67,7 @@ async def chat_command(
     console = Console(highlight=False)
     async with opened as chat:
         if prompt is None:
-            await _talk(chat, console)
+            await _interactive(chat, console)
         elif as_json:
             reply = await chat.ask(prompt)
             run = {"run": str(chat.log.run_dir), "traj_id": reply.trajectory.traj_id} if chat.log else {}
@@ -78,28 +78,30 @@ async def chat_command(
             console.print(f"[dim]run {chat.log.run_dir}[/]")
 
 
-async def _talk(chat: Chat, console: Console) -> None:
-    console.print("[dim]Ask. /new begins anew, /quit or Ctrl-D ends; Ctrl-C ends a reply, twice the chat.[/]")
+async def _interactive(chat: Chat, console: Console) -> None:
+    console.print(
+        "[dim]Type a question. /new: new conversation. /quit or Ctrl-D: exit. Ctrl-C: stop the reply (twice: exit).[/]"
+    )
     while True:
         try:
-            question = (await _line(console)).strip()
+            question = (await _read_line(console)).strip()
         except EOFError:
             return
         if question == "/quit":
             return
         if question == "/new":
-            chat.forget()
+            chat.reset()
         elif question:
             with suppress(asyncio.CancelledError):
                 await show(chat, question, console)
 
 
-async def _line(console: Console) -> str:
-    """A line from the keyboard. Raises EOFError."""
+async def _read_line(console: Console) -> str:
+    """Read a line from the keyboard. Raises EOFError."""
     loop = asyncio.get_running_loop()
     line: asyncio.Future[str | None] = loop.create_future()
 
-    def set_if_wanted(text: str | None) -> None:
+    def set_result(text: str | None) -> None:
         if not line.done():
             line.set_result(text)
 
@@ -108,9 +110,9 @@ async def _line(console: Console) -> str:
             text = console.input("[bold]> [/]")
         except EOFError:
             text = None
-        loop.call_soon_threadsafe(set_if_wanted, text)
+        loop.call_soon_threadsafe(set_result, text)
 
-    # A daemon, for a thread that waits for a line must not keep the process from ending.
+    # A daemon thread: one that waits for input must not keep the process alive.
     threading.Thread(target=read, daemon=True).start()
     if (text := await line) is None:
         raise EOFError

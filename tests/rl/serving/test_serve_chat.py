@@ -89,14 +89,14 @@ async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(serve
         again = await chat.ask("And once more?")
         assert again.trajectory.prompt_ids[: len(by_tokens.trajectory.prompt_ids)] == by_tokens.trajectory.prompt_ids
         assert len(again.trajectory.prompt_ids) > len(by_tokens.trajectory.prompt_ids) + by_tokens.response_tokens
-        chat.forget()
+        chat.reset()
         assert (await chat.ask(QUESTION)).trajectory.response_ids == by_tokens.trajectory.response_ids
 
     # The server's own template and its parser of calls, messages only.
     opened = open_chat(served.urls[0], GREEDY, plain=True, save=True, name="plain", runs_dir=tmp_path)
     async with opened as chat:
         plain = await chat.ask(QUESTION)
-        assert chat.speaker.messages[2]["tool_calls"][0]["function"]["name"] == "execute_python_code_with_standard_io"
+        assert chat.backend.messages[2]["tool_calls"][0]["function"]["name"] == "execute_python_code_with_standard_io"
     # It does not know that the prompt has begun the thinking: that comes as plain text.
     assert kinds(plain.events) == [("text" if kind == "reason" else kind, text) for kind, text in CONVERSATION]
     assert plain.answer == ANSWER and plain.trajectory.calls[0].code == CODE
