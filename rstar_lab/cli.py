@@ -294,6 +294,24 @@ def preflight(
 
 
 @app.command()
+def rehearse(
+    recipe: RecipeName,
+    profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
+    folder: Annotated[Path | None, typer.Option(help="Keep all files here. Default: a temporary folder.")] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the whole job of a recipe on a profile at small size on this machine, with kills and resumes.
+
+    Prints a table of phases and the keys that only the real machine can test.
+    """
+    from rstar_lab.rl.overrides import parse_overrides
+    from rstar_lab.rl.rehearsal.run import rehearse as run_rehearsal
+
+    raise typer.Exit(run_rehearsal(recipe, profile, parse_overrides(sets or []), folder=folder, as_json=as_json))
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="trainer, sandbox, rollout, scheduler, store or verl.")],
     against: Annotated[str | None, typer.Option(help="URL of a running peer, where the bench wants one.")] = None,

@@ -117,7 +117,7 @@ def test_command_verl_overrides_the_profile_and_an_unknown_command_is_an_error(s
 
 @pytest.mark.slow
 def test_submit_checks_the_trainer_that_will_run(tmp_path):
-    with pytest.raises(UserError, match=r"preflight failed: .*not under verl"):
+    with pytest.raises(UserError, match=r"preflight failed: .*positions: .*2048 for the prompt"):
         submit("tiny", "laptop", command="verl", runs_dir=tmp_path / "runs", log=lambda line: None)
     assert not (tmp_path / "runs").exists()
 

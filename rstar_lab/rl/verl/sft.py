@@ -68,7 +68,8 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
     keys = sft_overrides(recipe, profile, run_dir / "base", run_dir, steps_of(examples, sft))
     config = compose(keys, "sft_trainer_engine")
     auto_set_device(config)
-    ranks = max(1, profile.hardware.gpus // profile.parallelism.sequence_parallel)
+    hardware = profile.hardware
+    ranks = max(1, hardware.nodes * max(1, hardware.gpus_per_node) // profile.parallelism.sequence_parallel)
     with own_ray(profile):
         ray.init(runtime_env={"env_vars": variables})
         trainer = RstarSft(config, Batches(examples, sft, ranks), writer)

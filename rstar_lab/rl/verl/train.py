@@ -150,7 +150,8 @@ def main(
     retries: Annotated[
         int | None,
         typer.Option(
-            help="How often a stage that failed goes on from its last checkpoint; default: 2 on GPUs, else 0."
+            envvar="RSTAR_LAB_RETRIES",
+            help="How often a failed stage continues from its last checkpoint. Default: 2 on GPUs, else 0.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,

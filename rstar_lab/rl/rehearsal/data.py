@@ -1,0 +1,73 @@
+"""The data and the model of a rehearsal."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, tool_calls, write_conversations
+from rstar_lab.rl.models.model_folder import model_folder
+from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PROMPT_TOKENS
+from rstar_lab.rl.synthetic import families
+
+
+def write_data(recipe: Recipe, folder: Path) -> str:
+    """Write every problem and conversation file of the small recipe. Returns what was written."""
+    seed = 100
+    files = [stage.problems.file for stage in recipe.stages]
+    files += [section.file for section in recipe.evaluate.sets.values()]
+    for file in files:
+        assert file is not None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        seed += 1
+        write_problems(file, families.synthesize(seed, PROBLEMS, levels=(1,), families=FAMILIES))
+    entries = recipe.sft.conversations if recipe.sft else ()
+    for entry in entries:
+        seed += 1
+        problems = families.synthesize(seed, CONVERSATIONS, levels=(1,), families=FAMILIES)
+        write_conversations(entry.file, [_conversation(problem) for problem in problems])
+    return f"{len(files)} problem files, {len(entries)} conversation files"
+
+
+def _conversation(problem: Problem) -> Conversation:
+    call = (chat.CODE_TOOL["function"]["name"], {"code": f"print({problem.answer})", "input": ""})
+    messages = (
+        Message(role="user", content=problem.question),
+        Message(role="assistant", content=tool_calls([call])),
+        Message(role="tool", content=str(problem.answer)),
+        Message(role="assistant", content=reply(f"\\boxed{{{problem.answer}}}")),
+    )
+    return Conversation(
+        conversation_id=problem.problem_id, source="rehearsal", messages=messages, tools=(chat.CODE_TOOL,)
+    )
+
+
+def make_model(recipe: Recipe, folder: Path) -> str:
+    """Train a tiny model that calls the tool, with enough positions for the recipe. Returns a description."""
+    target = Path(recipe.model)
+    if not (target / "config.json").exists():
+        command = [
+            sys.executable,
+            "-m",
+            "rstar_lab.cli",
+            "sft",
+            "tiny_fast",
+            "--runs-dir",
+            str(folder / "base"),
+            "--json",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"the SFT of tiny_fast failed: {done.stderr.strip()[-500:]}")
+        shutil.copytree(model_folder("tiny_fast-sft", folder / "base"), target, dirs_exist_ok=True)
+    responses = [recipe.settings(stage).max_response_tokens for stage in recipe.stages]
+    config = json.loads((target / "config.json").read_text())
+    # Rotary positions have no weights, so the limit can be raised.
+    config["max_position_embeddings"] = PROMPT_TOKENS + max([*responses, recipe.evaluate.max_response_tokens]) + 64
+    (target / "config.json").write_text(json.dumps(config, indent=2))
+    return f"tiny model with {config['max_position_embeddings']} positions"

@@ -1,0 +1,129 @@
+"""The job of a rehearsal: submitted and watched through the command line and the run store, as a user does."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rstar_lab.errors import UserError
+from rstar_lab.processes import processes_of
+from rstar_lab.runs.reader import RunReader
+
+PHASE_TIMEOUT_S = 900.0
+
+
+class RehearsalJob:
+    """The job, its run folders, and the processes that a rehearsal kills."""
+
+    def __init__(self, recipe: Path, profile: Path, runs_dir: Path, name: str):
+        self.recipe, self.profile, self.runs_dir, self.name = recipe, profile, runs_dir, name
+        self.id = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.runs_dir / ".jobs" / self.id
+
+    def submit(self) -> str:
+        """Submit the job; submitting it again resumes its run. Returns the job's id."""
+        command = [
+            sys.executable, "-m", "rstar_lab.cli", "jobs", "submit", str(self.recipe), "--profile", str(self.profile),
+            "--runs-dir", str(self.runs_dir), "--no-preflight", "--json",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"jobs submit failed: {done.stderr.strip()[-800:]}")
+        self.id = json.loads(done.stdout.splitlines()[-1])["id"]
+        return self.id
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+        """Return the first true value of `condition`. Raises UserError if the job ends or the time is over before."""
+        deadline = time.monotonic() + PHASE_TIMEOUT_S
+        while True:
+            ended = (self.folder / "exit.json").exists()  # before the condition: what the job did last must count
+            if value := condition():
+                return value
+            if ended:
+                raise UserError(f"the job ended before {what}; the end of its log: {self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise UserError(f"no {what} after {PHASE_TIMEOUT_S:.0f} s; the end of the log: {self.log_tail()}")
+            time.sleep(0.3)
+
+    def wait_for_end(self) -> None:
+        """Wait until the job has ended. Raises UserError if it failed."""
+        self.wait_for((self.folder / "exit.json").exists, "its end")
+        code = json.loads((self.folder / "exit.json").read_text())["code"]
+        if code != 0:
+            raise UserError(f"the job ended with {code}; the end of its log: {self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """Return the end of the job's log on one line."""
+        path = self.folder / "log.txt"
+        text = path.read_text(errors="replace") if path.exists() else "(no log)"
+        return " | ".join(text.strip().splitlines()[-12:])[-1500:]
+
+    # Run store
+
+    @property
+    def run_dir(self) -> Path:
+        return self.runs_dir / f"{self.name}-rl"
+
+    def status(self, run: str) -> str | None:
+        """Return the status of a run, or None before it exists."""
+        with contextlib.suppress(Exception):  # the file may be replaced at this moment
+            return str(RunReader(self.runs_dir / run).status)
+        return None
+
+    def lines(self, stage: str) -> list[dict[str, Any]]:
+        """Return the metrics of the steps of a stage."""
+        if not (self.run_dir / "metrics.jsonl").exists():
+            return []
+        with contextlib.suppress(Exception):
+            return [line for line in RunReader(self.run_dir).metrics() if line["stage"] == stage]
+        return []
+
+    def checkpointed(self) -> int:
+        """Return the step of the newest checkpoint."""
+        with contextlib.suppress(Exception):
+            return max(RunReader(self.run_dir).checkpoints(), default=0)
+        return 0
+
+    @property
+    def attempts(self) -> int:
+        return int(RunReader(self.run_dir).info.get("attempts", 1))
+
+    # Kills
+
+    def kill_worker(self, pattern: str) -> str:
+        """Kill one process whose command line matches `pattern` (SIGKILL). Returns its command line."""
+
+        def find() -> list[psutil.Process]:
+            matches = []
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    title = " ".join(process.cmdline())
+                    if re.search(pattern, title) and process.pid != psutil.Process().pid:
+                        matches.append(process)
+            return matches
+
+        victim = self.wait_for(find, f"process {pattern}")[0]
+        title = " ".join(victim.cmdline())[:80]
+        victim.send_signal(signal.SIGKILL)
+        return title
+
+    def kill(self) -> int:
+        """Kill the supervisor and all processes of the job at once (SIGKILL). Returns their number."""
+        supervisor = json.loads((self.folder / "supervisor.json").read_text())["pid"]
+        processes = [psutil.Process(supervisor), *processes_of(self.id, root=supervisor)]
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=10)
+        return len(processes)

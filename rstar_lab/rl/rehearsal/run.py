@@ -1,0 +1,276 @@
+"""Rehearse a job: run the whole of it at small size on this machine. `rstar-lab rehearse RECIPE --profile P`."""
+
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.preflight.run import Status, preflight
+from rstar_lab.rl.recipe import Recipe, Stage
+from rstar_lab.rl.rehearsal.coverage import coverage
+from rstar_lab.rl.rehearsal.data import make_model, write_data
+from rstar_lab.rl.rehearsal.job import RehearsalJob
+from rstar_lab.rl.rehearsal.phases import Phase, Report
+from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
+from rstar_lab.rl.training.stages import difficulty_file
+from rstar_lab.runs.reader import RunReader
+
+# A rank of verl's trainer, or an engine of the local trainer.
+WORKERS = {"verl": r"^ray::\S*Worker", "local": r"rstar_lab\.rl\.engines\.vllm_worker|VLLM::EngineCore"}
+# These files are on the cluster, not on this machine; the rehearsal replaces them.
+REPLACED_CHECKS = {"model", "data", "tokens", "devices"}
+
+
+class Rehearsal:
+    """One rehearsal in `folder`, which must be empty or absent."""
+
+    def __init__(
+        self, recipe: str, profile: str, overrides: Mapping[str, Any], folder: Path, on_phase: Callable[[Phase], None]
+    ):
+        self.recipe_name, self.profile_name, self.overrides = recipe, profile, overrides
+        self.folder, self.on_phase = folder, on_phase
+        self.report = Report()
+
+    def run(self) -> Report:
+        """Run all phases. A phase after a failed one is not run."""
+        with ExitStack() as stack:
+            self._phase("resolve", self.resolve)
+            self._phase("preflight", self.preflight)
+            self._phase("data", self.data)
+            if not self.report.failed:
+                stack.enter_context(self.cluster())
+            if self._has_sft:
+                self._phase("sft", self.sft)
+            else:
+                self.report.skip("sft", "the recipe has no SFT")
+            for number, stage in enumerate(self._stages):
+                if stage.filter:
+                    self._phase("filter", lambda stage=stage: self.filter(stage))  # type: ignore[misc]
+                if number == 0:
+                    self._phase("kill of a worker", self.kill_worker)
+                if number == len(self._stages) - 1:
+                    self._phase("kill of the job and resume", self.kill_job)
+                self._phase(f"stage {stage.name}", lambda stage=stage: self.stage(stage))  # type: ignore[misc]
+                if number + 1 < len(self._stages):
+                    self._phase(f"hand-off after {stage.name}", lambda number=number: self.hand_off(number))  # type: ignore[misc]
+            self._phase("end of the job", self.end)
+            self._phase("evaluation", self.evaluate)
+            self._phase("export to transformers", lambda: self.export("transformers"))
+            self._phase("export to vLLM", lambda: self.export("vllm"))
+            if not self.report.failed:
+                self.report.covered, self.report.not_covered = coverage(self.recipe, self.profile)
+            elif hasattr(self, "small"):
+                covered, missing = coverage(self.recipe, self.profile)
+                self.report.not_covered = [*missing, *(f"{key}: the rehearsal failed" for key in covered)]
+        return self.report
+
+    def _phase(self, name: str, action: Callable[[], str]) -> None:
+        self.report.run(name, action, self.on_phase)
+
+    @property
+    def _stages(self) -> tuple[Stage, ...]:
+        return self.small.stages if hasattr(self, "small") else ()
+
+    @property
+    def _has_sft(self) -> bool:
+        return not hasattr(self, "small") or self.small.sft is not None
+
+    # Phases
+
+    def resolve(self) -> str:
+        """Read and shrink recipe and profile."""
+        self.profile: Profile = load_profile(self.profile_name)
+        self.recipe: Recipe = load_recipe(self.recipe_name, self.overrides, self.profile)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.small = shrink_recipe(self.recipe, self.folder)
+        self.small_profile = shrink_profile(self.profile, self.folder)
+        recipe_file, profile_file = self.folder / "recipe.yaml", self.folder / "profile.yaml"
+        recipe_file.write_text(yaml.safe_dump(_without_none(self.small.model_dump(mode="json")), sort_keys=False))
+        profile_file.write_text(yaml.safe_dump(self.small_profile.model_dump(mode="json"), sort_keys=False))
+        self.job = RehearsalJob(recipe_file, profile_file, self.folder / "runs", self.small.name)
+        ranks = self.small_profile.hardware.nodes
+        return f"{len(self.small.stages)} stages; trainer {self.profile.trainer}, {ranks} ranks and engines"
+
+    def preflight(self) -> str:
+        """Run the checks of the real job that do not need the cluster's files."""
+        findings = list(preflight(self.recipe_name, self.profile_name, self.overrides))
+        failed = [
+            f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL and f.check not in REPLACED_CHECKS
+        ]
+        if failed:
+            raise UserError("; ".join(failed))
+        passed = sum(f.status is Status.PASS for f in findings)
+        return f"{passed} of {len(findings)} checks of the real job pass; {', '.join(sorted(REPLACED_CHECKS))} need the cluster"
+
+    def data(self) -> str:
+        """Make data and model, and run all checks of the small job."""
+        details = [write_data(self.small, self.folder), make_model(self.small, self.folder)]
+        findings = list(preflight(str(self.job.recipe), str(self.job.profile)))
+        failed = [f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL]
+        if failed:
+            raise UserError("the small job fails its preflight: " + "; ".join(failed))
+        return "; ".join(details)
+
+    @contextlib.contextmanager
+    def cluster(self) -> Iterator[None]:
+        """A Ray cluster with one node per rank, under verl."""
+        if self.profile.trainer != "verl":
+            yield
+            return
+        from rstar_lab.local_ray import LocalRay
+
+        with LocalRay(nodes=self.small_profile.hardware.nodes, cpus=8, gpus=1, dashboard=False):
+            yield
+
+    def sft(self) -> str:
+        """Submit the job and wait for its SFT."""
+        job_id = self.job.submit()
+        run = f"{self.small.name}-sft"
+        self.job.wait_for(lambda: self.job.status(run) == "finished", "SFT")
+        return f"job {job_id}; {run} finished"
+
+    def filter(self, stage: Stage) -> str:
+        """Wait for the difficulty table of a stage."""
+        self._ensure_submitted()
+        path = difficulty_file(self.job.run_dir, stage.name)
+        self.job.wait_for(path.exists, f"filter of stage {stage.name}")
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(path)
+        kept = sum(table["kept"].to_pylist())
+        return f"{kept} of {table.num_rows} problems kept before stage {stage.name}"
+
+    def kill_worker(self) -> str:
+        """Kill a worker after the first checkpoint of the first stage; the stage must complete all the same."""
+        self._ensure_submitted()
+        stage = self._stages[0]
+        self.job.wait_for(lambda: self.job.checkpointed() >= 1, "first checkpoint")
+        attempts = self.job.attempts
+        title = self.job.kill_worker(WORKERS[self.profile.trainer])
+        self.job.wait_for(lambda: len(self.job.lines(stage.name)) > 1, "second step after the kill")
+        return f"killed {title!r}; the stage continued (attempt {attempts} -> {self.job.attempts})"
+
+    def kill_job(self) -> str:
+        """Kill the whole job after the first checkpoint of the last stage, submit it again, and wait for the next step."""
+        self._ensure_submitted()
+        stage = self._stages[-1]
+        count = 1 if len(self._stages) > 1 else 2
+        self.job.wait_for(lambda: len(self.job.lines(stage.name)) >= count, f"step {count} of stage {stage.name}")
+        step = self.job.lines(stage.name)[count - 1]["step"]
+        self.job.wait_for(lambda: self.job.checkpointed() >= step, f"checkpoint of step {step}")
+        killed = self.job.kill()
+        self.job.submit()
+        self.job.wait_for(lambda: len(self.job.lines(stage.name)) > count, "next step after the resume")
+        return f"killed {killed} processes after step {step}; the job resumed (attempt {self.job.attempts})"
+
+    def stage(self, stage: Stage) -> str:
+        """Wait for all steps of a stage and check their metrics."""
+        self._ensure_submitted()
+        self.job.wait_for(
+            lambda: len(self.job.lines(stage.name)) >= stage.steps, f"{stage.steps} steps of stage {stage.name}"
+        )
+        lines = self.job.lines(stage.name)
+        steps = [line["step"] for line in lines]
+        if steps != list(range(steps[0], steps[0] + len(steps))):
+            raise UserError(f"stage {stage.name}: steps {steps} are not consecutive")
+        for line in lines:
+            if line.get("loss") is not None and not math.isfinite(line["loss"]):
+                raise UserError(f"stage {stage.name}, step {line['step']}: loss {line['loss']}")
+        rewards = ", ".join(f"{line['reward']:.2f}" for line in lines)
+        updates = sum((line.get("grad_norm") or 0) > 0 for line in lines)
+        return f"steps {steps}; mean reward {rewards}; {updates} updates with signal"
+
+    def hand_off(self, number: int) -> str:
+        """Check that the next stage starts with the step after this stage."""
+        before, after = self._stages[number], self._stages[number + 1]
+        self.job.wait_for(lambda: self.job.lines(after.name), f"first step of stage {after.name}")
+        last, first = self.job.lines(before.name)[-1]["step"], self.job.lines(after.name)[0]["step"]
+        if first != last + 1:
+            raise UserError(f"stage {after.name} starts with step {first}; stage {before.name} ended with step {last}")
+        reset = "optimizer reset" if after.reset_optimizer else "optimizer kept"
+        return f"stage {after.name} starts with step {first}; {reset}"
+
+    def end(self) -> str:
+        """Wait for the end of the job."""
+        self.job.wait_for_end()
+        calls = sum(line.get("calls", 0) or 0 for stage in self._stages for line in self.job.lines(stage.name))
+        return f"exit code 0; run {self.job.status(self.job.run_dir.name)}; {calls:g} tool calls"
+
+    def evaluate(self) -> str:
+        """Evaluate the last model on every set of the recipe."""
+        details = []
+        for name, section in self.small.evaluate.sets.items():
+            command = [
+                "evaluate", self.job.run_dir.name, "--problems", str(section.file), "--samples", "2", "--limit", "4",
+                "--recipe", str(self.job.recipe), "--name", f"{self.small.name}-{name}-end", "--runs-dir", str(self.job.runs_dir), "--json",
+            ]  # fmt: skip
+            result = json.loads(_run_cli(command).splitlines()[-1])
+            details.append(f"{name} {result['pass1'][0]:.2f}")
+        return f"pass@1 on {', '.join(details)}" if details else "the recipe has no sets"
+
+    def export(self, engine: str) -> str:
+        """Load the last checkpoint with an engine and generate a few tokens."""
+        step, folder = max(RunReader(self.job.run_dir).checkpoints().items())
+        command = ["chat", str(folder), "--prompt", "What is 1 + 1?", "--max-tokens", "16", "--max-turns", "1"]
+        _run_cli([*command, "--engine", engine, "--json"])
+        return f"checkpoint of step {step} generates with {engine}"
+
+    def _ensure_submitted(self) -> None:
+        """Submit the job of a recipe without SFT, whose first phase is a stage."""
+        if not self.job.id:
+            self.job.submit()
+
+
+def _run_cli(arguments: list[str]) -> str:
+    done = subprocess.run([sys.executable, "-m", "rstar_lab.cli", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"rstar-lab {arguments[0]} failed: {done.stderr.strip()[-800:]}")
+    return done.stdout
+
+
+def _without_none(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _without_none(value) for key, value in data.items() if value is not None}
+    return [_without_none(item) for item in data] if isinstance(data, list) else data
+
+
+def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder: Path | None, as_json: bool) -> int:
+    """Run a rehearsal and print its table, or its JSON. Returns 1 if a phase failed.
+
+    folder: keep everything there; default: a temporary folder, which is removed.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=as_json)
+
+    def print_phase(phase: Phase) -> None:
+        console.print(
+            f"{phase.name}: {phase.status} after {phase.seconds:.0f} s. {phase.detail}", markup=False, soft_wrap=True
+        )
+
+    with ExitStack() as stack:
+        target = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rehearsal-")))
+        report = Rehearsal(recipe, profile, overrides, target.absolute(), print_phase).run()
+    if as_json:
+        print(json.dumps(report.as_json()))
+        return int(report.failed)
+    table = Table("phase", "status", "seconds", "detail", title=f"rehearsal of {recipe} on {profile}")
+    for phase in report.phases:
+        table.add_row(phase.name, phase.status, f"{phase.seconds:.0f}", phase.detail)
+    console.print(table)
+    console.print(f"{len(report.covered)} keys executed. Not covered:", markup=False)
+    for line in report.not_covered:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    return int(report.failed)

@@ -1,0 +1,116 @@
+"""Shrink a recipe and a profile so that the whole job runs on this machine.
+
+Kept: stages, algorithm keys, turns, filter, hand-off rules, evaluation, checkpoints, trainer, sandbox service, storage lookup.
+Shrunk:
+
+| key | rehearsal |
+|---|---|
+| model | the tiny model after the SFT of `tiny_fast`, with positions for prompt and response |
+| problems, conversations | 16 synthetic problems, 8 conversations per file |
+| problems_per_step, group_size | 2 per mini-batch, 4 |
+| max_response_tokens | 96 for the shortest stage, the others in proportion |
+| steps | 2 per stage (3 if there is one stage), a checkpoint after each |
+| hand_off.window, filter.samples, evaluate.samples | 1, 2, 2 |
+| hardware | two nodes of one CPU rank and one vLLM engine each under verl; this machine under the local trainer |
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.profiles import EngineSettings, Hardware, Parallelism, Profile, Slurm, Storage, load_profile
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.recipe import Recipe
+
+SHORTEST_RESPONSE = 96
+PROMPT_TOKENS = 2048
+PROBLEMS, CONVERSATIONS = 16, 8
+FAMILIES = ("exclusive_or", "squares_sum", "product_remainder")
+
+
+def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the small recipe. Its files are named under `folder`; `write_data` makes them."""
+    data = recipe.model_dump(mode="json")
+    data["name"] = f"rehearsal-{recipe.name}"
+    data["model"] = str(folder / "models" / "tiny")
+    data["runs"] = str(folder / "runs")
+    data["rl"] |= _shrink_rl(data["rl"], recipe)
+    for number, stage in enumerate(data["stages"]):
+        stage["rl"] = {**stage["rl"], **_shrink_rl(stage["rl"], recipe)}
+        stage["steps"] = 2 if len(data["stages"]) > 1 else 3
+        stage["problems"] = {"file": str(folder / "data" / f"stage-{number}.jsonl")}
+        if stage["hand_off"]:
+            stage["hand_off"]["window"] = 1
+        if stage["filter"]:
+            stage["filter"]["samples"] = 2
+    if data["sft"]:
+        _shrink_sft(data["sft"], folder)
+    data["engine"] |= {
+        "dtype": "float32",
+        "kv_cache_gb": 0.25,
+        "count": None,
+        "max_batch": 32,
+        "kind": "vllm",
+        "urls": (),
+    }
+    data["sandbox"] |= {"workers": None if data["sandbox"]["workers"] is None else 1, "memory_mb": 256, "url": "local"}
+    names = list(data["evaluate"]["sets"])
+    data["evaluate"]["sets"] = {name: {"file": str(folder / "data" / f"evaluate-{name}.jsonl")} for name in names}
+    data["evaluate"] |= {"samples": 2, "max_response_tokens": SHORTEST_RESPONSE}
+    return parse_recipe(data, "rehearsal")
+
+
+def _shrink_rl(keys: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Shrink the keys of `rl` or of one stage that are there."""
+    limits = [recipe.settings(stage).max_response_tokens for stage in recipe.stages] or [recipe.rl.max_response_tokens]
+    scale = SHORTEST_RESPONSE / min(limits)
+    small: dict[str, Any] = {
+        "problems_per_step": 2 * keys.get("mini_batches", recipe.rl.mini_batches),
+        "group_size": 4,
+        "micro_batch_tokens": 4096,
+        "checkpoint_every": 1,
+        "keep_checkpoints": 2,
+        "max_tool_chars": 200,
+    }
+    small = {key: value for key, value in small.items() if key in keys}
+    if "mini_batches" in keys:
+        small["problems_per_step"] = 2 * keys["mini_batches"]
+    for key in ("max_response_tokens", "overlong_buffer"):
+        if key in keys:
+            small[key] = int(keys[key] * scale)
+    return small
+
+
+def _shrink_sft(sft: dict[str, Any], folder: Path) -> None:
+    sft["conversations"] = [
+        {
+            "file": str(folder / "data" / f"conversations-{number}.jsonl"),
+            "count": min(entry["count"] or CONVERSATIONS, CONVERSATIONS),
+        }
+        for number, entry in enumerate(sft["conversations"])
+    ]
+    if sft["problems"]:
+        sft["problems"] = {"synthetic": {"count": 64, "seed": 1, "levels": [1], "families": list(FAMILIES)}}
+    sft |= {"epochs": 1, "batch_size": 8, "max_tokens": 512, "micro_batch_tokens": 2048, "checkpoint_every": 4}
+
+
+def shrink_profile(profile: Profile, folder: Path) -> Profile:
+    """Return the profile of this machine with the trainer, sandbox and environment of `profile`."""
+    nodes = 2 if profile.trainer == "verl" else 1
+    cpus = max(1, (os.cpu_count() or 1) // nodes)
+    laptop = load_profile("laptop")
+    return profile.model_copy(
+        update={
+            "name": f"{profile.name}_rehearsal",
+            "backend": "local",
+            "hardware": Hardware(nodes=nodes, cpus_per_node=cpus, memory_gb_per_node=4, disk_gb=1),
+            "engine": EngineSettings(dtype="float32", eager=True, max_sequences=32, kv_cache_dtype_bytes=4),
+            "parallelism": Parallelism(tokens_per_gpu=8192),
+            "sandbox": profile.sandbox.model_copy(update={"workers_per_node": 1}),
+            "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
+            # Retries as on GPUs: a stage whose worker dies continues in new processes.
+            "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2"},
+            "image": None,
+            "slurm": Slurm(),
+        }
+    )

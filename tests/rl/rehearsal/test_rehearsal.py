@@ -1,0 +1,163 @@
+"""The rehearsal: its shrink rule, its list of keys, its report; and, in `make test-all`, the whole of it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import load_profile, profile_names
+from rstar_lab.rl.overrides import RECIPES, load_recipe
+from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.rehearsal.coverage import coverage, flatten
+from rstar_lab.rl.rehearsal.data import write_data
+from rstar_lab.rl.rehearsal.phases import Report
+from rstar_lab.rl.rehearsal.run import Rehearsal
+from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
+
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+ALGORITHM_KEYS = (
+    "roc", "oversample", "roc_penalties", "clip_low", "clip_high", "variant", "aggregation", "normalise_std", "max_turns",
+    "temperature", "lr", "warmup_steps", "mini_batches", "old_log_probs", "reward", "tools", "kl_coefficient",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_recipe_keeps_stages_and_algorithm(name, tmp_path):
+    recipe = load_recipe(name)
+    small = shrink_recipe(recipe, tmp_path)
+    assert [stage.name for stage in small.stages] == [stage.name for stage in recipe.stages]
+    for before, after in zip(recipe.stages, small.stages, strict=True):
+        for key in ALGORITHM_KEYS:
+            assert getattr(small.settings(after), key) == getattr(recipe.settings(before), key), key
+        assert (before.filter is None, before.hand_off is None) == (after.filter is None, after.hand_off is None)
+        assert before.reset_optimizer == after.reset_optimizer
+        settings = small.settings(after)
+        assert settings.problems_per_step % settings.mini_batches == 0
+        assert settings.problems_per_step * settings.group_size % 2 == 0, "two ranks"
+    limits = [small.settings(stage).max_response_tokens for stage in small.stages]
+    assert not limits or min(limits) == 96
+    assert set(small.evaluate.sets) == set(recipe.evaluate.sets)
+
+
+def test_response_limits_of_the_stages_keep_their_proportion(tmp_path):
+    small = shrink_recipe(load_recipe("qwen3_14b_mi300x"), tmp_path)
+    assert [small.settings(stage).max_response_tokens for stage in small.stages] == [96, 144, 144]
+    assert [small.settings(stage).max_turns for stage in small.stages] == [10, 10, 15]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_small_profile_keeps_trainer_and_sandbox_with_two_ranks_under_verl(name, tmp_path):
+    profile = load_profile(name)
+    small = shrink_profile(profile, tmp_path)
+    assert small.trainer == profile.trainer and small.sandbox.redis == profile.sandbox.redis
+    assert small.hardware.nodes == (2 if profile.trainer == "verl" else 1) and small.hardware.gpus == 0
+    assert set(profile.env) <= set(small.env)
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_is_either_covered_or_listed_with_a_reason(name, profile):
+    recipe, machine = load_recipe(name), load_profile(profile)
+    covered, missing = coverage(recipe, machine)
+    named = [line.partition(": ")[0] for line in missing]
+    everything = flatten(recipe.model_dump(mode="json")) + flatten({"profile": machine.model_dump(mode="json")})
+    assert sorted([*covered, *named]) == sorted(everything)
+    assert not [line for line in missing if line.endswith("no phase reads it")]
+    assert "stages.one.steps" in covered or name not in ("qwen3_14b_mi300x",)
+
+
+def test_what_a_cpu_cannot_execute_is_listed():
+    _, missing = coverage(load_recipe("qwen3_14b_mi300x"), load_profile("mi300x_8x8"))
+    text = "\n".join(missing)
+    for key in (
+        "profile.hardware.gpu:",
+        "profile.engine.tensor_parallel:",
+        "profile.image:",
+        "profile.slurm.time:",
+        "rl.precision:",
+    ):
+        assert key in text, key
+
+
+def test_a_new_key_counts_as_not_covered():
+    class Fake:
+        def __init__(self, content):
+            self.content = content
+
+        def model_dump(self, mode):
+            return self.content
+
+    profile = load_profile("mi300x_8x8")
+    recipe = load_recipe("qwen3_14b_mi300x")
+    fake = Fake({**recipe.model_dump(mode="json"), "new_section": {"key": 1}})
+    fake.sandbox = recipe.sandbox
+    covered, missing = coverage(fake, profile)
+    assert "new_section.key: no phase reads it" in missing and "new_section.key" not in covered
+
+
+def test_data_files_of_the_small_recipe_can_be_read(tmp_path):
+    small = shrink_recipe(load_recipe("qwen3_14b_mi300x"), tmp_path)
+    write_data(small, tmp_path)
+    problems = [load_problems(stage.problems.file) for stage in small.stages]
+    assert all(len(section) == 16 for section in problems)
+    held_out = [p.question for section in small.evaluate.sets.values() for p in load_problems(section.file)]
+    assert not {p.question for section in problems for p in section} & set(held_out), "else training would be refused"
+
+
+def test_after_a_failed_phase_nothing_runs_and_the_report_fails():
+    report, seen = Report(), []
+
+    def fail():
+        raise UserError("no such partition")
+
+    report.run("one", lambda: "fine", seen.append)
+    report.run("two", fail, seen.append)
+    report.run("three", lambda: pytest.fail("it must not run"), seen.append)
+    assert [(phase.name, phase.status) for phase in report.phases] == [
+        ("one", "passed"), ("two", "failed"), ("three", "not covered"),
+    ]  # fmt: skip
+    assert report.failed and "no such partition" in report.phases[1].detail
+    assert set(report.as_json()) == {"phases", "covered", "not_covered"}
+    assert set(report.as_json()["phases"][0]) == {"name", "status", "seconds", "detail"}
+
+
+def test_a_recipe_that_cannot_be_read_fails_the_rehearsal(tmp_path):
+    report = Rehearsal("no-such-recipe", "laptop", {}, tmp_path / "r", lambda phase: None).run()
+    assert report.phases[0].status == "failed" and "no-such-recipe" in report.phases[0].detail
+    assert {phase.status for phase in report.phases[1:]} == {"not covered"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("recipe", "profile"), [("qwen3_14b_mi300x", "mi300x_8x8"), ("tiny_three_stage", "laptop")])
+def test_the_whole_rehearsal_passes(recipe, profile, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "rstar_lab.cli",
+        "rehearse",
+        recipe,
+        "--profile",
+        profile,
+        "--folder",
+        str(tmp_path / "r"),
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    report = json.loads(done.stdout)
+    failed = [phase for phase in report["phases"] if phase["status"] != "passed"]
+    assert done.returncode == 0 and not failed, failed
+    names = {phase["name"] for phase in report["phases"]}
+    assert {
+        "resolve",
+        "preflight",
+        "data",
+        "sft",
+        "filter",
+        "kill of a worker",
+        "kill of the job and resume",
+        "evaluation",
+    } <= names
+    assert report["covered"] and report["not_covered"]
