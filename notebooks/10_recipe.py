@@ -16,10 +16,10 @@
 # %% [markdown]
 # # The whole recipe: SFT and three stages of RL
 #
-# rStar2-Agent trains in stages of growing length and difficulty: short responses first, longer ones when the truncated
-# share no longer falls, and at last only problems that the newest policy does not solve every time. The recipe is one
-# file; `rstar-lab run` does what is missing of it and nothing twice, after a kill too. `tiny_three_stage` is the paper's
-# plan in miniature, on two CPU cores.
+# rStar2-Agent trains in stages of growing length and difficulty: short responses first, longer ones when the share of
+# truncated responses no longer falls, and finally only problems that the policy does not always solve. The recipe is one
+# file. `rstar-lab run` resumes after an interrupt and skips what is done. `tiny_three_stage` is a small version of the
+# paper's recipe for two CPU cores.
 
 # %% tags=["parameters"]
 recipe = "tiny_three_stage"  # a recipe's file, or the name of one that ships
@@ -28,7 +28,7 @@ name = ""  # of this run; empty: the recipe's name
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir = "../runs"
 job_id = ""  # attach to this job instead of submitting one
-wait = True  # until the job ends; papermill wants it, people may rather not
+wait = True  # wait until the job ends; papermill needs it
 
 # %%
 from pathlib import Path
@@ -50,20 +50,20 @@ job
 # %% [markdown]
 # ## While it runs
 #
-# Interrupting the cell ends the watching, not the job; run again, this notebook takes up what is there.
+# Interrupting the cell stops the printing, not the job. Run the cell again to continue.
 
 # %%
 if wait:
     status = job.watch()
-    assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+    assert status == "finished", f"the job {status}; the end of its log:\n{job.logs(tail=20)}"
 
 # %%
-watch(job.run_dir) if job.run_dir else "not begun yet: run this cell again"
+watch(job.run_dir) if job.run_dir else "the run has not started yet: run this cell again"
 
 # %% [markdown]
-# ## What each stage was
+# ## The stages
 #
-# A stage ends after its steps, or earlier by its hand-off rule; the next begins with the model it left.
+# A stage ends after its steps, or earlier by its hand-off rule. The next stage starts from its model.
 
 # %%
 run = name or Path(recipe).stem
@@ -73,9 +73,9 @@ stages = pd.DataFrame(info["result"]["stages"])
 stages
 
 # %% [markdown]
-# ## What each stage reached
+# ## Results by stage
 #
-# pass@1 on the held-out sets, with a 95% bootstrap interval over problems: the paper's table of stages.
+# pass@1 on the held-out sets, with a 95% bootstrap interval over problems.
 
 # %%
 names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
@@ -95,8 +95,8 @@ reached.pivot(index="model", columns=["metric", "set"], values="value").loc[orde
 # %% [markdown]
 # ## Length and difficulty
 #
-# The paper's figure of response length over all steps, with the boundaries of the stages. The limit on a response is
-# short in the first stage, so that the model learns to be brief before it is allowed to be long.
+# Response length over all steps, with the boundaries of the stages. The first stage has a short limit, so that the model
+# learns short responses before it may write long ones.
 
 # %%
 plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_error_rate_correct"])
@@ -105,10 +105,10 @@ plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_erro
 plot_lengths(training)
 
 # %% [markdown]
-# ## What the filter left out
+# ## Problems removed by the filter
 #
-# Before a stage with a `filter`, the newest policy rolls out every problem several times; what it solves every time
-# teaches nothing and is dropped.
+# Before a stage with a `filter`, the policy samples several rollouts of every problem. Problems that it always solves give
+# no signal and are removed.
 
 # %%
 tables = [path for path in stages.difficulty if isinstance(path, str)]

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, with as many raylets as asked for: for `profile="laptop"`, for verl on a CPU, for tests."""
+"""Start a Ray cluster on this machine, with one raylet per simulated node: for `profile="laptop"`, verl on a CPU, and tests."""
 
 import contextlib
 import ctypes
@@ -19,48 +19,48 @@ from typing import Self
 from rstar_lab.errors import UserError
 from rstar_lab.processes import JOB_VARIABLE, end_processes
 
-START_S = 300
-# One for all clusters of this process: Ray's clients read the token once and keep it.
+START_TIMEOUT_S = 300
+# One token for all clusters of this process, because Ray's clients read it once.
 TOKEN = secrets.token_hex(32)
 ATTEMPTS = 3
-# What Ray's daemons grant each other in time, stretched for a busy machine.
-PATIENCE = {
-    "RAY_raylet_start_wait_time_s": str(START_S),
-    "RAY_agent_register_timeout_ms": str(1000 * START_S),
-    "RAY_worker_register_timeout_seconds": str(START_S),
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_S),
-    "RAY_worker_niceness": "0",  # 15 by default: beside anything else that computes they would hardly move
-    # Workers started ahead have no runtime environment, which all of ours ask for: they would only take the cores.
+# Ray's start-up timeouts, raised for a busy machine.
+TIMEOUTS = {
+    "RAY_raylet_start_wait_time_s": str(START_TIMEOUT_S),
+    "RAY_agent_register_timeout_ms": str(1000 * START_TIMEOUT_S),
+    "RAY_worker_register_timeout_seconds": str(START_TIMEOUT_S),
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_TIMEOUT_S),
+    "RAY_worker_niceness": "0",  # default 15: workers would starve beside any other computation
+    # Prestarted workers have no runtime environment, so our jobs cannot use them.
     "RAY_prestart_worker_first_driver": "0",
 }
-# Asks the control store, since the job API needs longer to come up; in a process of its own, since Ray reads once, when it is
-# first imported, whether there are tokens.
-WATCH = """
+# Asks the control store, which is up before the job API. In a process of its own, because Ray reads its token settings when it is
+# imported.
+WAIT_FOR_NODES = """
 import sys, time
 from ray._raylet import GcsClient
 while True:
     try:
         nodes = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20)
-    except Exception:  # the client raises its own kinds, and gRPC's
+    except Exception:  # the client raises its own exceptions and those of gRPC
         nodes = {}
     if sum(node.state == 0 for node in nodes.values()) >= int(sys.argv[2]):
         break
     time.sleep(0.2)
 """
-# Chosen here: the agents of two raylets would fight for the one port with a fixed number.
+# Selected here, because the agents of two raylets would otherwise use the same default port.
 PORTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
 
 
 class LocalRay:
-    """`nodes` raylets with a job API that asks for a token; a context manager, nothing of it outlives the block.
+    """A Ray cluster of `nodes` raylets with token authentication. A context manager: all processes end with the block.
 
-    cpus, gpus: what each raylet claims to have. dashboard: with the job API.
-    address: of the job API; environment: what a client or driver needs. The token lies in a folder only this user can read.
+    cpus, gpus: resources that each raylet declares, whatever the machine has. dashboard: start the job API.
+    Attributes: address (URL of the job API), environment (variables that a client or driver needs; also set in os.environ).
     """
 
     def __init__(self, nodes: int = 1, *, cpus: int = 2, gpus: int = 0, dashboard: bool = True):
         self.nodes, self.cpus, self.gpus, self.dashboard = nodes, cpus, gpus, dashboard
-        self._mark = f"ray-{secrets.token_hex(4)}"
+        self._job_id = f"ray-{secrets.token_hex(4)}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -90,81 +90,83 @@ class LocalRay:
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_ADDRESS": f"127.0.0.1:{self.port}",
         }
-        self._outer = {name: os.environ.get(name) for name in self.environment}
+        self._saved_environment = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
         self._start(
             "--head", f"--port={self.port}", f"--dashboard-port={web}", "--dashboard-host=127.0.0.1",
             f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
-            "--no-monitor", f"--ray-client-server-port={_free_port()}",  # no autoscaler; the port is fixed otherwise
+            "--no-monitor", f"--ray-client-server-port={_free_port()}",  # no autoscaler; the default port is fixed
         )  # fmt: skip
-        # The API answers before the head is a node of its own cluster, and until then nobody can join.
+        # Other nodes can join only after the head has become a node of its own cluster.
         self.wait_for_nodes(1)
         for _ in range(self.nodes - 1):
             self.add_node()
         self.wait_for_nodes(self.nodes)
 
     def add_node(self) -> subprocess.Popen[bytes]:
-        """One more raylet; the process that keeps it is returned, so that a test can kill it."""
+        """Start one more raylet. Returns its process, so that a test can kill it."""
         return self._start(f"--address=127.0.0.1:{self.port}")
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         log = (self.folder / f"node-{len(self._processes)}.log").open("wb")
         with log:
             ports, node = {name: _free_port() for name in PORTS}, secrets.token_hex(28)
-            threading.Thread(target=self._tell_port, args=(node, ports["dashboard-agent-listen"]), daemon=True).start()
+            threading.Thread(
+                target=self._write_agent_port, args=(node, ports["dashboard-agent-listen"]), daemon=True
+            ).start()
             process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, "--node-ip-address=127.0.0.1",
                  *(f"--{name}-port={port}" for name, port in ports.items()),
                  f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-                | PATIENCE | {JOB_VARIABLE: self._mark, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
+                | TIMEOUTS | {JOB_VARIABLE: self._job_id, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
         self._processes.append(process)
         return process
 
-    def _tell_port(self, node: str, port: int) -> None:
-        """Write the file by which a node's agent would tell its raylet the port it was given.
+    def _write_agent_port(self, node: str, port: int) -> None:
+        """Write the file in which a node's agent reports its port to the raylet.
 
-        A raylet waits 15 s for that file, whatever the settings, and dies without it: too short on a busy machine.
+        A raylet exits if the file is not there after 15 s, which no setting changes; the agent takes longer on a busy machine.
         """
         session = self.folder / "session_latest"
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not session.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         with contextlib.suppress(OSError):
             (session.resolve() / f"dashboard_agent_listen_port_{node}").write_text(str(port))
 
     def wait_for_nodes(self, count: int) -> None:
-        """Wait until so many nodes are alive. Raises UserError with the end of a daemon's log."""
+        """Wait until `count` nodes are alive. Raises UserError with the end of the daemons' logs."""
         watcher = subprocess.Popen(
-            [sys.executable, "-c", WATCH, f"127.0.0.1:{self.port}", str(count)], stdin=subprocess.DEVNULL
+            [sys.executable, "-c", WAIT_FOR_NODES, f"127.0.0.1:{self.port}", str(count)], stdin=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while watcher.poll() is None:
-                words = self._last_words()
-                dead = "Check failed" in words or any(process.poll() is not None for process in self._processes)
+                logs = self._log_tails()
+                dead = "Check failed" in logs or any(process.poll() is not None for process in self._processes)
                 if dead or time.monotonic() > deadline:
-                    raise UserError(f"Ray did not come up with {count} nodes within {START_S} s: {words}")
+                    raise UserError(f"Ray did not start {count} nodes within {START_TIMEOUT_S} s: {logs}")
                 time.sleep(0.1)
         finally:
             watcher.kill()
             watcher.wait()
 
-    def _last_words(self) -> str:
+    def _log_tails(self) -> str:
         logs = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]
         return " | ".join(f"{path.name}: {path.read_text(errors='replace')[-600:]}" for path in logs)
 
     def close(self) -> None:
-        """End every process of this cluster, and of no other."""
-        for name, value in getattr(self, "_outer", {}).items():
+        """End every process of this cluster, and of no other cluster."""
+        for name, value in getattr(self, "_saved_environment", {}).items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         for process in self._processes:
-            end_processes(self._mark, root=process.pid, grace_s=3)
+            end_processes(self._job_id, root=process.pid, grace_s=3)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-        end_processes(self._mark, grace_s=0.5)
+        end_processes(self._job_id, grace_s=0.5)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __exit__(
@@ -174,11 +176,12 @@ class LocalRay:
 
 
 def _end_with_parent() -> None:
-    """Whoever opened the cluster may be killed, and then nobody closes it; told to end, Ray ends its own processes."""
+    """Ask the kernel for SIGTERM when the parent dies, so that the cluster ends even if its owner is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _free_port() -> int:
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
