@@ -16,8 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from rstar_lab.errors import UserError
-from rstar_lab.processes import JOB_VARIABLE, end_processes
+from rstar_lab.processes import JOB_VARIABLE, end_processes, processes_of
 
 START_TIMEOUT_S = 300
 # One token for all clusters of this process, because Ray's clients read it once.
@@ -153,6 +155,13 @@ class LocalRay:
         finally:
             watcher.kill()
             watcher.wait()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes of this cluster: daemons, workers, and what they started."""
+        found = {
+            process.pid: process for own in self._processes for process in processes_of(self._job_id, root=own.pid)
+        }
+        return list(found.values())
 
     def _log_tails(self) -> str:
         logs = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]

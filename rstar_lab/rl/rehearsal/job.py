@@ -101,15 +101,19 @@ class RehearsalJob:
 
     # Kills
 
-    def kill_worker(self, pattern: str) -> str:
-        """Kill one process whose command line matches `pattern` (SIGKILL). Returns its command line."""
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes of the job: those of its supervisor."""
+        supervisor = json.loads((self.folder / "supervisor.json").read_text())["pid"]
+        return [psutil.Process(supervisor), *processes_of(self.id, root=supervisor)]
+
+    def kill_worker(self, pattern: str, candidates: Callable[[], list[psutil.Process]]) -> str:
+        """Kill one of the candidates whose command line matches `pattern` (SIGKILL). Returns its command line."""
 
         def find() -> list[psutil.Process]:
             matches = []
-            for process in psutil.process_iter():
+            for process in candidates():
                 with contextlib.suppress(psutil.Error):
-                    title = " ".join(process.cmdline())
-                    if re.search(pattern, title) and process.pid != psutil.Process().pid:
+                    if re.search(pattern, " ".join(process.cmdline())):
                         matches.append(process)
             return matches
 
@@ -120,8 +124,7 @@ class RehearsalJob:
 
     def kill(self) -> int:
         """Kill the supervisor and all processes of the job at once (SIGKILL). Returns their number."""
-        supervisor = json.loads((self.folder / "supervisor.json").read_text())["pid"]
-        processes = [psutil.Process(supervisor), *processes_of(self.id, root=supervisor)]
+        processes = self.processes()
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()

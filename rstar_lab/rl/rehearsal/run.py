@@ -41,6 +41,7 @@ class Rehearsal:
         self.recipe_name, self.profile_name, self.overrides = recipe, profile, overrides
         self.folder, self.on_phase = folder, on_phase
         self.report = Report()
+        self.ray: Any = None  # the local Ray cluster, under verl
 
     def run(self) -> Report:
         """Run all phases. A phase after a failed one is not run."""
@@ -130,7 +131,7 @@ class Rehearsal:
             return
         from rstar_lab.local_ray import LocalRay
 
-        with LocalRay(nodes=self.small_profile.hardware.nodes, cpus=8, gpus=1, dashboard=False):
+        with LocalRay(nodes=self.small_profile.hardware.nodes, cpus=8, gpus=1, dashboard=False) as self.ray:
             yield
 
     def sft(self) -> str:
@@ -157,7 +158,8 @@ class Rehearsal:
         stage = self._stages[0]
         self.job.wait_for(lambda: self.job.checkpointed() >= 1, "first checkpoint")
         attempts = self.job.attempts
-        title = self.job.kill_worker(WORKERS[self.profile.trainer])
+        candidates = self.ray.processes if self.ray else self.job.processes
+        title = self.job.kill_worker(WORKERS[self.profile.trainer], candidates)
         self.job.wait_for(lambda: len(self.job.lines(stage.name)) > 1, "second step after the kill")
         return f"killed {title!r}; the stage continued (attempt {attempts} -> {self.job.attempts})"
 
