@@ -1,4 +1,4 @@
-"""Cluster files: every profile loads, what is rendered is whole, and every command the page names exists."""
+"""Cluster files: profiles load, rendered files are complete, and every command of docs/cluster.md exists."""
 
 import importlib.util
 import itertools
@@ -26,14 +26,14 @@ PAGE = (ROOT / "docs" / "cluster.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["laptop", "one_gpu", "h100x8", "mi300x_8x8"])
-def test_every_profile_loads_and_hands_no_secret_on_in_the_open(name):
+def test_every_profile_loads_and_has_no_secret_in_env(name):
     profile = load_profile(name)
     assert profile.name == name
     assert not set(profile.secrets) & set(profile.env)
     assert profile_names() == ["h100x8", "laptop", "mi300x_8x8", "one_gpu"]
 
 
-def test_a_wrong_key_in_a_profile_is_named_with_the_right_one(tmp_path):
+def test_unknown_profile_key_raises_with_the_nearest_key(tmp_path):
     content = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text())
     content["engine"]["tensor_paralel"] = 2
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
@@ -48,7 +48,7 @@ def spec(profile, folder, **changes):
     )  # fmt: skip
 
 
-def test_the_slurm_script_is_a_shell_script_with_what_the_profile_says(tmp_path):
+def test_slurm_script_parses_and_has_the_resources_of_the_profile(tmp_path):
     profile = load_profile("mi300x_8x8")
     text = sbatch_script(profile, spec(profile, tmp_path), tmp_path)
     (tmp_path / "job.sbatch").write_text(text)
@@ -106,7 +106,7 @@ def test_slurm_job_starts_the_sandbox_service_and_workers_on_every_node(tmp_path
     assert "if [ 0 -gt 0 ]; then" in sbatch_script(profile, spec(profile, tmp_path), tmp_path)
 
 
-def test_the_ray_cluster_asks_for_the_profiles_machines_and_gives_no_api_token_away():
+def test_ray_cluster_has_the_profiles_resources_and_no_api_token():
     document = yaml.safe_load(ray_cluster(load_profile("mi300x_8x8")))
     worker = document["spec"]["workerGroupSpecs"][0]
     container = worker["template"]["spec"]["containers"][0]
@@ -122,7 +122,7 @@ def test_the_ray_cluster_asks_for_the_profiles_machines_and_gives_no_api_token_a
     assert "secretKeyRef" in secret["valueFrom"]
 
 
-def test_the_ray_commands_are_options_that_ray_knows():
+def test_rendered_ray_options_exist_in_ray():
     spec = importlib.util.find_spec("ray")
     assert spec and spec.submodule_search_locations
     source = (Path(spec.submodule_search_locations[0]) / "scripts" / "scripts.py").read_text()
@@ -156,9 +156,9 @@ def test_every_command_of_the_page_exists(command):
     options = [word for word in words if word.startswith("--")]
     if words[0] == "rstar-lab":
         parts = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words[1:]))
-        said = help_of(app, parts)
+        text = help_of(app, parts)
         assert parts[0] in help_of(app, []), "the command itself is there"
-        assert not [option for option in options if option not in said]
+        assert not [option for option in options if option not in text]
     elif words[0] == "python":
         module = ROOT / (words[2].replace(".", "/") + ".py")
         assert module.is_file()
@@ -173,12 +173,12 @@ def test_every_command_of_the_page_exists(command):
             pytest.skip("redis-server is not installed here")
 
 
-def test_a_command_that_is_not_there_is_noticed():
+def test_help_of_an_unknown_command_fails():
     assert CliRunner().invoke(app, ["nothing-of-the-kind", "--help"]).exit_code != 0
 
 
 @pytest.mark.parametrize("option", re.findall(r"`(--[a-z-]+)[` ]", PAGE))
-def test_every_option_the_page_names_is_there(option):
+def test_every_option_of_the_page_exists(option):
     sources = [
         *(ROOT / "rstar_lab").glob("*.py"),
         *(ROOT / "rstar_lab").glob("jobs/*.py"),
@@ -188,7 +188,7 @@ def test_every_option_the_page_names_is_there(option):
     assert option in text or f"{option.removeprefix('--').replace('-', '_')}: Annotated" in text
 
 
-def test_files_the_page_and_the_readme_name_are_there():
+def test_files_named_by_page_and_readme_exist():
     text = PAGE + (ROOT / "cluster" / "README.md").read_text()
     for name in re.findall(r"`((?:cluster|notebooks|docs)/[\w./]+?)`", text):
         assert (ROOT / name).exists() or name.endswith("cluster.ipynb"), name

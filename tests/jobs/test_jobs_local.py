@@ -1,4 +1,4 @@
-"""Jobs on this machine: real detached processes, found again, stopped whole."""
+"""Local jobs: real detached processes that are found by id and stopped with all their children."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from rstar_lab.processes import processes_of
 
 
 def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: dict[str, str] | None = None) -> Job:
-    """A job whose command is a small program of ours instead of a training run."""
+    """Start a job whose command is a small program instead of a training run."""
     spec = JobSpec(
         id=job_id,
         recipe="toy",
@@ -42,7 +42,7 @@ def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: 
 def until(condition, timeout_s: float = 60):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.05)
     return value
 
@@ -55,14 +55,14 @@ def test_a_job_runs_to_its_end_and_its_log_is_kept(tmp_path):
     assert job.exit_code == 0
 
 
-def test_a_failing_job_says_so_and_keeps_its_traceback(tmp_path):
+def test_a_failing_job_has_status_failed_and_a_traceback_in_its_log(tmp_path):
     job = start_job(tmp_path, "raise ValueError('no such thing')")
     assert job.wait(timeout_s=60) == JobStatus.FAILED
     assert "ValueError: no such thing" in job.logs()
     assert job.exit_code == 1
 
 
-def test_a_command_that_cannot_start_is_a_failure_with_a_reason(tmp_path):
+def test_a_command_that_cannot_start_fails_and_is_named_in_the_log(tmp_path):
     spec = JobSpec("x", "toy", "laptop", "local", ["/nowhere/python"], str(tmp_path), str(tmp_path), {}, "now")
     folder = JobFolder.of(tmp_path, "x")
     folder.save(spec)
@@ -71,7 +71,7 @@ def test_a_command_that_cannot_start_is_a_failure_with_a_reason(tmp_path):
     assert "/nowhere/python" in Job(folder).logs()
 
 
-def test_a_job_outlives_the_process_that_submitted_it_and_is_found_by_id(tmp_path):
+def test_a_job_outlives_its_submitter_and_is_found_by_id(tmp_path):
     program = f"""
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_job_outlives_the_process_that_submitted_it_and_is_found_by_id(tmp_pat
     assert job.stop() == JobStatus.STOPPED
 
 
-def test_stop_ends_the_whole_tree_even_what_left_session_environment_and_parent(tmp_path):
+def test_stop_ends_orphans_without_session_or_environment(tmp_path):
     stray_code = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -114,14 +114,14 @@ time.sleep(600)
     assert job.stop() == JobStatus.STOPPED, "stopping twice changes nothing"
 
 
-def test_what_a_finished_run_left_behind_is_ended(tmp_path):
+def test_processes_left_by_a_finished_run_are_ended(tmp_path):
     job = start_job(tmp_path, "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)")
     assert job.wait(timeout_s=60) == JobStatus.FINISHED
     left = int(job.logs())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_killed_supervisor_is_a_failed_job_and_stop_still_ends_its_processes(tmp_path):
+def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     job = start_job(tmp_path, "import time; print('ready', flush=True); time.sleep(600)")
     until(lambda: "ready" in job.logs())
     os.kill(job.folder.read("supervisor.json")["pid"], signal.SIGKILL)
@@ -143,20 +143,20 @@ def test_secrets_stay_out_of_log_and_metadata(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("overrides", [{"logging.api_key": "x"}, {"sandbox.url": "redis://:pass@host"}])
-def test_a_secret_among_the_overrides_is_refused_by_name(tmp_path, overrides):
+def test_a_secret_among_the_overrides_is_rejected_by_its_key(tmp_path, overrides):
     with pytest.raises(UserError, match=next(iter(overrides))):
         submit("tiny", overrides=overrides, runs_dir=tmp_path)
     assert not (tmp_path / ".jobs").exists()
 
 
-def test_an_unknown_profile_or_job_is_named_with_the_way_out(tmp_path):
+def test_unknown_profile_or_job_raises_with_a_remedy(tmp_path):
     with pytest.raises(UserError, match="did you mean 'laptop'"):
         submit("tiny", "labtop", runs_dir=tmp_path)
     with pytest.raises(UserError, match="jobs list"):
         attach("nothing", runs_dir=tmp_path)
 
 
-def test_follow_yields_each_line_once_and_gives_up_without_ending_the_job(tmp_path):
+def test_follow_yields_each_line_once_and_its_timeout_keeps_the_job(tmp_path):
     job = start_job(tmp_path, "import time\nfor i in range(3): print(i); time.sleep(.3)\nprint('last', end='')")
     assert list(job.follow(every_s=0.05, timeout_s=60)) == ["0", "1", "2", "last"]
     job = start_job(tmp_path, "import time; time.sleep(600)", job_id="toy-2")
@@ -179,7 +179,7 @@ def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_submit_looks_first_and_sends_nothing_that_cannot_work(tmp_path):
+def test_submit_stops_at_a_failed_preflight(tmp_path):
     (tmp_path / "bad.yaml").write_text("model: tiny\nrll: {}\n")
     with pytest.raises(UserError, match=r"preflight failed: recipe: .*rll"):
         submit(tmp_path / "bad.yaml", runs_dir=tmp_path / "runs")

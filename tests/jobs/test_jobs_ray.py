@@ -56,12 +56,12 @@ def start_job(cluster, tmp_path, code, *, job_id, secrets=None) -> Job:
 def until(condition, timeout_s=600):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.2)
     return value
 
 
-def test_a_ray_job_runs_with_its_files_environment_and_secrets_and_tells_none(cluster, tmp_path):
+def test_a_ray_job_gets_files_environment_and_secrets_and_leaks_none(cluster, tmp_path):
     code = """
         import os, ray
         print(open("sent.txt").read(), os.environ["COLOUR"], os.environ["WANDB_API_KEY"])
@@ -73,9 +73,9 @@ def test_a_ray_job_runs_with_its_files_environment_and_secrets_and_tells_none(cl
     assert "sent along red ***" in job.logs()
     assert "nodes 2" in job.logs()
     client = ray_jobs._client(job.spec)
-    told = client.get_job_logs(job.id) + repr(client.get_job_info(job.id))
-    told += "".join(path.read_text() for path in job.folder.path.iterdir() if path.is_file())
-    assert "abc123secret" not in told
+    visible = client.get_job_logs(job.id) + repr(client.get_job_info(job.id))
+    visible += "".join(path.read_text() for path in job.folder.path.iterdir() if path.is_file())
+    assert "abc123secret" not in visible
     assert not (job.folder.path / SECRETS_FILE).exists(), "read once, then deleted"
 
 
@@ -87,13 +87,13 @@ def test_a_ray_job_is_found_again_and_stopped(cluster, tmp_path):
     assert job.stop() == JobStatus.STOPPED
 
 
-def test_a_failing_ray_job_says_so(cluster, tmp_path):
+def test_a_failing_ray_job_has_status_failed(cluster, tmp_path):
     job = start_job(cluster, tmp_path, "raise SystemExit(3)", job_id="ray-3")
     assert job.wait(timeout_s=900) == JobStatus.FAILED
     assert job.exit_code == 3
 
 
-def test_nobody_gets_in_without_the_token(cluster, tmp_path, monkeypatch):
+def test_requests_without_the_token_are_rejected(cluster, tmp_path, monkeypatch):
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{cluster.address}/api/jobs/", timeout=30)
     spec = JobSpec(

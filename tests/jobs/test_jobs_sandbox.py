@@ -56,7 +56,7 @@ def test_calls_of_the_run_go_to_the_jobs_own_service(tmp_path):
     assert "redis://" not in job.logs() or "***" in job.logs()
 
 
-def test_a_service_that_cannot_start_fails_the_job_instead_of_using_a_local_sandbox(tmp_path):
+def test_a_job_fails_if_its_sandbox_service_cannot_start(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     job = start_job(tmp_path, "print('the run started')", PATH=str(empty))

@@ -23,7 +23,7 @@ NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 
 
 def install():
-    """Debian's packages, where this machine lets us. Skips with the reason where it does not."""
+    """Install Slurm with apt. Skips the test with the reason if that is not possible."""
     os.environ["PATH"] += ":/usr/sbin"
     if all(shutil.which(name) for name in NEEDED):
         return
@@ -94,11 +94,11 @@ def cluster(tmp_path_factory):
             time.sleep(1)
         deadline = time.monotonic() + 120
         while "idle" not in (
-            said := subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True, timeout=60).stdout
+            output := subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True, timeout=60).stdout
         ):
             if time.monotonic() > deadline:
                 logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("*.log")))
-                pytest.skip(f"Slurm did not come up here ({said.strip()}): {logs}")
+                pytest.skip(f"Slurm did not come up here ({output.strip()}): {logs}")
             time.sleep(1)
         yield folder
     finally:
@@ -114,7 +114,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def profile(tmp_path):
-    """Two nodes of one CPU, from the laptop's profile."""
+    """A profile with one node of one CPU."""
     import yaml
 
     content = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text())
@@ -144,19 +144,19 @@ def start_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=
     return Job(folder)
 
 
-def test_a_slurm_job_runs_with_its_environment_and_secrets_and_tells_none(cluster, tmp_path, profile):
+def test_a_slurm_job_gets_environment_and_secrets_and_leaks_none(cluster, tmp_path, profile):
     code = "import os; print(os.environ['COLOUR'], os.environ['WANDB_API_KEY'], os.environ['SLURM_JOB_ID'])"
     job = start_job(tmp_path, profile, code, job_id="s1", secrets={"WANDB_API_KEY": "abc123secret"}, COLOUR="red blue")
     assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
     assert "red blue *** " in job.logs()
-    told = "".join(path.read_text(errors="replace") for path in job.folder.path.iterdir() if path.is_file())
-    told += subprocess.run(
+    visible = "".join(path.read_text(errors="replace") for path in job.folder.path.iterdir() if path.is_file())
+    visible += subprocess.run(
         ["scontrol", "show", "job", job.spec.handle["slurm_id"]], capture_output=True, text=True
     ).stdout
-    assert "abc123secret" not in told
+    assert "abc123secret" not in visible
 
 
-def test_a_slurm_job_is_stopped_and_a_failing_one_says_so(cluster, tmp_path, profile):
+def test_a_slurm_job_is_stopped_and_a_failing_one_has_status_failed(cluster, tmp_path, profile):
     job = start_job(tmp_path, profile, "import time; print('begun', flush=True); time.sleep(900)", job_id="s2")
     deadline = time.monotonic() + 300
     while "begun" not in job.logs():
@@ -169,7 +169,7 @@ def test_a_slurm_job_is_stopped_and_a_failing_one_says_so(cluster, tmp_path, pro
     assert failing.exit_code == 4
 
 
-def test_the_script_brings_up_ray_over_the_allocation(cluster, tmp_path, profile):
+def test_the_script_starts_ray_on_the_allocation(cluster, tmp_path, profile):
     code = """
         import os, ray
         ray.init(log_to_driver=False)
@@ -186,7 +186,7 @@ def test_the_script_brings_up_ray_over_the_allocation(cluster, tmp_path, profile
     assert "a worker sees a secret of 12 letters" in job.logs()
 
 
-def test_a_job_that_meets_its_wall_time_is_requeued_and_continues(cluster, tmp_path, profile):
+def test_a_job_is_requeued_before_its_wall_time_and_continues(cluster, tmp_path, profile):
     import yaml
 
     content = yaml.safe_load(profile.read_text())

@@ -109,7 +109,7 @@ def test_every_command_uses_the_trainer_of_the_profile(cluster_profile, submitte
     assert "--profile" in job.spec.command
 
 
-def test_command_verl_overrides_the_profile_and_an_unknown_command_is_an_error(submitted, tmp_path):
+def test_command_verl_overrides_the_profile(submitted, tmp_path):
     assert "rstar_lab.rl.verl.train" in submitted("tiny", "laptop", command="verl", runs_dir=tmp_path).spec.command
     with pytest.raises(UserError, match="choose run, train, sft or verl"):
         submitted("tiny", "laptop", command="dance", runs_dir=tmp_path)
