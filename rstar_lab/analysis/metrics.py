@@ -99,8 +99,18 @@ METRICS: dict[str, Metric] = {
         Metric(
             "pass1",
             "pass@1",
+            "trajectories with a correct answer / trajectories (all rollouts, before resampling)",
+            "correct::INT",
+            "(correct IS NOT NULL)::INT",
+            (_sum("correct"), "CASE WHEN NOT own_reward THEN correct_n END"),
+            1,
+            True,
+        ),
+        Metric(
+            "rewarded",
+            "rewarded",
             "trajectories with reward > 0 / trajectories (all rollouts, before resampling)",
-            "(reward > 0)::INT",
+            "rewarded::INT",
             "(reward IS NOT NULL)::INT",
             (_sum("correct"), "correct_n"),
             1,
@@ -312,7 +322,7 @@ def pass_at_k(
     keys = ", ".join(f'"{name}"' for name in by)
     comma = "," if keys else ""
     counts = runs.sql(
-        f"""SELECT {keys}{comma} problem_id, count(reward) AS n, count(*) FILTER (reward > 0) AS c FROM trajectories
+        f"""SELECT {keys}{comma} problem_id, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
             WHERE {condition} GROUP BY {keys}{comma} problem_id ORDER BY ALL""",
         parameters,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.runs import RunReader, RunStoreError
@@ -103,16 +104,43 @@ class Views:
 
     def _make_view(self, name: str) -> None:
         if name in LEVELS:
-            self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {self._parquet(name)}")
+            rows = self._parquet(name)
+            if name == "trajectories":
+                rows = f"SELECT *, {self._correctness_columns()} FROM ({rows})"
+            self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
             return
         if name == "rollup":
             tables = [self._rollup(reader) for reader in self.readers()]
             table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
+            own = pa.array(self._runs_with_own_reward(), pa.string())
+            table = table.append_column("own_reward", pc.is_in(table["run_id"], own))
         else:
             table = pa.Table.from_pandas(self._frames[name](), preserve_index=False)
         self._connection.register("rows_in_memory", table)
         self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
         self._connection.unregister("rows_in_memory")
+
+    def _correctness_columns(self) -> str:
+        """SQL of the columns rewarded, verified and correct, which tell a positive reward from a correct answer."""
+        own = ", ".join("'" + run_id.replace("'", "''") + "'" for run_id in self._runs_with_own_reward()) or "NULL"
+        imported = ", ".join(
+            "'" + reader.run_id.replace("'", "''") + "'" for reader in self.readers() if reader.info["kind"] == "import"
+        )
+        own_reward = f"coalesce(run_id IN ({own}), false)"
+        is_import = f"coalesce(run_id IN ({imported or 'NULL'}), false)"
+        return (
+            f"reward > 0 AS rewarded, reward IS NOT NULL AND NOT {own_reward} AND NOT {is_import} AS verified, "
+            f"CASE WHEN NOT {own_reward} THEN reward > 0 END AS correct"
+        )
+
+    def _runs_with_own_reward(self) -> list[str]:
+        """Return the runs whose recipe names a reward function of the user (`rl.reward` other than `verify`)."""
+        found = []
+        for reader in self.readers():
+            section = (reader.info.get("recipe") or {}).get("rl")
+            if isinstance(section, dict) and section.get("reward", "verify") != "verify":
+                found.append(reader.run_id)
+        return found
 
     def _rollup(self, reader: RunReader) -> pa.Table:
         """Kept in memory, a row a step, and read anew for the runs alone that grew."""

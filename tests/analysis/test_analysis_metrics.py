@@ -195,3 +195,33 @@ def test_the_page_of_metrics_names_each_with_its_formula():
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     for name, metric in METRICS.items():
         assert f"| `{name}` | {metric.title} | {metric.formula} |" in page
+
+
+def test_correct_rewarded_and_verified_are_three_columns(tmp_path):
+    """With a reward function of the user, a positive reward does not mean a correct answer."""
+    rewards = [1.0, 0.5, 0.0, None]
+    rows = [
+        {"traj_id": f"{number}", "problem_id": "p", "group_id": "g", "reward": reward}
+        for number, reward in enumerate(rewards)
+    ]
+    for run_id, kind, recipe in (
+        ("verify", "train", {"rl": {"reward": "verify"}}),
+        ("own", "train", {"rl": {"reward": "module:function"}}),
+        ("import", "import", {"source": "verl"}),
+    ):
+        with RunWriter.open(tmp_path, run_id, kind=kind, recipe=recipe, seed=0) as writer:
+            own_rows = [row | {"traj_id": f"{run_id}/{row['traj_id']}"} for row in rows]
+            writer.write_step("s", 1, trajectories=own_rows, calls=[], transcripts=[], metrics={})
+    runs = open_runs(tmp_path)
+    table = runs.trajectories(order_by="traj_id").groupby("run_id")
+    counts = table[["rewarded", "verified", "correct"]].sum().astype(int)
+    assert counts.loc["verify"].tolist() == [2, 3, 2]
+    assert counts.loc["own"].tolist() == [2, 0, 0] and table.correct.count()["own"] == 0
+    assert counts.loc["import"].tolist() == [2, 0, 2]
+    for metric, expected in (("pass1", [2 / 3, np.nan, 2 / 3]), ("rewarded", [2 / 3] * 3)):
+        measured = measure(runs, [metric]).set_index("run_id").value
+        rolled_up = curves(runs, [metric]).set_index("run_id")[metric]
+        for values in (measured, rolled_up):
+            np.testing.assert_allclose(values[["verify", "own", "import"]].to_numpy(float), expected)
+    shares = pass_at_k(runs, (1,)).set_index("run_id").value
+    assert shares["verify"] == pytest.approx(2 / 3) and np.isnan(shares["own"])
