@@ -374,6 +374,7 @@ def mount() -> None:
             "Run untrusted Python: serve the sandbox, start workers, check this machine.",
         ),
         "runs": ("rstar_lab.runs.cli", "List, show and compact runs."),
+        "ablation": ("rstar_lab.analysis.cli", "Compare the arms of an ablation."),
         "jobs": ("rstar_lab.jobs.cli", "Submit recipes as jobs: on this machine, to Ray or to Slurm."),
         "data": ("rstar_lab.rl.commands.data", "Synthesize problems; prepare problems and conversations."),
     }

@@ -15,14 +15,13 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.analysis.student import mean_interval
 from rstar_lab.analysis.style import COLOURS, line_styles, translucent
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")
 _X = {"step": "step", "tokens": "tokens generated so far", "rollouts": "rollouts so far"}
-# Two-sided 95% points of Student's t for 1, 2, ... degrees of freedom: seeds are few.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 def plot_curves(
@@ -202,11 +201,9 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
         part = part[part["value"].notna()]
         if part.empty:
             continue
-        value, count = part["value"].mean(), len(part)
-        if count > 1:
-            half = _T95[min(count - 2, len(_T95) - 1)] * part["value"].std(ddof=1) / np.sqrt(count)
-            low, high = value - half, value + half
-        else:
+        count = len(part)
+        value, low, high, _ = mean_interval(part["value"].to_numpy(float))
+        if count == 1:
             low, high = (part[side].iloc[0] if side in part and band else np.nan for side in ("low", "high"))
         if get_metric(str(metric)).percent:
             low, high = np.clip([low, high], 0, 1)

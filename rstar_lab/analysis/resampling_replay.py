@@ -16,11 +16,11 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.analysis.style import COLOURS
 from rstar_lab.outcomes import count_errors
-from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
+from rstar_lab.rl.algorithm.advantages import group_advantages
+from rstar_lab.rl.algorithm.roc import SelectionRule, released_tool_error_penalty, resample, rewards_equal
 from rstar_lab.runs import RunStoreError
 
 Errors = Literal["outcomes", "substring"]
-_EPS = 1e-6
 
 
 def group_rollouts(runs: Runs, traj_id: str) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def replay(
     run_id: str,
     step: int,
     *,
-    rule: Literal["paper", "released", "random", "none"] = "paper",
+    rule: SelectionRule = "paper",
     keep: int | None = None,
     weights: tuple[float, float] = (1.0, 1.0),
     errors: Errors = "outcomes",
@@ -105,7 +105,7 @@ def replay(
             if rewards_equal(list(rewards[picked])):
                 continue
             chosen[picked] = True
-            advantages[picked] = _advantages(rewards[picked])
+            advantages[picked] = group_advantages(rewards[picked], [0] * len(picked))
         count += chosen
         total += np.nan_to_num(advantages)
         summaries.append(_summary(frame, chosen, advantages))
@@ -179,11 +179,6 @@ def _group_size(runs: Runs, run_id: str) -> int | None:
     table = runs.runs().set_index("run_id")
     size = table.get("recipe.rl.group_size", pd.Series(dtype=float)).get(run_id)
     return int(size) if size is not None and pd.notna(size) else None
-
-
-def _advantages(rewards: np.ndarray) -> np.ndarray:
-    """(r - mean) / (std + eps), std of the sample, as training computes them."""
-    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + _EPS)
 
 
 def _summary(frame: pd.DataFrame, kept: np.ndarray, advantages: np.ndarray) -> dict[str, float]:

@@ -83,6 +83,9 @@ TRANSCRIPTS = pa.schema(
     ]
 )
 
+# Columns that readers derive from stored ones (rstar_lab.analysis). The writer ignores them in rows that were read.
+DERIVED_COLUMNS = frozenset({"rewarded", "verified", "correct"})
+
 LEVELS = {"trajectories": TRAJECTORIES, "calls": CALLS, "transcripts": TRANSCRIPTS}
 
 _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS, Outcome
-from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata
+from rstar_lab.runs.schema import DERIVED_COLUMNS, LEVELS, TRAJECTORIES, schema_with_metadata
 
 _SORT = {
     "trajectories": ("group_id", "sample", "traj_id"),
@@ -59,7 +59,7 @@ def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -
     """
     schema = schema_with_metadata(level)
     for number, row in enumerate(rows):
-        if unknown := row.keys() - set(schema.names):
+        if unknown := row.keys() - set(schema.names) - DERIVED_COLUMNS:
             raise ValueError(
                 f"{level} row {number}: unknown column {sorted(unknown)[0]!r}; the schema has {', '.join(schema.names)}"
             )

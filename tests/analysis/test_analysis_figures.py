@@ -13,6 +13,7 @@ from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths,
 from rstar_lab.analysis.inspector.static_figure import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.student import critical_t
 from rstar_lab.analysis.style import COLOURS
 from rstar_lab.runs import RunStoreError
 
@@ -38,7 +39,7 @@ def test_curves_average_seeds_and_band_them(runs):
     values = measure(runs, ["pass1"], where="run_id LIKE 'paper%' AND step = 2")["value"]
     assert point["value"] == pytest.approx(values.mean())
     assert (point.runs, point.n) == (3, 96)
-    half = 4.303 * values.std(ddof=1) / np.sqrt(3)
+    half = critical_t(2) * values.std(ddof=1) / np.sqrt(3)
     assert point.high == pytest.approx(min(1, values.mean() + half))
 
 

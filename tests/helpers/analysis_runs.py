@@ -51,10 +51,11 @@ def make_run(
     tokens: int = 24,
     finish: bool = True,
     extra_metrics: dict[str, float] | None = None,
+    label: str = "",
 ) -> Path:
     """A run of `steps` steps in two stages; `roc` none keeps all rollouts and learns fewer errors away."""
     rng = np.random.default_rng(seed)
-    recipe = {"model": "tiny", "seed": seed, "rl": {"roc": roc, "group_size": size // 2}}
+    recipe = {"model": "tiny", "label": label, "seed": seed, "rl": {"roc": roc, "group_size": size // 2}}
     with RunWriter.open(runs_dir, run_id, kind="train", recipe=recipe, seed=seed) as writer:
         writer.write_vocabulary(VOCABULARY)
         for step in range(1, steps + 1):

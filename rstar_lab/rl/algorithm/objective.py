@@ -12,43 +12,18 @@ engine and trainer (fengyao.notion.site/off-policy-rl: `truncated_weights`), KL 
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from rstar_lab.rl.algorithm.advantages import group_advantages, hashable_groups
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, Variant
+
+__all__ = [
+    "aggregate", "group_advantages", "group_normaliser", "kl_loss", "policy_loss", "training_loss", "truncated_weights",
+]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0  # limits exp() to e^20
 MAX_LOG_SEQUENCE_RATIO = 10.0  # of gspo: limit of the mean log-ratio of a sequence
-
-
-def group_advantages(
-    rewards: Sequence[float] | np.ndarray,
-    groups: Sequence | np.ndarray,
-    *,
-    normalise_std: bool = True,
-    eps: float = 1e-6,
-) -> np.ndarray:
-    """Return (reward - group mean) / (group standard deviation + eps), (batch,) float64.
-
-    rewards: (batch,). groups: group id of each reward (list, array or tensor). The standard deviation is that of the
-    sample (n - 1). A group of one has mean 0 and deviation 1, so its advantage is its reward. normalise_std: False
-    leaves the division out (Dr.GRPO). Raises ValueError if the lengths differ.
-    """
-    reward = np.asarray(rewards, dtype=np.float64)
-    if reward.ndim != 1 or len(groups) != len(reward):
-        raise ValueError(
-            f"rewards and groups must be one-dimensional and of equal length, got {reward.shape} and {len(groups)}"
-        )
-    advantages = np.empty_like(reward)
-    indices_of: dict[object, list[int]] = {}
-    for index, group in enumerate(_hashable(groups)):
-        indices_of.setdefault(group, []).append(index)
-    for indices in indices_of.values():
-        group_rewards = reward[indices]
-        mean, std = (group_rewards.mean(), group_rewards.std(ddof=1)) if len(indices) > 1 else (0.0, 1.0)
-        advantages[indices] = (group_rewards - mean) / (std + eps if normalise_std else 1.0)
-    return advantages
 
 
 def policy_loss(
@@ -236,7 +211,7 @@ def group_normaliser(tokens: Sequence[int], groups: Sequence[Hashable]) -> Tenso
 
     tokens: masked tokens of each sequence of the whole batch. A micro-batch uses its rows of the result.
     """
-    groups = _hashable(groups)
+    groups = hashable_groups(groups)
     totals: dict[Hashable, int] = {}
     for group, count in zip(groups, tokens, strict=True):
         totals[group] = totals.get(group, 0) + count
@@ -293,11 +268,6 @@ def kl_loss(
         case _:
             raise ValueError(f"estimator must be k1, k2 or k3, got {estimator!r}")
     return aggregate(values, own, aggregation=aggregation, normaliser=normaliser, horizon=horizon)
-
-
-def _hashable(groups: Sequence | np.ndarray | Tensor) -> Sequence:
-    # Iterating over a tensor gives tensors, which hash by identity.
-    return groups.tolist() if isinstance(groups, np.ndarray | Tensor) else groups
 
 
 def _at_least_one(count: float | Tensor) -> float | Tensor:

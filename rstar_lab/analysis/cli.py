@@ -1,0 +1,60 @@
+"""`rstar-lab ablation`: compare the arms of an ablation."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Compare the arms of an ablation.")
+
+
+@app.callback()
+def ablation() -> None:
+    """Keep `report` a subcommand while it is the only one."""
+
+
+@app.command()
+def report(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="Folder of runs, or a Parquet file written with --save-data.")
+    ],
+    control: Annotated[str, typer.Option(help="Label of the arm that the others are compared with.")] = "2x at random",
+    prefix: Annotated[str, typer.Option(help="Use only the runs whose id starts with this.")] = "",
+    arm: Annotated[list[str] | None, typer.Option(help="Arms in the order of the table. Default: all.")] = None,
+    last_share: Annotated[float, typer.Option(help="Share of the steps, from the end, that is compared.")] = 1 / 3,
+    save_data: Annotated[
+        Path | None,
+        typer.Option(help="Write the sums of each step to this Parquet file; the report can be computed from it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per arm and metric.")] = False,
+) -> None:
+    """Print the table of an ablation: value per arm, difference to the control paired by seed, 95% interval.
+
+    The runs need the recipe key `label` (the arm), as notebook 06_ablation sets it.
+    """
+    from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums
+    from rstar_lab.analysis.runs import open_runs
+    from rstar_lab.runs.files import atomic_write, json_safe
+
+    if source.is_file():
+        sums = load_sums(source)
+    else:
+        ids = [run_id for run_id in open_runs(source).runs().run_id if run_id.startswith(prefix)]
+        sums = ablation_sums(open_runs(source, run_ids=[run_id for run_id in ids if _is_labelled(source / run_id)]))
+    if save_data:
+        with atomic_write(save_data) as file:
+            sums.to_parquet(file, index=False)
+    result = ablation_report(sums, control=control, last_share=last_share, arms=arm)
+    if as_json:
+        for row in result.table.to_dict("records"):
+            print(json.dumps(json_safe(row)))
+    else:
+        print(result.to_markdown(), end="")
+
+
+def _is_labelled(folder: Path) -> bool:
+    from rstar_lab.runs.reader import RunReader
+
+    info = RunReader(folder).info
+    return info["kind"] == "train" and bool((info.get("recipe") or {}).get("label"))

@@ -1,0 +1,40 @@
+"""Group advantages (GRPO, arXiv 2402.03300). Uses numpy only, so that the analysis package can import it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def group_advantages(
+    rewards: Sequence[float] | np.ndarray,
+    groups: Sequence | np.ndarray,
+    *,
+    normalise_std: bool = True,
+    eps: float = 1e-6,
+) -> np.ndarray:
+    """Return (reward - group mean) / (group standard deviation + eps), (batch,) float64.
+
+    rewards: (batch,). groups: group id of each reward (list, array or tensor). The standard deviation is that of the
+    sample (n - 1). A group of one has mean 0 and deviation 1, so its advantage is its reward. normalise_std: False
+    leaves the division out (Dr.GRPO). Raises ValueError if the lengths differ.
+    """
+    reward = np.asarray(rewards, dtype=np.float64)
+    if reward.ndim != 1 or len(groups) != len(reward):
+        raise ValueError(
+            f"rewards and groups must be one-dimensional and of equal length, got {reward.shape} and {len(groups)}"
+        )
+    advantages = np.empty_like(reward)
+    indices_of: dict[object, list[int]] = {}
+    for index, group in enumerate(hashable_groups(groups)):
+        indices_of.setdefault(group, []).append(index)
+    for indices in indices_of.values():
+        group_rewards = reward[indices]
+        mean, std = (group_rewards.mean(), group_rewards.std(ddof=1)) if len(indices) > 1 else (0.0, 1.0)
+        advantages[indices] = (group_rewards - mean) / (std + eps if normalise_std else 1.0)
+    return advantages
+
+
+def hashable_groups(groups: Sequence | np.ndarray) -> Sequence:
+    """Return the group ids of an array or tensor as Python values; a sequence is returned as it is."""
+    # Iterating over a tensor gives tensors, which hash by identity.
+    return groups.tolist() if hasattr(groups, "tolist") else groups

@@ -1,0 +1,124 @@
+"""The ablation report against scipy on the same rows, Student's t and Holm's correction, and the command."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.analysis_runs import make_run
+from scipy import stats
+from typer.testing import CliRunner
+
+from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums
+from rstar_lab.analysis.cli import app
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
+from rstar_lab.runs import RunStoreError
+
+ARMS = {"2x at random": "none", "RoC (paper)": "paper", "RoC (released)": "released"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for number, (label, roc) in enumerate(ARMS.items()):
+        for seed in range(4):
+            make_run(
+                root, f"ablation-{number}-{seed}", roc=roc, seed=10 * number + seed, label=label, steps=6, problems=6
+            )
+    # The helper draws its rollouts from the seed, so the stored seed of a pair is set here.
+    for path in root.glob("*/run.json"):
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps(info | {"seed": info["seed"] % 10}))
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(folder):
+    return ablation_report(ablation_sums(open_runs(folder)), control="2x at random")
+
+
+def test_values_and_intervals_equal_a_paired_t_test_on_the_trajectories(folder, report):
+    rows = open_runs(folder).trajectories("step > 4")
+    table = open_runs(folder).runs().set_index("run_id")
+    rows["arm"], rows["seed"] = rows.run_id.map(table["recipe.label"]), rows.run_id.map(table.seed)
+    assert report.steps == (5, 6)
+    found = report.table.set_index(["arm", "metric"])
+    by_run = {
+        "pass1": rows.assign(value=rows.reward > 0).groupby(["arm", "seed"]).value.mean(),
+        "response_tokens": rows.groupby(["arm", "seed"]).response_tokens.mean(),
+    }
+    correct = rows[rows.reward > 0].groupby(["arm", "seed"])[["errors", "calls"]].sum()
+    by_run["tool_error_rate_correct"] = correct.errors / correct.calls
+    for metric, values in by_run.items():
+        control = values["2x at random"]
+        assert found.loc[("2x at random", metric), "value"] == pytest.approx(control.mean())
+        for arm in ("RoC (paper)", "RoC (released)"):
+            test = stats.ttest_rel(values[arm], control)
+            interval = test.confidence_interval(0.95)
+            row = found.loc[(arm, metric)]
+            assert row.value == pytest.approx(values[arm].mean()) and row.seeds == 4
+            assert [row.difference, row.low, row.high, row.p] == pytest.approx(
+                [(values[arm] - control).mean(), interval.low, interval.high, test.pvalue]
+            )
+    p = report.table.p.dropna().sort_values()
+    largest = np.maximum.accumulate(np.minimum(1, p.to_numpy() * np.arange(len(p), 0, -1)))
+    np.testing.assert_allclose(report.table.p_holm[p.index], largest)
+
+
+def test_markdown_shows_each_arm_and_marks_corrected_differences(report):
+    text = report.to_markdown()
+    lines = text.splitlines()
+    assert lines[0].startswith("| arm | pass@1 | tool-error rate in correct trajectories |")
+    assert [line.split(" | ")[0] for line in lines[2:5]] == [f"| {arm}" for arm in ARMS]
+    assert "Steps 5 to 6" in text and "(4 seeds)" in text and "over 10 comparisons" in text
+    significant = report.table.p_holm < 0.05
+    assert text.count("**") == 2 * significant.sum()
+    assert len(report.conclusions()) == len(METRICS)
+    for row in report.table[significant].to_dict("records"):
+        word = "lower" if row["difference"] < 0 else "higher"
+        assert any(word in line and row["arm"] in line for line in report.conclusions())
+
+
+def test_command_recomputes_the_report_from_saved_data(folder, tmp_path, report):
+    data = tmp_path / "ablation.parquet"
+    first = CliRunner().invoke(app, ["report", str(folder), "--save-data", str(data)])
+    again = CliRunner().invoke(app, ["report", str(data)])
+    assert first.exit_code == again.exit_code == 0, first.output
+    assert first.output == again.output == report.to_markdown()
+    lines = CliRunner().invoke(app, ["report", str(data), "--json", "--arm", "2x at random", "--arm", "RoC (paper)"])
+    rows = [json.loads(line) for line in lines.output.splitlines()]
+    assert len(rows) == 2 * len(METRICS) and rows[0]["difference"] is None and rows[-1]["seeds"] == 4
+
+
+def test_wrong_input_is_named(folder, tmp_path):
+    sums = ablation_sums(open_runs(folder))
+    with pytest.raises(RunStoreError, match="no run has the label 'GRPO'; the labels are 2x at random"):
+        ablation_report(sums, control="GRPO")
+    doubled = pd.concat([sums, sums.assign(run_id=sums.run_id + "x")])
+    with pytest.raises(RunStoreError, match="has two runs of seed 0"):
+        ablation_report(doubled, control="2x at random")
+    with pytest.raises(RunStoreError, match=r"ends at step 5 and run .* at step 6: finish all runs"):
+        ablation_report(sums[(sums.run_id != "ablation-0-0") | (sums.step < 6)], control="2x at random")
+    make_run(tmp_path, "bare", steps=1)
+    with pytest.raises(RunStoreError, match="run bare has no recipe key `label`"):
+        ablation_sums(open_runs(tmp_path))
+    (tmp_path / "x.parquet").write_text("x")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "x.parquet")])
+    assert isinstance(result.exception, RunStoreError) and "cannot be read as Parquet" in str(result.exception)
+
+
+def test_seeds_without_the_control_are_left_out(folder):
+    sums = ablation_sums(open_runs(folder))
+    table = ablation_report(sums[(sums.arm != "2x at random") | (sums.seed != 3)], control="2x at random").table
+    assert set(table.seeds[table.arm != "2x at random"]) == {3}
+
+
+def test_student_and_holm_equal_scipy_and_the_definition():
+    for degrees in range(1, 20):
+        assert critical_t(degrees) == pytest.approx(stats.t.ppf(0.975, degrees))
+        for t in (0.0, 0.3, 2.0, 30.0):
+            assert two_sided_p(t, degrees) == pytest.approx(2 * stats.t.sf(t, degrees), abs=1e-12)
+    assert holm([0.01, 0.04, 0.03, float("nan")])[:3] == pytest.approx([0.03, 0.06, 0.06])
+    assert mean_interval([1.0])[0] == 1.0 and np.isnan(mean_interval([1.0])[1:]).all()
+    assert np.isnan(mean_interval([])).all() and mean_interval([0.0, 0.0])[3] == 1.0
