@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rstar_lab.rl.algorithm.objective import group_advantages, policy_loss
     from rstar_lab.rl.algorithm.roc import format_penalty, resample, tool_error_penalty
+    from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
     from rstar_lab.rl.chat_format.parser import parse_tool_calls
-    from rstar_lab.rl.chat_format.template import render_prompt
     from rstar_lab.rl.evaluation import evaluate
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.problems import Problem
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "rstar_lab.rl.algorithm.objective": ("group_advantages", "policy_loss"),
     "rstar_lab.rl.algorithm.roc": ("format_penalty", "resample", "tool_error_penalty"),
+    "rstar_lab.rl.chat_format.formats": ("render_prompt", "render_tool_results"),
     "rstar_lab.rl.chat_format.parser": ("parse_tool_calls",),
-    "rstar_lab.rl.chat_format.template": ("render_prompt",),
     "rstar_lab.rl.evaluation": ("evaluate",),
     "rstar_lab.rl.overrides": ("load_recipe",),
     "rstar_lab.rl.problems": ("Problem",),
@@ -43,6 +43,7 @@ __all__ = [
     "parse_tool_calls",
     "policy_loss",
     "render_prompt",
+    "render_tool_results",
     "resample",
     "tool_error_penalty",
     "verify",

@@ -223,10 +223,11 @@ async def evaluate_model(
         if not as_served:
             await engines.load_folder(model_dir)
         tools = await session.tools()
+        codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
         with reporter.work(piece, len(problems)) as work:
             result = await evaluate(
                 problems,
-                RolloutContext.for_evaluation(Codec(tokenizer, tools), tools, session.reward, recipe),
+                RolloutContext.for_evaluation(codec, tools, session.reward, recipe),
                 samples=samples or recipe.evaluate.samples,
                 engines=engines,
                 writer=writer,

@@ -73,7 +73,14 @@ class RunSession:
     async def tools(self) -> dict[str, Tool]:
         section, rl = self.recipe.sandbox, self.recipe.rl
         sandbox = await self.sandbox() if set(rl.tools) & set(CODE_TOOLS) else None
-        return make_tools(rl.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=rl.tool_timeout_s)
+        return make_tools(
+            rl.tools,
+            sandbox,
+            section.timeout_s,
+            section.memory_mb,
+            own_timeout_s=rl.tool_timeout_s,
+            prompt_format=rl.prompt_format,
+        )
 
     @property
     def work_dir(self) -> Path:

@@ -34,6 +34,7 @@ class LossConfig:
 class SelectionConfig:
     """Options of the selection of rollouts for training.
 
+    min_positive, min_negative: smallest number kept of each side, if the group has that many.
     rule: resampling rule; none keeps whole groups. group_size: rollouts kept per group. penalties: terms of the penalty
     by which RoC ranks correct rollouts. normalise_std: divide advantages by the standard deviation of the group.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
@@ -43,6 +44,8 @@ class SelectionConfig:
     rule: SelectionRule = "paper"
     group_size: int = 16
     penalties: tuple[Penalty, ...] = ("errors", "format")
+    min_positive: int = 0
+    min_negative: int = 0
     normalise_std: bool = True
     max_response_tokens: int = 8192
     overlong_buffer: int = 0

@@ -56,6 +56,8 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
                 [rollout_penalty(t, config) for t in group],
                 config.group_size,
                 rule=config.rule,
+                min_positive=config.min_positive,
+                min_negative=config.min_negative,
                 rng=np.random.default_rng(derive_seed(seed, "roc", group_id)),
             )
             chosen = [group[i] for i in indices]

@@ -50,13 +50,15 @@ class Recipe(Section):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
+        if self.sft is not None and self.rl.prompt_format != "paper":
+            raise ValueError("rl.prompt_format: sft supports only paper; set sft=null or rl.prompt_format=paper")
         if self.engine.kind == "server" and "lockstep" in {
             rl.rollout for rl in (self.rl, *map(self.settings, self.stages))
         }:
             raise ValueError("rl.rollout: lockstep is not supported with engine.kind: server; set rl.rollout=async")
         for stage in self.stages:
             settings = self.settings(stage)
-            for key in ("tools", "reward", "answer"):
+            for key in ("tools", "reward", "answer", "prompt_format"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

@@ -6,6 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, SelectionConfig, Variant
 from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
+from rstar_lab.rl.chat_format.formats import PromptFormat
+from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.section import NotNegative, Positive, Section
 from rstar_lab.verify import AnswerFormat
@@ -14,7 +16,7 @@ CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
 class RlSection(Section):
-    """Defaults of all RL stages. A stage may change any key except `tools`, `reward` and `answer`."""
+    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer` and `prompt_format`."""
 
     problems_per_step: Positive = 512
     """Problems (groups) per step. Default: paper, section 4.2."""
@@ -30,6 +32,10 @@ class RlSection(Section):
     roc_penalties: tuple[Penalty, ...] = ("errors", "format")
     """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags). Default:
     paper, section 3.2."""
+    roc_min_positive: NotNegative = 0
+    """Successes that RoC keeps at least, if the group has that many. Default: ours; the release's script uses 2."""
+    roc_min_negative: NotNegative = 0
+    """Failures that RoC keeps at least, if the group has that many. Default: ours; the release's script uses 2."""
     clip_low: float = 0.2
     """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first of the
     mini-batches: its ratio is 1."""
@@ -49,7 +55,13 @@ class RlSection(Section):
     max_calls_per_turn: Positive = 8
     """Tool calls of one turn that are executed; each further call gets an error as its response. Default: ours."""
     max_tool_chars: Positive = 4096
-    """Maximum characters of a tool response; a longer one loses its middle. Default: ours."""
+    """Maximum characters of a tool response; a longer one loses its middle. Default: ours; the release uses 256."""
+    tool_truncate_side: TruncateSide = "middle"
+    """Which part of a long tool response is cut, with `prompt_format: released` only. As in verl, `left` keeps the start
+    and `right` keeps the end. Default: the release."""
+    prompt_format: PromptFormat = "paper"
+    """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as
+    microsoft/rStar renders them, for the released rStar2-Agent-14B. SFT supports only `paper`. One for the whole run."""
     time_limit_s: float | None = Field(None, gt=0)
     """Wall-clock limit of one rollout in seconds, also within a turn. Default: none."""
     step_time_s: float | None = Field(None, gt=0)
@@ -139,6 +151,8 @@ class RlSection(Section):
             rule=self.roc,
             group_size=self.group_size,
             penalties=self.roc_penalties,
+            min_positive=self.roc_min_positive,
+            min_negative=self.roc_min_negative,
             normalise_std=self.normalise_std,
             max_response_tokens=self.max_response_tokens,
             overlong_buffer=self.overlong_buffer,
@@ -184,6 +198,8 @@ class RlSection(Section):
                 raise ValueError(
                     "carry_over cannot be combined with dynamic_sampling: the rewards of unfinished groups are unknown"
                 )
+        if self.roc_min_positive + self.roc_min_negative > self.group_size:
+            raise ValueError(f"roc_min_positive + roc_min_negative must be at most group_size, {self.group_size}")
         if self.overlong_buffer > self.max_response_tokens:
             raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
         return self

@@ -218,8 +218,11 @@ class _Rollout:
         return (*versions, (self.policy_version, tokens))
 
     async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
-        """Execute the calls of a turn concurrently; answer those past the limit with an error."""
-        limit = context.limits.max_calls_per_turn
+        """Execute the calls of a turn concurrently; answer those past the limit with an error.
+
+        In the released format the calls past the limit have no response.
+        """
+        limit, prompt_format = context.limits.max_calls_per_turn, context.codec.prompt_format
         results = await asyncio.gather(
             *(
                 execute_call(
@@ -228,8 +231,12 @@ class _Rollout:
                     seed=derive_seed(task.seed, "call", len(self.turns), index),
                     traj_id=task.traj_id,
                     max_chars=context.limits.max_tool_chars,
+                    prompt_format=prompt_format,
+                    truncate_side=context.limits.truncate_side,
                 )
                 for index, call in enumerate(calls[:limit])
             )
         )
+        if prompt_format == "released":
+            return results
         return [*results, *(too_many_calls(limit) for _ in calls[limit:])]

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.rl.chat_format.template import END_OF_TURN, SYSTEM_PROMPT, render_prompt, render_tool_responses
+from rstar_lab.rl.chat_format.formats import PromptFormat, render_prompt, render_tool_results
+from rstar_lab.rl.chat_format.template import END_OF_TURN
 from rstar_lab.rl.tools.base import Tool
 
 
@@ -14,8 +15,14 @@ class Codec:
     Raises ValueError if the tokenizer does not have the token that ends a turn.
     """
 
-    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], system: str = SYSTEM_PROMPT):
-        self.tokenizer, self.system = tokenizer, system
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Mapping[str, Tool],
+        system: str | None = None,
+        prompt_format: PromptFormat = "paper",
+    ):
+        self.tokenizer, self.system, self.prompt_format = tokenizer, system, prompt_format
         self.schemas = [tool.schema for tool in tools.values()]
         self.end_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
         if self.end_id is None or self.end_id == tokenizer.unk_token_id:
@@ -37,8 +44,8 @@ class Codec:
         return list(self._prompt(question))
 
     def _encode_prompt(self, question: str) -> tuple[int, ...]:
-        return tuple(self.encode(render_prompt(question, tools=self.schemas, system=self.system)))
+        return tuple(self.encode(render_prompt(question, self.schemas, self.prompt_format, system=self.system)))
 
     def tool_response_ids(self, texts: list[str]) -> list[int]:
         """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn."""
-        return self.encode(render_tool_responses(texts))
+        return self.encode(render_tool_results(texts, self.prompt_format))

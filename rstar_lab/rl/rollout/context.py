@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection
 from rstar_lab.rl.rollout.codec import Codec
@@ -18,7 +19,7 @@ class RolloutLimits:
 
     max_response_tokens: tokens of the model and of tool responses together. max_tool_chars: longest tool response; longer
     ones lose their middle. time_limit_s: wall-clock time, also within a turn; None: no limit. max_calls_per_turn: further
-    calls of a turn are answered with an error.
+    calls of a turn are answered with an error. truncate_side: see `released.truncate`.
     """
 
     max_response_tokens: int
@@ -26,6 +27,7 @@ class RolloutLimits:
     max_tool_chars: int = 4096
     time_limit_s: float | None = None
     max_calls_per_turn: int = 8
+    truncate_side: TruncateSide = "middle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,12 @@ class RolloutContext:
     ) -> Self:
         """Return the context of the training rollouts of a stage."""
         limits = RolloutLimits(
-            rl.max_response_tokens, rl.max_turns, rl.max_tool_chars, rl.time_limit_s, rl.max_calls_per_turn
+            rl.max_response_tokens,
+            rl.max_turns,
+            rl.max_tool_chars,
+            rl.time_limit_s,
+            rl.max_calls_per_turn,
+            rl.tool_truncate_side,
         )
         return cls(codec, tools, reward, limits, rl.temperature, answer_format=rl.answer)
 
@@ -65,6 +72,7 @@ class RolloutContext:
             settings.max_turns,
             recipe.rl.max_tool_chars,
             max_calls_per_turn=recipe.rl.max_calls_per_turn,
+            truncate_side=recipe.rl.tool_truncate_side,
         )
         return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, recipe.rl.answer)
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format import released
+from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.chat_format.parser import ToolCall
 from rstar_lab.rl.tools.base import Tool, ToolResult, argument_error
 from rstar_lab.rl.trajectory import ToolCallRecord
@@ -26,12 +28,24 @@ def too_many_calls(limit: int) -> ToolResult:
 
 
 async def execute_call(
-    call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str, max_chars: int
+    call: ToolCall,
+    tools: Mapping[str, Tool],
+    *,
+    seed: int,
+    traj_id: str,
+    max_chars: int,
+    prompt_format: PromptFormat = "paper",
+    truncate_side: released.TruncateSide = "middle",
 ) -> ToolResult:
     """Execute one call and return its result, or the error result of an invalid call.
 
     max_chars: a longer response loses its middle: the end of a traceback and the start of an output matter most.
+    prompt_format: released: texts of errors and of truncation as in microsoft/rStar. truncate_side: see
+    `released.truncate`; used by the released format only.
     """
+    if prompt_format == "released":
+        result = await _execute_released(call, tools, seed=seed, traj_id=traj_id)
+        return replace(result, text=released.truncate(result.text, max_chars, truncate_side))
     if error := check_call(call, tools):
         return error
     assert call.name is not None and call.arguments is not None
@@ -42,6 +56,20 @@ async def execute_call(
     omitted = len(result.text) - 2 * half
     text = f"{result.text[:half]}\n[{omitted} characters left out]\n{result.text[-half:]}"
     return replace(result, text=text)
+
+
+async def _execute_released(call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str) -> ToolResult:
+    """Execute one call with the error texts of the release. Missing arguments are empty, unknown ones are ignored."""
+    if call.error is not None or call.name is None or call.arguments is None:
+        return ToolResult(Outcome.MALFORMED_CALL, released.decode_error(call.raw, call.error or ""))
+    if call.name not in tools:
+        return ToolResult(Outcome.UNKNOWN_TOOL, released.unknown_tool_error(call.name))
+    parameters = tools[call.name].schema["function"]["parameters"]
+    arguments = {name: "" for name in parameters.get("required", [])}
+    arguments |= {name: value for name, value in call.arguments.items() if name in parameters["properties"]}
+    if problem := argument_error(tools[call.name].schema, arguments):
+        return ToolResult(Outcome.INVALID_ARGUMENTS, f"Error when executing tool: {problem}")
+    return await tools[call.name](arguments, seed=seed, traj_id=traj_id)
 
 
 def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:

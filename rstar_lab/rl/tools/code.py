@@ -1,7 +1,7 @@
 """The code tools: Python programs and notebook cells, run in the sandbox."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,10 +25,11 @@ class CodeTool:
     timeout_s: float | None = None
     memory_mb: int | None = None
     schema: dict[str, Any] = field(default_factory=lambda: CODE_TOOL)
+    render: Callable[[CallResult], str] = render_tool_result
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
         call = Call(arguments["code"], arguments["input"], seed, self.timeout_s, self.memory_mb)
-        return await run_code(self.sandbox, call)
+        return await run_code(self.sandbox, call, self.render)
 
     async def close(self, traj_id: str) -> None: ...
 
@@ -41,10 +42,11 @@ class JupyterTool:
     timeout_s: float | None = None
     memory_mb: int | None = None
     schema: dict[str, Any] = field(default_factory=lambda: JUPYTER_TOOL)
+    render: Callable[[CallResult], str] = render_tool_result
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
         call = Call(arguments["code"], "", seed, self.timeout_s, self.memory_mb, session=traj_id)
-        return await run_code(self.sandbox, call)
+        return await run_code(self.sandbox, call, self.render)
 
     async def close(self, traj_id: str) -> None:
         close_session = getattr(self.sandbox, "close_session", None)
@@ -52,11 +54,13 @@ class JupyterTool:
             await close_session(traj_id)
 
 
-async def run_code(sandbox: Sandbox, call: Call) -> ToolResult:
+async def run_code(
+    sandbox: Sandbox, call: Call, render: Callable[[CallResult], str] = render_tool_result
+) -> ToolResult:
     """Run code; a failure of ours is tried again before the model hears of it."""
     for attempt in range(1 + RETRIES):
         (result,) = await sandbox.run_many([call])
         if result.outcome not in INFRASTRUCTURE_FAILURES:
             break
         await asyncio.sleep(0.05 * 2**attempt)
-    return ToolResult(result.outcome, render_tool_result(result), call.code, result.queue_s, result.duration_s)
+    return ToolResult(result.outcome, render(result), call.code, result.queue_s, result.duration_s)

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.template import CODE_TOOL, RELEASED_TOOL
+from rstar_lab.rl.chat_format import released
+from rstar_lab.rl.chat_format.formats import PromptFormat, code_tool_schema
+from rstar_lab.rl.chat_format.template import render_tool_result
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
@@ -17,6 +19,7 @@ def make_tools(
     memory_mb: int | None = None,
     *,
     own_timeout_s: float = 30.0,
+    prompt_format: PromptFormat = "paper",
 ) -> dict[str, Tool]:
     """The tools that a recipe names: python (the paper's), python_released, jupyter, or the user's own (own_tools.py).
 
@@ -26,10 +29,10 @@ def make_tools(
     for name in names:
         if name in CODE_TOOLS:
             assert sandbox is not None
-            schemas = {"python": CODE_TOOL, "python_released": RELEASED_TOOL}
-            tool: Tool = JupyterTool(sandbox, timeout_s, memory_mb)
-            if name in schemas:
-                tool = CodeTool(sandbox, timeout_s, memory_mb, schemas[name])
+            kind = JupyterTool if name == "jupyter" else CodeTool
+            render = released.render_result if prompt_format == "released" else render_tool_result
+            schema = code_tool_schema(name, prompt_format)
+            tool: Tool = kind(sandbox, timeout_s, memory_mb, schema, render)
         else:
             tool = load_user_tool(name, own_timeout_s)
         if (told := tool_name(tool.schema)) in tools:

@@ -60,7 +60,7 @@ class Trainer:
         helpers: processes that share the updates."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
-        self.codec = Codec(tokenizer, tools)
+        self.codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
         self.learner = Learner(model)
         self.helpers = helpers
         self.state = TrainerState()

@@ -33,12 +33,22 @@ class Workshop:
         keys = settings.keys
         section = settings.recipe.sandbox
         sandbox = await settings.open_sandbox()
-        tools = make_tools(keys.tools, sandbox, section.timeout_s, section.memory_mb, own_timeout_s=keys.tool_timeout_s)
+        tools = make_tools(
+            keys.tools,
+            sandbox,
+            section.timeout_s,
+            section.memory_mb,
+            own_timeout_s=keys.tool_timeout_s,
+            prompt_format=keys.prompt_format,
+        )
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward == "verify":
             await asyncio.to_thread(warm_up)  # an answer that waited for it to start could be counted wrong
         context = RolloutContext.for_training(
-            Codec(tokenizer, tools), watched, make_reward(keys.reward, keys.answer), keys
+            Codec(tokenizer, tools, prompt_format=keys.prompt_format),
+            watched,
+            make_reward(keys.reward, keys.answer),
+            keys,
         )
         return cls(settings, context)
 

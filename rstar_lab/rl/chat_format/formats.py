@@ -1,0 +1,67 @@
+"""The prompt formats: `paper` (rStar2-Agent, section 2) and `released` (microsoft/rStar)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format import released, template
+
+PromptFormat = Literal["paper", "released"]
+
+_PAPER_TOOLS = {
+    "python": template.CODE_TOOL,
+    "python_released": template.RELEASED_TOOL,
+    "jupyter": template.JUPYTER_TOOL,
+    "execute_python_code_with_standard_io": template.CODE_TOOL,
+    "python_code_with_standard_io": template.RELEASED_TOOL,
+    "jupyter_code": template.JUPYTER_TOOL,
+}
+_RELEASED_TOOLS = {
+    "python": released.PYTHON_TOOL,
+    "python_released": released.PYTHON_TOOL,
+    "jupyter": released.JUPYTER_TOOL,
+    "python_code_with_standard_io": released.PYTHON_TOOL,
+    "jupyter_code": released.JUPYTER_TOOL,
+}
+
+
+def code_tool_schema(name: str, prompt_format: PromptFormat) -> dict[str, Any]:
+    """Return the function schema of a code tool, by its name in a recipe or its name in the prompt. Raises UserError."""
+    tools = _RELEASED_TOOLS if _check(prompt_format) == "released" else _PAPER_TOOLS
+    if name not in tools:
+        raise UserError(f"prompt_format {prompt_format}: unknown tool {name!r}; choose from {', '.join(tools)}")
+    return tools[name]
+
+
+def render_prompt(
+    question: str,
+    tools: Sequence[str | Mapping[str, Any]] = ("python",),
+    prompt_format: PromptFormat = "paper",
+    *,
+    system: str | None = None,
+) -> str:
+    """Return the text of the first prompt of a rollout, up to the start of generation.
+
+    tools: names of code tools, or function schemas. system: system prompt; default: that of the format; "" with the
+    paper's format: no system prompt. Raises UserError for an unknown tool or format.
+    """
+    schemas = [code_tool_schema(tool, prompt_format) if isinstance(tool, str) else dict(tool) for tool in tools]
+    if _check(prompt_format) == "released":
+        return released.render_prompt(question, schemas, released.SYSTEM_PROMPT if system is None else system)
+    return template.render_prompt(question, tools=schemas, system=template.SYSTEM_PROMPT if system is None else system)
+
+
+def render_tool_results(results: Iterable[str], prompt_format: PromptFormat = "paper") -> str:
+    """Return the text that follows the end-of-turn token of a turn with tool calls, up to the start of generation.
+
+    results: the texts of the tool responses, in the order of the calls. Raises UserError for an unknown format.
+    """
+    if _check(prompt_format) == "released":
+        return released.render_tool_results(results)
+    return template.render_tool_responses(results)
+
+
+def _check(prompt_format: str) -> str:
+    if prompt_format not in ("paper", "released"):
+        raise UserError(f"prompt_format {prompt_format!r}: choose from paper, released")
+    return prompt_format

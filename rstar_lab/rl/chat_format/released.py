@@ -1,0 +1,157 @@
+"""The prompt format of the released rStar2-Agent-14B: prompts, tool schemas and tool responses.
+
+The sentences are those the model was trained on. Source: microsoft/rStar at ecbfb943, Copyright (c) Microsoft
+Corporation, MIT license: rstar2_agent/config/rstar2_agent_trainer.yaml (chat template),
+rstar2_agent/config/tool_config/*.yaml (tool schemas), rstar2_agent/tools/code_judge_utils.py (texts of results),
+rstar2_agent/tools/tool_parser.py and rstar2_agent/rollout/rstar2_agent_loop.py (errors, truncation).
+
+Like the release, this module inserts questions and tool output unchanged: text such as `<|im_end|>` in them becomes a
+control token. The `paper` format (`template.py`) escapes it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from rstar_lab.outcomes import Outcome
+
+TruncateSide = Literal["left", "middle", "right"]
+
+END_OF_TURN = "<|im_end|>"
+GENERATION_PREFIX = "<|im_start|>assistant\n<reason>"
+
+SYSTEM_PROMPT = (
+    "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant "
+    "first thinks about the reasoning process in the mind and then provides the User with the answer. The reasoning "
+    "process is enclosed within <reason> </reason> and answer is enclosed within <answer> </answer> tags, "
+    "respectively, i.e., <reason> reasoning process here </reason> <answer> answer here </answer>."
+)
+QUESTION_PREFIX = (
+    "You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here </answer>. And your final "
+    "answer will be extracted automatically by the \\boxed{} tag.\nThis is the problem:\n"
+)
+_TOOLS_BEGIN = (
+    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_END = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call>"
+)
+
+
+def _schema(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+    properties = {argument: {"type": "string", "description": text} for argument, text in arguments.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+PYTHON_TOOL = _schema(
+    "python_code_with_standard_io",
+    "Execute Python code with standard input and capture standard output. This function takes a Python code string and "
+    "an input string, provides the input string through standard input (stdin) to the code, and captures and returns "
+    "any output produced through standard output (stdout). If the executed code raises an exception, the error message "
+    "will be captured and returned instead.",
+    {
+        "code": "A string containing Python code to be executed. The code can read from standard input using the "
+        "input() function.",
+        "input": "A string that will be provided as standard input to the code when it calls input().",
+    },
+)
+JUPYTER_TOOL = _schema(
+    "jupyter_code",
+    "Execute python code in a Jupyter notebook cell and return result",
+    {"code": "The python code to execute in a single cell"},
+)
+
+
+def render_prompt(question: str, tools: Sequence[Mapping[str, Any]], system: str = SYSTEM_PROMPT) -> str:
+    """Return the first prompt of a rollout, up to the start of generation. tools: function schemas."""
+    schemas = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    system += f"{_TOOLS_BEGIN}{schemas}{_TOOLS_END}" if tools else ""
+    return (
+        f"<|im_start|>system\n{system}{END_OF_TURN}\n"
+        f"<|im_start|>user\n{QUESTION_PREFIX}{question}{END_OF_TURN}\n{GENERATION_PREFIX}"
+    )
+
+
+def render_tool_results(results: Iterable[str]) -> str:
+    """Return the text between two turns: the tool responses of a turn, in order, up to the start of generation.
+
+    It follows the end-of-turn token directly: the rollout loop of the release adds no newline there.
+    """
+    responses = "".join(f"\n<tool_response>\n{result}\n</tool_response>" for result in results)
+    return f"<|im_start|>user{responses}{END_OF_TURN}\n{GENERATION_PREFIX}"
+
+
+class _Result(Protocol):
+    """The used fields of the sandbox's CallResult."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def stdout(self) -> str: ...
+    @property
+    def stderr(self) -> str: ...
+    @property
+    def value(self) -> str | None: ...
+    @property
+    def duration_s(self) -> float: ...
+
+
+# From 0xWJ/code-judge, the judge of the release: MAX_STDOUT_ERROR_LENGTH and the line that its time-out handler prints.
+_MAX_STREAM_CHARS = 1000
+_TIMEOUT_LINE = "Suicide from timeout.\n"
+_REASONS = {
+    Outcome.QUEUE_TIMEOUT: "queue_timeout",
+    Outcome.SANDBOX_ERROR: "internal_error",
+}
+
+
+def render_result(result: _Result) -> str:
+    """Return the text of a sandbox result as the release writes it, execution time included.
+
+    The reason of a failure is empty for errors of the program: the release's judge names only failures of its own. The
+    text of stderr is the traceback of this sandbox; the release prints the error type, line and source line.
+    """
+    stdout = result.stdout + (f"{result.value}\n" if result.value is not None else "")
+    if result.outcome is Outcome.TIMEOUT:
+        stdout += _TIMEOUT_LINE
+    stdout, stderr = stdout[:_MAX_STREAM_CHARS], result.stderr[:_MAX_STREAM_CHARS]
+    if result.outcome is Outcome.OK:
+        lines = ["Tool call success"]
+    else:
+        lines = ["Tool call failure", f"reason: {_REASONS.get(result.outcome, '')}"]
+    if stdout:
+        lines.append(f"stdout: {stdout}")
+    if stderr:
+        lines.append(f"stderr: {stderr}")
+    return "\n".join([*lines, f"execution time: {result.duration_s:.2f}s"])
+
+
+def decode_error(raw: str, fallback: str) -> str:
+    """Return the response to a call whose text `raw` cannot be decoded. fallback: used if `raw` is valid JSON."""
+    try:
+        call = json.loads(raw)
+        _ = call["name"], call["arguments"]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        return f"Failed to decode tool call: {error}"
+    return f"Failed to decode tool call: {fallback}"
+
+
+def unknown_tool_error(name: str) -> str:
+    """Return the response to a call of a tool that does not exist."""
+    return f"Error when executing tool: {KeyError(name)}"
+
+
+def truncate(text: str, max_chars: int, side: TruncateSide = "middle") -> str:
+    """Return `text` cut to about `max_chars` characters. As in verl, side `left` keeps the start and `right` the end."""
+    if len(text) <= max_chars:
+        return text
+    if side == "left":
+        return text[:max_chars] + "...(truncated)"
+    if side == "right":
+        return "(truncated)..." + text[-max_chars:]
+    half = max_chars // 2
+    return text[:half] + "...(truncated)..." + text[-half:]

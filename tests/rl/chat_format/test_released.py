@@ -1,0 +1,104 @@
+"""The released prompt format equals texts recorded by running microsoft/rStar's own code (released_conversations.json)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
+from rstar_lab.rl.chat_format import released
+from rstar_lab.rl.recipe import CODE_TOOLS
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.tool_calls import execute_call
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.sandbox.call import Call, CallResult
+
+RECORDED = json.loads((Path(__file__).parent / "released_conversations.json").read_text(encoding="utf-8"))
+CONVERSATIONS = RECORDED["conversations"]
+OUTCOMES = {"queue_timeout": Outcome.QUEUE_TIMEOUT, "internal_error": Outcome.SANDBOX_ERROR}
+
+
+def test_at_least_thirty_conversations_were_recorded():
+    assert len(CONVERSATIONS) >= 30
+    assert sum(len(conversation["turns"]) for conversation in CONVERSATIONS) >= 60
+
+
+@pytest.mark.parametrize("index", range(len(CONVERSATIONS)))
+def test_prompts_and_tool_responses_equal_the_release(index):
+    conversation = CONVERSATIONS[index]
+    prompt = render_prompt(conversation["question"], tools=conversation["tools"], prompt_format="released")
+    assert prompt == conversation["prompt"]
+    for turn in conversation["turns"]:
+        texts = [released.truncate(text, turn["max_chars"], turn["side"]) for text in turn["raw"]]
+        assert texts == turn["texts"]
+        assert render_tool_results(texts, prompt_format="released") == turn["rendered"]
+
+
+def test_result_texts_equal_the_release():
+    compared = 0
+    for turn in (turn for conversation in CONVERSATIONS for turn in conversation["turns"] if turn["judge"]):
+        for judge, text in zip(turn["judge"], turn["raw"], strict=True):
+            if judge["reason"] == "worker_timeout":
+                continue  # a failure that our sandbox does not have
+            outcome = Outcome.OK if judge["success"] else OUTCOMES.get(judge["reason"], Outcome.EXCEPTION)
+            result = CallResult(outcome, judge["stdout"] or "", judge["stderr"] or "", None, judge["cost"])
+            assert released.render_result(result) == text
+            compared += 1
+    assert compared > 60
+
+
+@pytest.mark.parametrize("case", RECORDED["decode_errors"], ids=lambda case: case["error"][0][28:60])
+def test_decode_errors_equal_the_release(case):
+    (call,) = parse_tool_calls(case["turn"])
+    assert [released.decode_error(call.raw, call.error or "")] == case["error"]
+
+
+def test_recipe_names_and_prompt_names_of_tools_give_the_same_prompt():
+    for format_name in ("paper", "released"):
+        by_recipe = render_prompt("q", tools=["python_released", "jupyter"], prompt_format=format_name)
+        by_prompt = render_prompt(
+            "q", tools=["python_code_with_standard_io", "jupyter_code"], prompt_format=format_name
+        )
+        assert by_recipe == by_prompt
+    with pytest.raises(UserError, match="unknown tool 'nope'; choose from python"):
+        render_prompt("q", tools=["nope"], prompt_format="released")
+    with pytest.raises(UserError, match="prompt_format 'hermes': choose from paper, released"):
+        render_tool_results(["a"], prompt_format="hermes")
+
+
+class EchoSandbox:
+    async def run_many(self, calls: list[Call]) -> list[CallResult]:
+        return [CallResult(Outcome.OK, f"{call.code}|{call.stdin}\n", "", None, 0.25) for call in calls]
+
+
+async def test_rollout_tools_and_codec_use_the_released_texts():
+    tools = make_tools(CODE_TOOLS[:1], EchoSandbox(), prompt_format="released")
+    assert list(tools) == ["python_code_with_standard_io"]
+
+    async def response(text: str, max_chars: int = 256) -> str:
+        (call,) = parse_tool_calls(f"<tool_call>{text}</tool_call>")
+        result = await execute_call(
+            call, tools, seed=0, traj_id="t", max_chars=max_chars, prompt_format="released", truncate_side="left"
+        )
+        return result.text
+
+    call = '{"name": "python_code_with_standard_io", "arguments": {"code": "1", "other": 2}}'
+    assert await response(call) == "Tool call success\nstdout: 1|\n\nexecution time: 0.25s"
+    assert await response(call, 9) == "Tool call...(truncated)"
+    assert await response('{"name": "no", "arguments": {}}') == "Error when executing tool: 'no'"
+
+    class CharTokenizer:
+        eos_token_id = unk_token_id = None
+
+        def convert_tokens_to_ids(self, token: str) -> int:
+            return 1
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [ord(character) for character in text]
+
+    codec = Codec(CharTokenizer(), tools, prompt_format="released")
+    expected = render_prompt("q", tools=["python"], prompt_format="released")
+    assert "".join(map(chr, codec.prompt_ids("q"))) == expected
+    assert "".join(map(chr, codec.tool_response_ids(["a", "b"]))) == render_tool_results(["a", "b"], "released")
