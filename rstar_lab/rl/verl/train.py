@@ -19,6 +19,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
+from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.rl.verl.config import PREFIX, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, model_before, stages_of, to_do
@@ -134,6 +135,15 @@ def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str
         raise UserError(f"stages.{stage.name}.filter: measuring its problems ended with {code}")
 
 
+def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
+    """Raise UserError if the profile has a sandbox service and the recipe's calls would not go there."""
+    if profile.sandbox.redis and recipe.sandbox.url == "local":
+        raise UserError(
+            f"sandbox.url: local, but profile {profile.name} has sandbox.redis: true; submit the recipe with `rstar-lab jobs "
+            "submit`, which starts the service, or set sandbox.url to the URL of `rstar-lab sandbox serve`"
+        )
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -160,6 +170,7 @@ def main(
     ours, verls = split_overrides(parse_overrides(sets or []))
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     check(loaded)
+    require_sandbox_service(loaded, load_profile(profile))
     chosen, folder = load_profile(profile), runs_dir.absolute()
     start = starting_model(loaded, folder)
 

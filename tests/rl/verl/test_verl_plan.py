@@ -272,3 +272,14 @@ def test_a_new_stage_takes_the_optimizer_over_or_forgets_it_but_never_the_rate(t
         assert overrides(second, load_profile("laptop"), tmp_path)[name] == contents
     first, _ = stages_of(recipe_of([{"steps": 9}, {}]), tmp_path)
     assert name not in overrides(first, load_profile("laptop"), tmp_path)
+
+
+def test_a_cluster_run_without_its_sandbox_service_is_an_error():
+    from rstar_lab.rl.verl.train import require_sandbox_service
+
+    profile, recipe = load_profile("mi300x_8x8"), recipe_of()
+    with pytest.raises(UserError, match="sandbox.url: local, but profile mi300x_8x8 has sandbox.redis"):
+        require_sandbox_service(recipe, profile)
+    require_sandbox_service(recipe, load_profile("laptop"))
+    served = recipe.model_copy(update={"sandbox": recipe.sandbox.model_copy(update={"url": "http://box:8088"})})
+    require_sandbox_service(served, profile)
