@@ -278,7 +278,7 @@ def test_a_cluster_run_without_its_sandbox_service_is_an_error():
     from rstar_lab.rl.verl.train import require_sandbox_service
 
     profile, recipe = load_profile("mi300x_8x8"), recipe_of()
-    with pytest.raises(UserError, match="sandbox.url: local, but profile mi300x_8x8 has sandbox.redis"):
+    with pytest.raises(UserError, match=r"sandbox\.url: local, but profile mi300x_8x8 has sandbox.redis"):
         require_sandbox_service(recipe, profile)
     require_sandbox_service(recipe, load_profile("laptop"))
     served = recipe.model_copy(update={"sandbox": recipe.sandbox.model_copy(update={"url": "http://box:8088"})})
