@@ -11,8 +11,11 @@ from typing import Any
 import torch
 
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.data.mix import read_mix
+from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import Estimate, evaluate
+from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
@@ -55,7 +58,8 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             return base, after
         helpers = session.helpers()
         dataset = await sft_data(session, writer.run_dir)
-        model, tokenizer = load_model(base, torch.float32), load_tokenizer(base)
+        attention = attention_implementation(device(), bf16=recipe.sft.precision != "fp32")
+        model, tokenizer = load_model(base, torch.float32, attn_implementation=attention), load_tokenizer(base)
         model.to(device())  # type: ignore[arg-type]
         if session.warm and device().type == "cpu":  # on a GPU the memory is SFT's
             session.start_engines(base)
@@ -96,7 +100,9 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     with atomic_write(run_dir / "traces.jsonl") as file:
         file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
     dataset = [trace.segments() for trace in traces]
-    dataset += [one.segments() for one in read_mix(recipe.sft.conversations, seed=recipe.seed)]
+    tokens = CONTROL_TOKENS if recipe.model == "tiny" else control_tokens(load_tokenizer(recipe.model))
+    conversations = read_mix(recipe.sft.conversations, seed=recipe.seed)
+    dataset += [conversation.segments(tokens) for conversation in conversations]
     make_base(recipe, dataset, run_dir / "base")
     return dataset
 
@@ -158,27 +164,64 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             writer.finish("finished")
             return found[1]
         helpers = session.helpers()
-        model = load_model(model_dir, torch.float32)
+        bf16 = all(recipe.settings(stage).precision != "fp32" for stage in recipe.stages)
+        attention = attention_implementation(device(), bf16=bf16)
+        model = load_model(model_dir, torch.float32, attn_implementation=attention)
         model.to(device())  # type: ignore[arg-type]
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
+        engines, tools = await session.engines(model_dir), await session.tools()
+        context = RolloutContext.for_evaluation(Codec(tokenizer, tools), tools, session.reward, recipe)
+
+        async def evaluate_step(step: int) -> dict[str, float]:
+            length = engines.context or session.longest(model_dir)
+            return await evaluate_sets(session, context, engines, parent=writer.run_dir.name, step=step, length=length)
+
         with reporter.work("rl", total) as work:
             trainer = Trainer(
                 recipe,
                 model=model,
                 tokenizer=tokenizer,
-                engines=await session.engines(model_dir),
-                tools=await session.tools(),
+                engines=engines,
+                tools=tools,
                 reward=session.reward,
                 writer=writer,
                 problems={stage.name: read_problems(stage.problems, session.excluded) for stage in recipe.stages},
                 helpers=helpers,
+                evaluate=evaluate_step,
                 on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
             )
             await trainer.run()
         found = writer.latest_checkpoint()
         assert found is not None
         return found[1]
+
+
+async def evaluate_sets(
+    session: RunSession, context: RolloutContext, engines: EngineGroup, *, parent: str, step: int, length: int
+) -> dict[str, float]:
+    """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
+
+    Returns `eval/<set>/pass1`, `/low` and `/high` of each set. The rollouts are a run of their own,
+    `<recipe>-<set>-step<step>`; one that an interrupted attempt left is generated again, since its weights may differ.
+    """
+    metrics: dict[str, float] = {}
+    for name, problems in session.held_out.items():
+        piece = f"{name}-step{step:06d}"
+        with open_run(session, piece, "evaluate", (), parent={"run": parent, "step": step}) as writer:
+            writer.cut(0)
+            result = await evaluate(
+                problems,
+                context,
+                samples=session.recipe.evaluate.samples,
+                engines=engines,
+                writer=writer,
+                seed=session.recipe.seed,
+                mode=session.recipe.rl.rollout,
+                context_length=length,
+            )
+        metrics |= {f"eval/{name}/{key}": x for key, x in zip(("pass1", "low", "high"), result["pass1"], strict=True)}
+    return metrics
 
 
 def step_line(m: dict[str, Any]) -> str:

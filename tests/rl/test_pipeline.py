@@ -2,12 +2,21 @@
 
 from pathlib import Path
 
+import pytest
 import torch
+from helpers.scripted_training import TOKENIZER, Player, problem, right, train
 
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
+from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.recipe import EngineSection
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession
+from rstar_lab.rl.training.trainer import Trainer
+from rstar_lab.runs.reader import RunReader
 
 SFT = {"problems": {"synthetic": {"count": 1}}}
 
@@ -31,6 +40,58 @@ async def test_sft_runs_on_the_accelerator(tmp_path, monkeypatch):
     async with RunSession.open(recipe, Reporter(True)) as session:
         await pipeline.fine_tune(session)
     assert devices == [{"meta"}]
+
+
+async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
+    evaluate = {"sets": {"held": {"synthetic": {"count": 1}}}, "samples": 4, "every": 2, "max_response_tokens": 200}
+    recipe = parse_recipe({"name": "r", "model": "tiny", "runs": str(tmp_path), "evaluate": evaluate})
+    session = RunSession(recipe, Reporter(True))
+    session.held_out = {"held": [problem("easy", 1.0), problem("mixed", 0.5)]}
+    context = RolloutContext.for_evaluation(Codec(TOKENIZER, {}), {}, right, recipe)
+    player = Player()
+    player.versions.append(0)
+    engines = EngineGroup([player], tmp_path, 64)  # type: ignore[list-item]
+    for _ in range(2):  # the second time as after a kill: everything is generated again
+        metrics = await pipeline.evaluate_sets(session, context, engines, parent="r-rl", step=2, length=1000)
+        reader = RunReader(tmp_path / "r-held-step000002")
+        assert reader.info["parent"] == {"run": "r-rl", "step": 2} and reader.info["status"] == "finished"
+        result = reader.info["result"]
+        assert result["n"] == 8 and reader.read("trajectories").num_rows == 8
+        assert [metrics[f"eval/held/{name}"] for name in ("pass1", "low", "high")] == result["pass1"]
+
+
+async def test_the_trainer_evaluates_every_n_steps(tmp_path):
+    class Evaluating(Trainer):
+        def __init__(self, recipe, **options):
+            every = recipe.evaluate.model_copy(update={"every": 2})
+            super().__init__(recipe.model_copy(update={"evaluate": every}), **options)
+            self.evaluate = self.count
+
+        async def count(self, step: int) -> dict[str, float]:
+            return {"eval/held/pass1": step / 10}
+
+    stages = [{"name": "one", "steps": 5}]
+    _, run_dir = await train(tmp_path, stages, {"one": [problem("mixed", 0.5)]}, trainer_class=Evaluating)
+    lines = RunReader(run_dir).metrics()
+    assert [line.get("eval/held/pass1") for line in lines] == [None, 0.2, None, 0.4, None]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.1)])
+def test_log_prob_mismatch_has_a_default_limit(dtype, limit):
+    assert EngineSection(dtype=dtype).resolved_mismatch_limit == limit
+    assert EngineSection(dtype=dtype, mismatch_limit=0.5).resolved_mismatch_limit == 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "installed", "name"),
+    [
+        ("cuda", True, True, "flash_attention_2"), ("cuda", True, False, "sdpa"), ("cuda", False, True, "sdpa"),
+        ("cpu", True, True, "sdpa"),
+    ],
+)  # fmt: skip
+def test_attention_is_flash_attention_where_it_can_run(monkeypatch, device, bf16, installed, name):
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: installed)
+    assert attention_implementation(torch.device(device), bf16=bf16) == name
 
 
 def test_progress_line_shows_the_share_of_correct_answers():

@@ -106,7 +106,11 @@ class Conversation(Codec):
     def prompt_ids(self, question: str) -> list[int]:
         if not self.history_ids:
             return super().prompt_ids(question)
-        pieces = render_segments([{"role": "user", "content": format_question(question)}], add_generation_prompt=True)
+        pieces = render_segments(
+            [{"role": "user", "content": format_question(question)}],
+            add_generation_prompt=True,
+            control_tokens=self.control_tokens,
+        )
         return self.history_ids + self.encode("\n" + "".join(text for text, _ in pieces))
 
     def append(self, trajectory: Trajectory) -> None:

@@ -39,26 +39,41 @@ def render_prompt(
     prompt_format: PromptFormat = "paper",
     *,
     system: str | None = None,
+    control_tokens: Sequence[str] | None = None,
 ) -> str:
     """Return the text of the first prompt of a rollout, up to the start of generation.
 
     tools: names of code tools, or function schemas. system: system prompt; default: that of the format; "" with the
-    paper's format: no system prompt. Raises UserError for an unknown tool or format.
+    paper's format: no system prompt. control_tokens: of the tokenizer, neutralised in the question; default: those of the
+    paper's format, none in the released one. Raises UserError for an unknown tool or format.
     """
     schemas = [code_tool_schema(tool, prompt_format) if isinstance(tool, str) else dict(tool) for tool in tools]
     if _check(prompt_format) == "released":
+        question = template.neutralise(question, control_tokens or ())
         return released.render_prompt(question, schemas, released.SYSTEM_PROMPT if system is None else system)
-    return template.render_prompt(question, tools=schemas, system=template.SYSTEM_PROMPT if system is None else system)
+    return template.render_prompt(
+        question,
+        tools=schemas,
+        system=template.SYSTEM_PROMPT if system is None else system,
+        control_tokens=template.CONTROL_TOKENS if control_tokens is None else control_tokens,
+    )
 
 
-def render_tool_results(results: Iterable[str], prompt_format: PromptFormat = "paper") -> str:
+def render_tool_results(
+    results: Iterable[str],
+    prompt_format: PromptFormat = "paper",
+    *,
+    control_tokens: Sequence[str] | None = None,
+) -> str:
     """Return the text that follows the end-of-turn token of a turn with tool calls, up to the start of generation.
 
-    results: the texts of the tool responses, in the order of the calls. Raises UserError for an unknown format.
+    results: the texts of the tool responses, in the order of the calls. control_tokens: as in `render_prompt`, neutralised
+    in the results. Raises UserError for an unknown format.
     """
     if _check(prompt_format) == "released":
-        return released.render_tool_results(results)
-    return template.render_tool_responses(results)
+        return released.render_tool_results([template.neutralise(text, control_tokens or ()) for text in results])
+    tokens = template.CONTROL_TOKENS if control_tokens is None else control_tokens
+    return template.render_tool_responses(results, control_tokens=tokens)
 
 
 def _check(prompt_format: str) -> str:

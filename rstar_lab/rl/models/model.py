@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.template import chat_template, control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -108,10 +109,18 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
-def save_model(folder: str | Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Write model (safetensors) and tokenizer to `folder`, which transformers and vLLM can load.
+def save_model(
+    folder: str | Path,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    own_template: bool = True,
+) -> None:
+    """Write model (safetensors), tokenizer and the chat template of training to `folder`.
 
-    The folder is filled in place: write to a temporary one and rename it where a reader might look meanwhile.
+    own_template: False keeps the template of the tokenizer, for a model trained with the released prompt format.
+    transformers and vLLM can load the folder. It is filled in place: to replace a folder atomically, write to a temporary
+    one and rename it.
     """
     from transformers.utils import logging
 
@@ -119,7 +128,17 @@ def save_model(folder: str | Path, model: "PreTrainedModel", tokenizer: "PreTrai
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)
+    if own_template:
+        tokenizer.chat_template = chat_template(control_tokens(tokenizer))
     tokenizer.save_pretrained(folder)
+
+
+def export_chat_template(folder: Path) -> None:
+    """Replace the chat template of the tokenizer in `folder` by the one that training uses."""
+    text = chat_template(control_tokens(load_tokenizer(folder)))
+    path = folder / "chat_template.jinja"
+    path.unlink(missing_ok=True)  # the file may be a hard link to another folder's
+    path.write_text(text)
 
 
 def _check_exists(folder: Path) -> Path:

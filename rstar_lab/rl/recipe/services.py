@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.section import Positive, Section
+from rstar_lab.rl.recipe.section import NotNegative, Positive, Section
 
 
 class EngineSection(Section):
@@ -34,13 +34,13 @@ class EngineSection(Section):
     """Seconds without progress after which an engine counts as hung and is restarted. Default: ours."""
     mismatch_limit: float | None = Field(None, ge=0)
     """Maximum mean absolute difference between the log-probs of engine and trainer; a larger one stops the run.
-    Default: 0.001 in float32, no limit in bfloat16."""
+    Default: 0.001 in float32, 0.1 in bfloat16."""
 
     @property
-    def resolved_mismatch_limit(self) -> float | None:
-        """`mismatch_limit`, or its default for the dtype; None: no limit."""
-        if self.mismatch_limit is None and self.dtype == "float32":
-            return 1e-3
+    def resolved_mismatch_limit(self) -> float:
+        """`mismatch_limit`, or its default for the dtype."""
+        if self.mismatch_limit is None:
+            return 1e-3 if self.dtype == "float32" else 0.1
         return self.mismatch_limit
 
     @model_validator(mode="after")
@@ -73,6 +73,9 @@ class EvaluateSection(Section):
 
     sets: dict[str, Problems] = Field({})
     """Problem sets by name. `rstar-lab run` evaluates all models on each; training never sees their problems."""
+    every: NotNegative = 0
+    """Training steps between evaluations of `sets` during RL, which appear as metrics `eval/<set>/pass1` and as runs of
+    their own. 0: none."""
     samples: Positive = 16
     """Rollouts per problem. Default: paper, section 5."""
     temperature: float = Field(0.6, ge=0)

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from rstar_lab.rl.chat_format.formats import PromptFormat, render_prompt, render_tool_results
-from rstar_lab.rl.chat_format.template import END_OF_TURN
+from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens
 from rstar_lab.rl.tools.base import Tool
 
 
@@ -24,6 +24,7 @@ class Codec:
     ):
         self.tokenizer, self.system, self.prompt_format = tokenizer, system, prompt_format
         self.schemas = [tool.schema for tool in tools.values()]
+        self.control_tokens = control_tokens(tokenizer)
         self.end_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
         if self.end_id is None or self.end_id == tokenizer.unk_token_id:
             raise ValueError(f"the tokenizer does not have the token {END_OF_TURN}, which ends a turn")
@@ -44,8 +45,11 @@ class Codec:
         return list(self._prompt(question))
 
     def _encode_prompt(self, question: str) -> tuple[int, ...]:
-        return tuple(self.encode(render_prompt(question, self.schemas, self.prompt_format, system=self.system)))
+        prompt = render_prompt(
+            question, self.schemas, self.prompt_format, system=self.system, control_tokens=self.control_tokens
+        )
+        return tuple(self.encode(prompt))
 
     def tool_response_ids(self, texts: list[str]) -> list[int]:
         """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn."""
-        return self.encode(render_tool_results(texts, self.prompt_format))
+        return self.encode(render_tool_results(texts, self.prompt_format, control_tokens=self.control_tokens))

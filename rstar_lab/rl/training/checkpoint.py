@@ -50,14 +50,14 @@ class TrainerState:
         self.stage, self.stage_step, self.position = number, 0, 0
 
 
-def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, tokenizer: Any, keep: int) -> None:
-    """Write the checkpoint of `state.step`; of older ones `keep - 1` stay."""
+def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, tokenizer: Any, rl: RlSection) -> None:
+    """Write the checkpoint of `state.step` and delete all but the newest `rl.keep_checkpoints`."""
     assert learner.optimizer is not None
     with writer.checkpoint(state.step) as folder:
-        save_model(folder, learner.model, tokenizer)
+        save_model(folder, learner.model, tokenizer, own_template=rl.prompt_format == "paper")
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")
         (folder / "trainer.json").write_text(json.dumps(asdict(state)))
-    writer.keep_checkpoints(keep)
+    writer.keep_checkpoints(rl.keep_checkpoints)
 
 
 def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> TrainerState:

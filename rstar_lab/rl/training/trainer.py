@@ -8,7 +8,7 @@ a run that is resumed from a checkpoint continues exactly as if it had not been 
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +55,16 @@ class Trainer:
         problems: Mapping[str, Sequence[Problem]],
         on_step: Callable[[dict[str, Any]], None],
         helpers: HelperProcesses | None = None,
+        evaluate: Callable[[int], Awaitable[dict[str, float]]] | None = None,
     ):
         """model: the model that the first stage starts from, on its device. problems: of each stage, by its name.
-        helpers: processes that share the updates."""
+        helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
+        metrics; called every `evaluate.every` steps."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
         self.learner = Learner(model)
-        self.helpers = helpers
+        self.helpers, self.evaluate = helpers, evaluate
         self.state = TrainerState()
         self.weights_version = (
             0  # oldest policy version with the current weights: a step without update does not change them
@@ -90,9 +92,14 @@ class Trainer:
                 self.weights_version = step
         with timer("weights_s"):
             await self.engines.load(self.learner.model, step)
+        held_out: dict[str, float] = {}
+        if self.evaluate and self.recipe.evaluate.every and step % self.recipe.evaluate.every == 0:
+            with timer("evaluate_s"):
+                held_out = await self.evaluate(step)
+                await self.engines.load(self.learner.model, step)  # clears the prefix cache, as a resumed run finds it
         if rl.retire_from is not None:
             self.state.retired += problems_to_retire(trajectories, rl.retire_from)
-        metrics = rollout_metrics(trajectories) | selection.metrics | update.metrics
+        metrics = rollout_metrics(trajectories) | selection.metrics | update.metrics | held_out
         metrics |= {"groups": groups, "solved_groups": solved_groups(trajectories), "retired": len(self.state.retired)}
         if rl.carry_over:
             metrics |= {"carried": len(self.carried), "stale_tokens": stale}
@@ -212,7 +219,7 @@ class Trainer:
             ended = self.stage_has_ended(stage, lines, pool)
             state.finished = ended and stage is self.recipe.stages[-1]
             if ended or state.step % rl.checkpoint_every == 0:
-                save_checkpoint(self.writer, state, self.learner, self.tokenizer, rl.keep_checkpoints)
+                save_checkpoint(self.writer, state, self.learner, self.tokenizer, rl)
             self.on_step(metrics)
         if checkpoint := self.writer.latest_checkpoint():
             keep_stage_model(checkpoint[1], self.writer.run_dir, stage.name)

@@ -17,6 +17,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
+from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
@@ -105,6 +106,8 @@ class RstarTrainer(PPOTrainerSync):
     def _export(self, stage: str, *, over: bool) -> None:
         """The checkpoint's model among those of the run, and kept for good where a stage ends with it; done already, nothing."""
         model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
+        if self.settings.keys.prompt_format == "paper":
+            export_chat_template(model)
         found = self.writer.latest_checkpoint()
         if found is None or found[0] < self.global_steps:
             with self.writer.checkpoint(self.global_steps) as folder:
