@@ -7,6 +7,8 @@ from rstar_lab.rl.recipe import Recipe
 def refusals(recipe: Recipe) -> list[str]:
     """Keys that verl cannot honour, each with its stage and the way out."""
     found = []
+    if recipe.evaluate.every:
+        found.append("evaluate.every: the verl trainer does not evaluate during training; evaluate its stage models")
     for stage in recipe.stages:
         rl = recipe.settings(stage)
         if rl.fp32_head:
