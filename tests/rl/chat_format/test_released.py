@@ -92,6 +92,10 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
     class CharTokenizer:
         eos_token_id = unk_token_id = None
 
+        @property
+        def added_tokens_decoder(self) -> dict:
+            return {}
+
         def convert_tokens_to_ids(self, token: str) -> int:
             return 1
 
