@@ -103,7 +103,8 @@ card
 # %%
 last = training.steps().step.max()
 kept = training.trajectories(f"step = {last} AND reward > 0", columns=["traj_id", "calls"], order_by="kept DESC, calls DESC", limit=1)
-inspect(training, where={"steps": [int(last), int(last)]}, selected=kept.traj_id.iloc[0] if len(kept) else "")
+everything = open_runs(root, run_ids=[f"{name}-rl", *stages.values()])  # the links of the comparison open here too
+inspect(everything, where={"run_id": f"{name}-rl", "steps": [int(last), int(last)]}, selected=kept.traj_id.iloc[0] if len(kept) else "")
 
 # %% [markdown]
 # ## Next steps

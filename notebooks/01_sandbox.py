@@ -108,6 +108,7 @@ sandbox.missing_layers or "nothing is missing"
 # What a rollout sends, roughly: most programs are short, some import numpy or sympy, a few fail, 2% never end.
 
 # %%
+from rstar_lab.analysis import LinkedFigure
 from rstar_lab.sandbox.bench import MIX, mixed
 from rstar_lab.sandbox.figures import plot_load, plot_outcomes
 from rstar_lab.sandbox.load_generator import run_load
@@ -115,13 +116,16 @@ from rstar_lab.sandbox.load_generator import run_load
 kinds = dict(zip((code for code, _ in MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
 load = [(kinds[code], code) for code in mixed(calls)]
 
-live = display(display_id=True)
+live = None
 async for samples in run_load(sandbox, load, in_flight=in_flight):
-    if samples:
-        live.update(plot_load(samples))
+    if samples and live is None:
+        live = LinkedFigure(plot_load(samples), None)
+        display(live)
+    elif samples:
+        live.update_figure(plot_load(samples))
 
 # %%
-plot_outcomes(samples)
+LinkedFigure(plot_outcomes(samples), None)
 
 # %%
 frame = pd.DataFrame(samples)

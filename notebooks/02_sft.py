@@ -40,8 +40,9 @@ import pandas as pd
 import plotly.express as px
 from IPython.display import HTML, Markdown, display
 
-from rstar_lab.analysis import inspect, open_runs, style
+from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.comparison import compare
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, submit
 from rstar_lab.rl.chat_format.template import CODE_TOOL, render_segments
@@ -94,8 +95,8 @@ HTML(f'<pre style="white-space: pre-wrap; font-size: 12px; line-height: 1.45">{t
 
 # %%
 steps = open_runs(runs_dir, run_ids=[f"{run}-sft"]).steps()
-figure = px.line(steps, x="step", y="loss", template=style.template(), labels={"loss": "loss (nats per model token)"})
-figure.update_yaxes(rangemode="tozero").update_layout(height=360)
+figure = px.line(steps, x="step", y="loss", labels={"loss": "loss (nats per model token)"})
+Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[["step", "loss"]])
 
 # %% [markdown]
 # ## Before and after

@@ -57,8 +57,8 @@ if wait:
     assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %%
-run_dir = job.run_dir
-watch(run_dir) if run_dir else "not begun yet: run this cell again"
+root = Path(runs_dir)
+watch(root / f"{run}-sft", root / f"{run}-rl")
 
 # %% [markdown]
 # ## Result

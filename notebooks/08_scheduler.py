@@ -39,8 +39,8 @@ remeasure = False  # start two vLLM servers here and measure again (minutes)
 
 # %%
 import pandas as pd
-import plotly.io as pio
 
+from rstar_lab.analysis import LinkedFigure
 from rstar_lab.rl.bench.scheduler import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
 from rstar_lab.rl.bench.calibration import calibrate, disagreements, recorded_measurements
 from rstar_lab.rl.scheduling.recorded import recorded_rollouts
@@ -48,8 +48,6 @@ from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
 from rstar_lab.rl.bench.figures import plot_calibration
 from rstar_lab.rl.scheduling.simulator import lower_bound, simulate
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
-
-pio.renderers.default = "plotly_mimetype+notebook_connected"
 
 # %% [markdown]
 # ## The step
@@ -82,17 +80,17 @@ summary = table(results, bound_s)
 summary.round(3)
 
 # %%
-plot_gantt(results, bound_s)
+LinkedFigure(plot_gantt(results, bound_s), None)
 
 # %% [markdown]
 # One engine from close by: under `least-in-flight` all its rollouts are sent at once and queue inside the engine, where a
 # full cache costs them their prefixes; under `adaptive` they wait outside until there is room.
 
 # %%
-plot_turns(results["least-in-flight"], engine=0)
+LinkedFigure(plot_turns(results["least-in-flight"], engine=0), None)
 
 # %%
-plot_turns(results["adaptive"], engine=0)
+LinkedFigure(plot_turns(results["adaptive"], engine=0), None)
 
 # %% [markdown]
 # ## Does it hold elsewhere?
@@ -122,7 +120,7 @@ else:
     measured = recorded_measurements(calibration)
 wrong = disagreements(measured)
 print("pairs ranked differently:", wrong or "none")
-plot_calibration(measured)
+LinkedFigure(plot_calibration(measured), None)
 
 # %%
 pd.DataFrame(

@@ -434,7 +434,7 @@ async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
     with RunWriter.open(tmp_path / "live", "r", kind="train", recipe={}, seed=0) as writer:
         follower = watch(tmp_path / "live" / "r", every_s=0.05)
         follower.start()
-        assert follower.inspector is None
+        assert follower.inspector is None and "no step yet" in follower.figure.figure.layout.title.text
         writer.write_step(
             "rl", 1, trajectories=rows["trajectories"], calls=[], transcripts=rows["transcripts"], metrics={}
         )
@@ -446,6 +446,32 @@ async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
         writer.finish("finished")
     await asyncio.wait_for(follower.task, 30)
     assert "finished, step 1" in follower.figure.figure.layout.title.text
+
+
+async def test_watch_waits_for_a_job_and_moves_on_from_sft_to_rl(tmp_path: Path):
+    import asyncio
+
+    from rstar_lab.runs import RunWriter
+
+    async def title(part: str) -> None:
+        while part not in follower.figure.figure.layout.title.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    sft, rl = tmp_path / "tiny-sft", tmp_path / "tiny-rl"
+    follower = watch(sft, rl, every_s=0.05)
+    assert "waiting" in follower.figure.figure.layout.title.text
+    follower.start()
+    with RunWriter.open(tmp_path, "tiny-sft", kind="sft", recipe={}, seed=0) as writer:
+        writer.write_step("sft", 1, trajectories=[], calls=[], transcripts=[], metrics={"loss": 2.0})
+        await asyncio.wait_for(title("tiny-sft: running, step 1"), 30)
+        assert [trace.y[0] for trace in follower.figure.figure.data] == [2.0] and follower.inspector is None
+        writer.finish("finished")
+    write_run(tmp_path, "tiny-rl", steps=2)
+    await asyncio.wait_for(title("tiny-rl: finished, step 2"), 30)
+    await asyncio.wait_for(follower.task, 30)
+    assert follower.inspector is not None and follower.inspector.source.count("TRUE") == 64
+    with pytest.raises(UserError, match="is not a run"):
+        watch(tmp_path)
 
 
 # Figures without a kernel, and the theme

@@ -22,7 +22,7 @@ def total(opened: LabPage) -> int:
     return int(opened.page.locator(f"{APP} .rl-count").first.inner_text().split(" ")[0].replace(",", ""))
 
 
-def wait_for_count(opened: LabPage, count: int) -> None:
+def wait_for_count(opened: LabPage, count: int | str) -> None:
     opened.wait(f"() => document.querySelector('{APP} .rl-count')?.textContent.startsWith('{count} of')")
 
 

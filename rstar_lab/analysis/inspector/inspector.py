@@ -78,6 +78,14 @@ class Inspector(NotebookWidget):
             self.show(label, **filters)
             self.reveal += 1
 
+    def set_store(self, store: Store, label: str) -> None:
+        """Show the rollouts of another store."""
+        self.source = Source(store)
+        self.label = label
+        self.selected = ""
+        self.filters, self.scope = {}, {}
+        self.refresh()
+
     def refresh(self) -> None:
         """Read the store again, after a run has grown."""
         self.source.refresh()

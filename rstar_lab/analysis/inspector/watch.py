@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 from IPython.display import display
 from plotly.subplots import make_subplots
 
@@ -19,30 +18,39 @@ from rstar_lab.analysis.style import COLOURS
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader
 
-# Columns of a run's steps and their titles.
+# Columns of a run's steps and their titles. SFT runs have the loss, RL runs the others.
 CURVES = {
     "reward_mean": "Reward",
     "errors_mean": "Tool errors per rollout",
     "response_tokens_mean": "Response tokens",
     "entropy_mean": "Entropy, nats",
+    "loss": "Loss",
 }
+_MAX_CURVES = 4
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "run.json").exists()
+
+
+def _has_rollouts(steps: pd.DataFrame) -> bool:
+    return "reward_mean" in steps and bool(steps["reward_mean"].notna().any())
 
 
 class Watch:
-    """Curves and an inspector that follow one run.
+    """Curves and an inspector that follow one run, or several runs of a job one after the other.
 
-    It reads only the run's folder, so `watch(run)` shows the same run again after a kernel restart.
+    It reads only the runs' folders, so the same call shows the same runs again after a kernel restart.
     """
 
-    def __init__(self, run_dir: Path, curves: Sequence[str], every_s: float) -> None:
-        self.reader = RunReader(run_dir)
-        self.runs = open_runs(run_dir)
-        self.curves, self.every_s = list(curves), every_s
-        self._steps = -1
-        steps = self.runs.steps()
-        self.inspector = Inspector(self.runs, label=self.reader.run_id) if len(steps) else None
-        self.figure = LinkedFigure(self._draw(steps), self.inspector)
+    def __init__(self, folders: Sequence[Path], curves: Sequence[str], every_s: float) -> None:
+        self.folders, self.curves, self.every_s = list(folders), list(curves), every_s
+        self.reader: RunReader | None = None
+        self.inspector: Inspector | None = None
         self.task: asyncio.Task[None] | None = None
+        self._steps = -1
+        self.figure = LinkedFigure(self._draw(pd.DataFrame()), None)
+        self.refresh()
 
     def start(self) -> None:
         """Update the display until the run ends. Without a running event loop (in a script) this does nothing."""
@@ -50,7 +58,7 @@ class Watch:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        if self.reader.status == "running" and self.task is None:
+        if self.task is None and not self._ended():
             self.task = loop.create_task(self._follow())
 
     def stop(self) -> None:
@@ -59,41 +67,61 @@ class Watch:
             self.task.cancel()
 
     def refresh(self) -> str:
-        """Update the display once. Returns the run's status."""
+        """Update the display once. Returns the status of the current run, or "waiting" before the first run starts."""
+        started = [folder for folder in self.folders if _is_run(folder)]
+        if not started:
+            return "waiting"
+        if self.reader is None or self.reader.run_dir != started[-1]:
+            self.reader, self.runs, self._steps = RunReader(started[-1]), open_runs(started[-1]), -1
+            if self.inspector is not None and _has_rollouts(self.runs.steps()):
+                self.inspector.set_store(self.runs, self.reader.run_id)
         status = self.reader.status
         steps = self.runs.steps()
         if len(steps) != self._steps or status != "running":
             self._steps = len(steps)
             self.figure.update_figure(self._draw(steps, status))
-            if self.inspector is None and len(steps):
+            if self.inspector is None and _has_rollouts(steps):
+                self.runs = open_runs(self.reader.run_dir)
                 self.inspector = Inspector(self.runs, label=self.reader.run_id)
                 self.figure.inspector = self.inspector
-                display(self.inspector)
+                self.figure.linked = True
+                if self.task is not None:
+                    display(self.inspector)
             elif self.inspector is not None:
                 self.inspector.refresh()
         return status
 
+    def _ended(self) -> bool:
+        """Return whether no more steps will come: the last run has ended, or an earlier one did not finish."""
+        if self.reader is None:
+            return False
+        status = self.reader.status
+        return status != "running" and (status != "finished" or self.reader.run_dir == self.folders[-1])
+
     async def _follow(self) -> None:
-        while self.refresh() == "running":  # noqa: ASYNC110 (another process writes the run)
+        while True:
+            self.refresh()
+            if self._ended():
+                return
             await asyncio.sleep(self.every_s)
 
-    def _draw(self, steps: pd.DataFrame, status: str | None = None) -> go.Figure:
-        drawn = [name for name in self.curves if name in steps and steps[name].notna().any()]
+    def _draw(self, steps: pd.DataFrame, status: str = "waiting") -> Figure:
+        run_id = self.reader.run_id if self.reader else self.folders[0].name
+        columns = [name for name in self.curves if name in steps and steps[name].notna().any()][:_MAX_CURVES]
         figure = make_subplots(
-            rows=1, cols=max(1, len(drawn)), subplot_titles=[CURVES.get(name, name) for name in drawn]
+            rows=1, cols=max(1, len(columns)), subplot_titles=[CURVES.get(name, name) for name in columns]
         )
-        for place, name in enumerate(drawn, 1):
+        for place, name in enumerate(columns, 1):
             figure.add_scatter(
                 x=steps["step"], y=steps[name], mode="lines+markers", line_color=COLOURS[0], showlegend=False, row=1, col=place,
-                meta={"filter": {"run_id": self.reader.run_id}, "x": "step"},
+                meta={"filter": {"run_id": run_id}, "x": "step"},
             )  # fmt: skip
-        title = f"{self.reader.run_id}: {status or self.reader.status}"
-        if len(steps):
-            title += f", step {int(steps['step'].max())}"
-        else:
-            title += ", no step yet"
-        figure.update_layout(height=300, title=title)
-        figure.update_xaxes(title_text="step")
+        if not columns:
+            figure.update_xaxes(visible=False).update_yaxes(visible=False)
+        progress = f", step {int(steps['step'].max())}" if len(steps) else ", no step yet"
+        figure.update_layout(height=300 if columns else 80, title=f"{run_id}: {status}{progress}")
+        if columns:
+            figure.update_xaxes(title_text="step")
         return Figure(figure, steps)
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -103,13 +131,22 @@ class Watch:
         self.start()
 
 
-def watch(run: str | Path, *, curves: Sequence[str] = tuple(CURVES), every_s: float = 2.0) -> Watch:
+def watch(*runs: str | Path, curves: Sequence[str] = tuple(CURVES), every_s: float = 2.0) -> Watch:
     """Follow a run in a notebook. Display the result.
 
-    run: the run's folder, runs/NAME. curves: columns of `open_runs(...).steps()`; columns that the run does not have are
-    skipped. every_s: seconds between updates.
-    Raises UserError for an invalid interval and RunStoreError if the folder is not a run.
+    runs: the run's folder, runs/NAME, or the folders of several runs in the order in which a job writes them, such as SFT
+    and RL. The display moves on when the next run starts. Folders that do not exist yet are waited for if their parent
+    folder exists.
+    curves: columns of `open_runs(...).steps()`; columns that a run does not have are skipped.
+    every_s: seconds between updates.
+    Raises UserError for an invalid interval, for no run, and if a folder exists but is not a run.
     """
     if not (math.isfinite(every_s) and every_s > 0):
         raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
-    return Watch(Path(run), curves, every_s)
+    if not runs:
+        raise UserError("watch needs the folder of at least one run: runs/NAME")
+    folders = [Path(run) for run in runs]
+    for folder in folders:
+        if (folder.exists() and not _is_run(folder)) or not folder.parent.is_dir():
+            raise UserError(f"{folder} is not a run; give the folder of a run: runs/NAME")
+    return Watch(folders, curves, every_s)

@@ -250,6 +250,7 @@ class View {
       if (this.opening !== traj_id) return;
       this.opened = opened;
       this.row = opened.row;
+      this.detail.dataset.traj = traj_id;
       this.drawHead();
       this.transcript.show(opened, floats(buffers), this.model.get("channel"));
       this.recolour();
