@@ -1,5 +1,5 @@
-"""Errors a user can mend: the command line prints their message without a traceback."""
+"""Base class of errors that a user can fix. The command line prints their message without a traceback."""
 
 
 class UserError(Exception):
-    """Something the user gave or the machine lacks; the message names it and the way out."""
+    """Wrong input or a missing requirement. The message names it and says what to do."""

@@ -1,4 +1,4 @@
-"""Dataframes, metrics, figures and the inspector over the run store. Names are loaded when first used."""
+"""Data frames, metrics, figures and the inspector for the run store. Names are imported at first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         word_list,
     )
 
-_HOMES = {
+_MODULES = {
     "runs": ("Runs", "open_runs"),
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
@@ -55,7 +55,7 @@ _HOMES = {
     "inspector.link": ("LinkedFigure", "explore", "link"),
     "inspector.watch": ("watch",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "METRICS",
@@ -102,10 +102,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,7 +1,7 @@
-"""Confidence intervals for ratios of sums, with the rollouts of one problem resampled together.
+"""Confidence intervals for ratios of sums, by a bootstrap over problems.
 
-Rollouts of one problem resemble each other, so problems are the independent units: a bootstrap that resampled rollouts
-would give intervals that are too narrow (Cameron, Gelbach, Miller 2008, on clustered errors).
+The rollouts of one problem are correlated, so problems are the independent units. A bootstrap over rollouts gives
+intervals that are too narrow (Cameron, Gelbach and Miller 2008, on clustered errors).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval: `n` observations in `clusters` clusters. NaN where there is nothing to say."""
+    """A value with its interval, from `n` rollouts of `clusters` problems. NaN if it is undefined."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def resample_counts(clusters: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """(resamples, clusters): how often each cluster is in each resample."""
+    """Return (resamples, clusters) float64: how often each resample contains each cluster."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=resamples).astype(np.float64)
 
@@ -41,9 +41,9 @@ def ratio(
     level: float = LEVEL,
     seed: int = 0,
 ) -> Estimate:
-    """sum(numerator) / sum(denominator), both (clusters,), with a percentile bootstrap over the clusters.
+    """Return sum(numerator) / sum(denominator), both (clusters,), with a percentile bootstrap over the clusters.
 
-    Clusters whose denominator is 0 or NaN say nothing and are left out. One cluster alone has no interval: NaN.
+    Clusters whose denominator is 0 or NaN are left out. With one cluster the interval is NaN.
     """
     known = np.isfinite(numerator) & np.isfinite(denominator) & (denominator > 0)
     numerator, denominator = numerator[known], denominator[known]
@@ -61,7 +61,7 @@ def ratio(
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: sums by (runs, problems), NaN or 0 in the denominator where a run has not met a problem."""
+    """Sums of one side of a comparison, (runs, problems). The denominator is NaN or 0 if a run did not sample a problem."""
 
     numerator: np.ndarray
     denominator: np.ndarray
@@ -70,19 +70,19 @@ class Side:
 def paired_difference(
     a: Side, b: Side, n: int, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
 ) -> Estimate:
-    """Ratio of b minus ratio of a over the same problems.
+    """Return the ratio of b minus the ratio of a over their common problems.
 
-    Each resample draws problems, the same for both sides, and where a side has several runs (seeds) draws these too.
+    Each resample draws the same problems for both sides. If a side has several runs (seeds), it draws runs too.
     """
     sides = [(np.nan_to_num(side.numerator), np.nan_to_num(side.denominator)) for side in (a, b)]
-    met = np.logical_and(*(denominator.sum(axis=0) > 0 for _, denominator in sides))
-    clusters = int(met.sum())
+    common = np.logical_and(*(denominator.sum(axis=0) > 0 for _, denominator in sides))
+    clusters = int(common.sum())
     if not clusters:
         return Estimate(np.nan, np.nan, np.nan, 0, 0)
     problems = resample_counts(clusters, resamples, seed)
     values, samples = [], []
     for number, (numerator, denominator) in enumerate(sides):
-        numerator, denominator = numerator[:, met], denominator[:, met]
+        numerator, denominator = numerator[:, common], denominator[:, common]
         runs = resample_counts(len(numerator), resamples, seed + 1 + number)
         values.append(numerator.sum() / denominator.sum())
         over = np.einsum("br,rp,bp->b", runs, denominator, problems)

@@ -1,4 +1,4 @@
-"""`rstar-lab runs`: what is in the store, one run in full, and merging small files."""
+"""`rstar-lab runs`: list runs, show one run, merge the files of a run."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Look into the run store and tidy it.")
+app = typer.Typer(no_args_is_help=True, help="List, show and compact runs.")
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it.")]
 
 
 @app.command("list")
 def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
-    """All runs, the oldest first, with status, steps and the newest reward. Unreadable runs are listed too."""
+    """List all runs, oldest first, with status, steps and the latest mean reward. Unreadable runs are listed too."""
     from rstar_lab.runs.errors import RunStoreError
     from rstar_lab.runs.reader import run_folders
 
@@ -33,7 +33,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    # The id is what other commands ask for: it may be folded, never cut.
+    # Other commands need the complete id, so it is wrapped and never truncated.
     names = ("stage", "status", "steps", "trajectories", "reward", "created")
     table = Table(Column("run", overflow="fold"), *names, box=None, padding=(0, 1, 0, 0))
     for row in rows:
@@ -48,7 +48,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
             row.get("created", "")[5:16].replace("T", " "),
         )
     console = Console()
-    console.print(table if rows else f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` makes one")
+    console.print(table if rows else f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` creates one")
     for row in rows:
         if "error" in row:
             console.print(row["error"], style="red", markup=False)
@@ -56,7 +56,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
 
 @app.command()
 def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
-    """One run: recipe, versions, how it ended, and its newest metrics."""
+    """Show one run: recipe, versions, status and the metrics of its last step."""
     from rstar_lab.runs.reader import RunReader
 
     reader = RunReader(_folder(runs_dir, run))
@@ -72,13 +72,13 @@ def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
     info = {key: value for key, value in (reader.info | summary).items() if value not in (None, {}, [])}
     console.print(yaml.safe_dump(info, sort_keys=False, allow_unicode=True), markup=False, end="")
     if lines:
-        console.print("newest metrics:")
+        console.print("metrics of the last step:")
         console.print(yaml.safe_dump(lines[-1], sort_keys=False), markup=False, end="")
 
 
 @app.command()
 def compact(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
-    """Merge the many small files of a run that nobody writes; readers then open it faster."""
+    """Merge the step files of a run into few files, so that readers open it faster. No process may be writing the run."""
     from rstar_lab.runs.compact import compact as merge
 
     done = merge(_folder(runs_dir, run))
@@ -94,8 +94,8 @@ def _folder(runs_dir: Path, run: str) -> Path:
 
     folder = runs_dir / run
     if not (folder / "run.json").exists():
-        there = ", ".join(path.name for path in run_folders(runs_dir)) or "none"
-        raise RunStoreError(f"there is no run {run!r} in {runs_dir}/; runs there: {there}")
+        existing = ", ".join(path.name for path in run_folders(runs_dir)) or "none"
+        raise RunStoreError(f"no run {run!r} in {runs_dir}/; existing runs: {existing}")
     return folder
 
 

@@ -1,7 +1,7 @@
-"""Merging a run's many small files into few: readers open a file in a fraction of a millisecond, but thousands add up.
+"""Merge the step files of a run into few larger files, because opening thousands of files is slow.
 
-A merged file takes its name in one move and stands for every step file inside its range; these are removed after it.
-A kill between the two leaves both, and readers prefer the merged one.
+A merged file is renamed into place and replaces every step file inside its range; these are deleted afterwards. If the
+process is killed in between, both exist and readers use the merged one.
 """
 
 from collections.abc import Iterator
@@ -20,23 +20,23 @@ from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, st
 from rstar_lab.runs.tables import ROLLUP, rollup_row
 from rstar_lab.runs.writer import parquet_options, row_group_size, write_rollup
 
-# Beyond this a merged file is closed and a new one begun, so that a compaction needs little room beside the run.
+# Maximum size of a merged file. It bounds the additional disk space that a compaction needs.
 _MERGED_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """Files of a run before and after."""
+    """Number of files of a run before and after."""
 
     before: int
     after: int
 
 
 def compact(run_dir: str | Path) -> Compacted:
-    """Merge the step files of a run that nobody writes, and make its rollup anew where that is missing or behind.
+    """Merge the step files of a run, and rebuild its rollup if it is missing or incomplete.
 
-    Raises RunLocked while the run is written, RunStoreError where a file is damaged or the disk is full (the run then
-    stays as it was).
+    Raises RunLocked if a process is writing the run, RunStoreError if a file is damaged or the disk is full. The run is
+    then unchanged.
     """
     run_dir = Path(run_dir)
     reader = RunReader(run_dir)
@@ -53,14 +53,14 @@ def compact(run_dir: str | Path) -> Compacted:
                 if len(batch) > 1 or batch[0].partial:
                     _merge(run_dir, level, batch)
             _remove_shadowed(run_dir, level)
-        (run_dir / "metrics.jsonl").touch()  # tells those who read the run that its files are others now
+        (run_dir / "metrics.jsonl").touch()  # open readers notice the change by the modification time
         return Compacted(before, after)
     finally:
         lock.release()
 
 
 def _batches(files: list[StoredFile]) -> list[list[StoredFile]]:
-    """Neighbours of one stage, as many as make a file of the wanted size."""
+    """Group consecutive files of one stage into batches of at most _MERGED_BYTES."""
     batches: list[list[StoredFile]] = []
     for _, neighbours in groupby(files, key=lambda file: file.stage):
         size = _MERGED_BYTES
@@ -98,7 +98,7 @@ def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
 
 
 def _tables(file: StoredFile) -> Iterator[pa.Table]:
-    """The file's rows of its committed steps, a row group at a time."""
+    """Yield the rows of the committed steps of a file, one row group at a time."""
     source = pq.ParquetFile(file.path)
     for group in range(source.num_row_groups):
         table = source.read_row_group(group)
@@ -106,7 +106,7 @@ def _tables(file: StoredFile) -> Iterator[pa.Table]:
 
 
 def _remove_shadowed(run_dir: Path, level: str) -> None:
-    """Files no reader looks at: left by an earlier compaction that was killed."""
+    """Delete files that readers ignore: the rest of a compaction that was killed."""
     used = {file.path for file in RunReader(run_dir).files(level)}
     for path in (run_dir / level).glob("stage=*/*.parquet"):
         if path not in used:
@@ -114,7 +114,7 @@ def _remove_shadowed(run_dir: Path, level: str) -> None:
 
 
 def _restore_rollup(reader: RunReader) -> None:
-    """Make rollup.parquet anew from the rows where it is missing, torn, or lacks a committed step."""
+    """Rebuild rollup.parquet from the rows if it is missing, truncated or lacks a committed step."""
     try:
         reader.rollup()
         return

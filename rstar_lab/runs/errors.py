@@ -1,11 +1,11 @@
-"""What can go wrong with a run store: every message names the file or the run, and the way out."""
+"""Errors of the run store. Each message names the file or the run and says what to do."""
 
 from rstar_lab.errors import UserError
 
 
 class RunStoreError(UserError):
-    """A run cannot be read or written as it is."""
+    """A run cannot be read or written."""
 
 
 class RunLocked(RunStoreError):
-    """Another process writes this run."""
+    """Another process is writing the run."""

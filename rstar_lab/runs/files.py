@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+"""Atomic file writes: temporary file, fsync, rename, fsync of the folder."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from rstar_lab.runs.errors import RunStoreError
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals inside `folder` survive a power cut."""
+    """Fsync a folder, so that renames and deletions in it survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -23,7 +23,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Write `path` through a hidden temporary file; it takes its name only when the block ends without error."""
+    """Yield a binary file that replaces `path` when the block ends without error. The data goes to a hidden temporary file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -41,12 +41,12 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def name_disk_errors(path: Path) -> Iterator[None]:
-    """A full disk, a quota or missing rights in one line that names the file."""
+    """Convert OSError (full disk, quota, permissions) to RunStoreError that names the file."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        hint = "steps finished before are kept; make room or give rights, then run the same command again"
+        hint = "finished steps are kept; free disk space or fix the permissions, then run the same command again"
         raise RunStoreError(f"cannot write {path}: {reason}; {hint}") from error
 
 
@@ -56,7 +56,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def json_safe(value: Any) -> Any:
-    """`value` as JSON can hold it: non-finite floats become null, numpy scalars plain numbers, paths text."""
+    """Return `value` as JSON types: non-finite floats become None, numpy scalars become numbers, paths become text."""
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -71,7 +71,7 @@ def json_safe(value: Any) -> Any:
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder out of sight in one move, then delete what is in it."""
+    """Rename a folder to a hidden name, then delete it, so that readers never see a partly deleted folder."""
     hidden = folder.with_name(f".{folder.name}.removed")
     if hidden.exists():
         shutil.rmtree(hidden)

@@ -1,4 +1,4 @@
-"""Find the folder of runs from wherever a notebook or a command is started."""
+"""Find the folder of runs for a notebook or command, independent of the current folder."""
 
 import os
 from pathlib import Path

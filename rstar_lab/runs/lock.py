@@ -1,4 +1,4 @@
-"""One writer a run."""
+"""Lock that allows one writer per run."""
 
 import fcntl
 import json
@@ -13,16 +13,16 @@ _LOCK = ".lock"
 
 
 class RunLock:
-    """An exclusive lock on a run's folder, held until `release` or the end of the process, SIGKILL included.
+    """Exclusive lock on a run's folder, held until `release` or the end of the process, including by SIGKILL.
 
-    A child made by fork drops its copy, so that a run is free once its writer is dead, whatever else lives.
+    A forked child closes its copy of the lock, so the run is free as soon as its writer ends.
     """
 
-    def __init__(self, run_dir: Path, patience_s: float = 1.0):
-        """Raises RunLocked, which names the holder's pid, where another writer keeps the lock for `patience_s`."""
+    def __init__(self, run_dir: Path, timeout_s: float = 1.0):
+        """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for `timeout_s`."""
         path = run_dir / _LOCK
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        give_up = time.monotonic() + patience_s  # a reader that asks `is_locked` holds a shared lock for an instant
+        give_up = time.monotonic() + timeout_s  # `is_locked` of a reader holds a shared lock for an instant
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,24 +31,24 @@ class RunLock:
                 if time.monotonic() > give_up:
                     os.close(fd)
                     raise RunLocked(
-                        f"run {run_dir} is being written by {lock_holder(run_dir)}; wait for it or stop it"
+                        f"run {run_dir} is being written by {lock_holder(run_dir)}; wait for that process or stop it"
                     ) from None
                 time.sleep(0.02)
         self._fd: int | None = fd
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._release_in_child)
 
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
-    _forget = release
+    _release_in_child = release
 
 
 def lock_holder(run_dir: Path) -> str:
-    """Who wrote their name into the lock file last."""
+    """Return a description of the process that acquired the lock last."""
     try:
         who = json.loads((run_dir / _LOCK).read_text())
         return f"process {who['pid']} on {who['host']}"
@@ -57,7 +57,7 @@ def lock_holder(run_dir: Path) -> str:
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Does a live process write this run?"""
+    """Return whether a live process is writing this run."""
     try:
         fd = os.open(run_dir / _LOCK, os.O_RDONLY)
     except OSError:

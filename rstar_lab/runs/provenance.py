@@ -1,4 +1,4 @@
-"""Where a run came from: versions, commit, hardware. And what must not be kept of its recipe: secrets."""
+"""Provenance of a run: versions, commit, hardware. Also removes secrets from recipes."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ REDACTED = "[redacted]"
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """A copy of `value` without secrets: by the key's name, by the look of the value, and logins inside URLs."""
+    """Return a copy of `value` without secrets, found by key name, by known value patterns and in URLs."""
     if isinstance(value, dict):
         return {name: redact(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def redact(value: Any, key: str = "") -> Any:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that decide a run's numbers."""
+    """Return the versions of Python and of the installed packages that affect the results of a run."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The commit this package's source is at, with `-dirty` after local changes; None outside a git checkout."""
+    """Return the git commit of this package's source, with `-dirty` if it has changes; None outside a git checkout."""
     here = Path(__file__).resolve().parent
     head = _output("git", "-C", str(here), "rev-parse", "HEAD")
     if not head:
@@ -70,7 +70,7 @@ def commit() -> str | None:
 
 @cache
 def hardware() -> dict[str, Any]:
-    """Host, CPU, memory (GB) and accelerators, without importing torch."""
+    """Return host, CPU, memory (GB) and GPUs, without importing torch."""
     model = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s*(\d+) kB", _text("/proc/meminfo"))
     gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or ""

@@ -1,7 +1,6 @@
-"""Reading a run while it is written: a step exists exactly when its line in metrics.jsonl does.
+"""Read a run, also while it is being written. A step is committed when its line is in metrics.jsonl.
 
-What lies beside that (temporary files, files of steps without a line, the rest of a step that was cut) is never read.
-A file that should be whole and is not raises RunStoreError; nothing is skipped in silence.
+Temporary files and files of uncommitted steps are ignored. A damaged file of a committed step raises RunStoreError.
 """
 
 import json
@@ -24,31 +23,31 @@ from rstar_lab.runs.tables import ROLLUP
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
 _REQUIRED = {"schema_version", "run_id", "kind", "status"}
-STEPS_KEY = "rstar_lab.steps"  # in merged files: the steps whose rows they hold
+STEPS_KEY = "rstar_lab.steps"  # metadata of merged files: the steps that they contain
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One Parquet file and the committed steps to read from it; `partial`: it holds rows of other steps too."""
+    """A Parquet file and the committed steps to read from it. partial: it also contains rows of other steps."""
 
     path: Path
     stage: str
     steps: tuple[int, ...]
     partial: bool
-    rows: int  # of the whole file
+    rows: int  # number of rows in the file
 
 
 class RunReader:
-    """One run's folder. Everything but its id is read anew at each call, so that a reader kept open sees a run grow."""
+    """A run's folder. Every call reads the files again, so an open reader sees new steps."""
 
     def __init__(self, run_dir: str | Path):
-        """Raises RunStoreError where the folder is no run, its run.json is broken, or a newer rstar_lab wrote it."""
+        """Raises RunStoreError if the folder is not a run, run.json is damaged, or its schema version is newer."""
         self.run_dir = Path(run_dir)
-        self.run_id: str = self._read_info()["run_id"]  # fail now rather than at the first use
+        self.run_id: str = self._read_info()["run_id"]  # raises here rather than at the first use
 
     @property
     def info(self) -> dict[str, Any]:
-        """run.json."""
+        """The content of run.json."""
         return self._read_info()
 
     def _read_info(self) -> dict[str, Any]:
@@ -60,35 +59,35 @@ class RunReader:
         except (OSError, ValueError) as error:
             raise RunStoreError(f"{path} cannot be read: {error}") from error
         if not isinstance(info, dict) or not info.keys() >= _REQUIRED:
-            raise RunStoreError(f"{path} is not a run's description: it lacks {', '.join(sorted(_REQUIRED))}")
+            raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
         return info
 
     @property
     def status(self) -> str:
-        """running, finished, failed, stopped; or interrupted: it says running, but nobody writes it any more."""
+        """running, finished, failed, stopped, or interrupted (run.json says running, but no process is writing the run)."""
         status = self.info["status"]
         return "interrupted" if status == "running" and not is_locked(self.run_dir) else status
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One dict a committed step, in order: stage, step and what the writer measured."""
+        """Return one dict per committed step, in order: stage, step and the metrics of the writer."""
         return read_metrics_lines(self.run_dir / "metrics.jsonl")[0]
 
     def steps(self) -> dict[int, str]:
-        """The committed steps and their stages, in order."""
+        """Return {step: stage} of the committed steps, in order."""
         try:
             data = (self.run_dir / "metrics.jsonl").read_bytes()
         except FileNotFoundError:
             return {}
         marks = _MARK.findall(data, 0, data.rfind(b"\n") + 1)
-        if len(marks) == data.count(b"\n"):  # every line begins as the writer begins it: no need to parse the rest
+        if len(marks) == data.count(b"\n"):  # all lines start as the writer formats them, so parsing JSON is not needed
             return {int(step): stage.decode() for stage, step in marks}
         return {line["step"]: line["stage"] for line in self.metrics()}
 
     def files(self, level: str) -> list[StoredFile]:
-        """The files of a level (trajectories, calls, transcripts) that hold the committed steps, checked.
+        """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        Raises RunStoreError naming the file where one is torn, foreign, of a newer schema, short of rows, or missing.
+        Raises RunStoreError naming the file if one is damaged, not of the store, of a newer schema, incomplete or missing.
         """
         for _ in range(3):
             try:
@@ -96,7 +95,7 @@ class RunReader:
             except RunStoreError:
                 if not is_locked(self.run_dir):
                     raise
-                time.sleep(0.05)  # the writer may have cut or merged between two of our looks
+                time.sleep(0.05)  # the writer may have cut or merged files between two reads
         return self._files(level)
 
     def _files(self, level: str) -> list[StoredFile]:
@@ -114,7 +113,7 @@ class RunReader:
         return found
 
     def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
-        """The files that lie there for `steps`, in order, whether or not all rows are; `files` is what to use."""
+        """Return the files of `steps` in order, without checking that all rows exist. Use `files` for reading."""
         covered: set[int] = set()
         found = []
         for path, first, last in _by_width(self.run_dir / level):
@@ -130,7 +129,7 @@ class RunReader:
         return sorted(found, key=lambda file: file.steps)
 
     def rollup(self) -> pa.Table:
-        """n, mean and sd of every number column, one row a committed step (schema: tables.ROLLUP)."""
+        """Return n, mean and sd of each number column, one row per committed step (schema: tables.ROLLUP)."""
         return self._rollup(self.steps())
 
     def _rollup(self, steps: dict[int, str]) -> pa.Table:
@@ -138,25 +137,25 @@ class RunReader:
         if not steps:
             return ROLLUP.empty_table()
         if not path.exists():
-            raise RunStoreError(f"{path} is missing; `rstar-lab runs compact {self.run_dir.name}` makes it anew")
+            raise RunStoreError(f"{path} is missing; `rstar-lab runs compact {self.run_dir.name}` rebuilds it")
         check_file(path, "rollup")
         table = pq.ParquetFile(path).read()
         present = table["step"].to_pylist()
         if missing := steps.keys() - set(present):
             raise RunStoreError(
-                f"{path} lacks step {min(missing)}; `rstar-lab runs compact {self.run_dir.name}` makes it anew"
+                f"{path} lacks step {min(missing)}; `rstar-lab runs compact {self.run_dir.name}` rebuilds it"
             )
         return filter_steps(table, tuple(steps))
 
     def read(self, level: str, columns: list[str] | None = None) -> pa.Table:
-        """All committed rows of a level. For large runs ask `rstar_lab.analysis`, which reads what a query needs."""
+        """Return all committed rows of a level. For large runs use `rstar_lab.analysis`, which reads only what a query needs."""
         names = columns or LEVELS[level].names
         tables = [read_steps(file, names) for file in self.files(level)]
         schema = pa.schema([LEVELS[level].field(name) for name in names])
         return pa.concat_tables(tables).replace_schema_metadata(None) if tables else schema.empty_table()
 
     def vocabulary(self) -> list[str] | None:
-        """Text of every token id, None where the run has none."""
+        """Return the text of each token id, or None if the run has no vocabulary."""
         path = self.run_dir / "tokens.json"
         try:
             return json.loads(path.read_text())
@@ -166,33 +165,33 @@ class RunReader:
             raise RunStoreError(f"{path} cannot be read: {error}") from error
 
     def checkpoints(self) -> dict[int, Path]:
-        """Complete checkpoints by step, in order."""
+        """Return {step: folder} of the complete checkpoints, in order."""
         return checkpoints(self.run_dir)
 
 
 def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
-    """Some columns of the rows of a file's steps; row groups without any of these are left unread."""
+    """Return columns of the rows of a file's steps. Row groups without these steps are not read."""
     first, last = min(file.steps), max(file.steps)
     inside = (pc.field("step") >= first) & (pc.field("step") <= last)
     table = pq.read_table(file.path, columns=sorted({*columns, "step"}), filters=inside, partitioning=None)
-    if len(file.steps) <= last - first:  # the file may have rows of the steps between them
+    if len(file.steps) <= last - first:  # the file may contain rows of other steps in between
         table = filter_steps(table, file.steps)
     return table.select(columns)
 
 
 def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
-    """The rows of these steps."""
+    """Return the rows of these steps."""
     return table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))
 
 
 @dataclass(frozen=True)
 class Footer:
     rows: int
-    steps: tuple[int, ...]  # empty but in merged files
+    steps: tuple[int, ...]  # of a merged file; else empty
 
 
 def check_file(path: Path, level: str) -> Footer:
-    """Is this a whole file of the store that this version can read? Raises RunStoreError that names it."""
+    """Return row count and steps of a file. Raises RunStoreError if it is damaged, foreign or of a newer version."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -205,31 +204,31 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     try:
         footer = pq.read_metadata(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise RunStoreError(f"{path} is torn or no Parquet file: {str(error).splitlines()[0]}") from error
+        raise RunStoreError(f"{path} is truncated or not a Parquet file: {str(error).splitlines()[0]}") from error
     marks = footer.metadata or {}
     if VERSION_KEY.encode() not in marks or marks.get(LEVEL_KEY.encode()) != level.encode():
-        raise RunStoreError(f"{path} is not a file of {level} of a run store; take it out of the run's folder")
+        raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
     _check_version(path, int(marks[VERSION_KEY.encode()]))
     return Footer(footer.num_rows, tuple(json.loads(marks.get(STEPS_KEY.encode(), b"[]"))))
 
 
 def _check_version(path: Path, version: Any) -> None:
     if not isinstance(version, int) or version < 1:
-        raise RunStoreError(f"{path} has schema version {version!r}, which never was; is it a run store's file?")
+        raise RunStoreError(f"{path} has the invalid schema version {version!r}; it is not a file of a run store")
     if version > SCHEMA_VERSION:
         raise RunStoreError(
-            f"{path} has schema version {version}; this rstar_lab reads up to {SCHEMA_VERSION}: upgrade rstar_lab"
+            f"{path} has schema version {version}; this version of rstar_lab reads up to {SCHEMA_VERSION}: upgrade rstar_lab"
         )
 
 
 def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """The store's files of a level, the widest merged ones first: they stand for the step files inside their range."""
+    """Yield (path, first, last) for the files of a level. Wide merged files come first: they replace files in their range."""
     named = [(path, *span) for path in folder.glob("stage=*/*.parquet") if (span := step_range_of(path))]
     yield from sorted(named, key=lambda item: (item[1] - item[2], item[1]))
 
 
 def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of metrics.jsonl and their size in bytes; a last line without its end was never committed."""
+    """Return the complete lines of metrics.jsonl and their size in bytes. A last line without newline is not committed."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -255,17 +254,17 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
 
 
 def list_runs(runs_dir: str | Path) -> list[RunReader]:
-    """The runs inside a folder, the oldest first; folders without a run.json are passed over.
+    """Return the runs in a folder, oldest first. Folders without run.json are ignored.
 
-    Raises RunStoreError where `runs_dir` is missing or one of its runs cannot be read.
+    Raises RunStoreError if `runs_dir` does not exist or a run cannot be read.
     """
     readers = [RunReader(folder) for folder in run_folders(runs_dir)]
     return sorted(readers, key=lambda reader: (reader.info.get("created") or "", reader.run_id))
 
 
 def run_folders(runs_dir: str | Path) -> list[Path]:
-    """Folders of `runs_dir` that hold a run, by name."""
+    """Return the folders of `runs_dir` that contain a run, sorted by name."""
     root = Path(runs_dir)
     if not root.is_dir():
-        raise RunStoreError(f"there is no folder {root}; name the folder of the runs by --runs-dir")
+        raise RunStoreError(f"there is no folder {root}; set the folder of the runs with --runs-dir")
     return sorted(path.parent for path in root.glob("*/run.json") if not path.parent.name.startswith("."))

@@ -1,7 +1,7 @@
-"""Words that show a model reconsidering. The lists are starting points: every function that uses one takes `words`.
+"""Word lists for forking and reflection tokens. Each function that uses a list accepts another one as `words`.
 
-Among the tokens of the highest entropy the paper tells two kinds apart: forking tokens, where the model explores or
-doubts by itself, and reflection tokens, where it weighs what a tool answered.
+The paper distinguishes two kinds of high-entropy tokens: forking tokens, where the model explores or doubts its own
+reasoning, and reflection tokens, where it evaluates a tool response. The lists themselves are ours.
 """
 
 import re
@@ -24,7 +24,7 @@ REFLECTION_WORDS: tuple[str, ...] = (
 
 @lru_cache(maxsize=64)
 def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """One pattern for whole words and phrases, longest first, in any case; a space matches any run of white space."""
+    """Return a pattern for the whole words and phrases, longest first, ignoring case; a space matches any white space."""
     phrases = sorted({word.strip().lower() for word in words if word.strip()}, key=len, reverse=True)
     if not phrases:
         return re.compile(r"(?!)")
@@ -33,5 +33,5 @@ def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def count_reflection_words(text: str, words: Sequence[str] = REFLECTION_WORDS) -> int:
-    """How many reflection words or phrases (non-overlapping, longest first) the model's own `text` has."""
+    """Return the number of words and phrases of `words` in `text` (not overlapping, longest first)."""
     return sum(1 for _ in word_pattern(tuple(words)).finditer(text))

@@ -1,4 +1,4 @@
-"""Rows (dicts) to Arrow tables of a level, and a step's rollup."""
+"""Convert rows (dicts) to Arrow tables, and compute the rollup of a step."""
 
 import itertools
 import math
@@ -26,18 +26,18 @@ _NUMBERS = [
     if field.name not in ("attempt", "step", "sample")
     and (pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_boolean(field.type))
 ]
-# Numbers that follow from a row's columns and that a rollup needs to answer for ratios (sums are n * mean).
+# Derived numbers from which metrics that are ratios can be computed (a sum is n * mean).
 _DERIVED = (
     "correct",  # reward > 0
-    "our_failures",  # calls whose failure was ours
-    "tool_tokens",  # response tokens the model did not write
+    "our_failures",  # calls that ended with an infrastructure failure
+    "tool_tokens",  # response tokens that the model did not generate
     "duplicate_answer",  # more than one answer tag
     "entropy_sum",  # nats over the model tokens
-    "entropy_tokens",  # model tokens whose entropy is known
+    "entropy_tokens",  # model tokens with an entropy
     "gap_sum",  # engine minus trainer log-prob, over the model tokens
     "gap_tokens",
 )
-# RoC is about the trajectories that solved their problem: these have statistics of their own.
+# Columns with separate statistics over the trajectories with reward > 0, which RoC resamples.
 _OF_CORRECT = ("errors", "calls", "turns", "response_tokens", "model_tokens", "reflection_tokens", "duplicate_answer")
 
 ROLLUP = pa.schema(
@@ -52,10 +52,10 @@ ROLLUP = pa.schema(
 
 
 def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -> pa.Table:
-    """A level's table from dicts, sorted; a column no row has is null, a column the schema lacks is an error.
+    """Return the sorted Arrow table of a level from dicts. Missing columns are null.
 
-    fill: values for columns a row leaves out (run, attempt, stage, step).
-    Token arrays may be lists or numpy arrays. NaN in a number column becomes null, so that it counts as missing.
+    fill: values of columns that the rows leave out (run, attempt, stage, step). Token arrays may be lists or numpy
+    arrays. NaN in a number column becomes null. Raises ValueError for an unknown column or outcome and a missing traj_id.
     """
     schema = schema_with_metadata(level)
     for number, row in enumerate(rows):
@@ -68,10 +68,10 @@ def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -
         for outcome in row.get("outcomes") or filter(None, [row.get("outcome")]):
             if outcome not in _OUTCOMES:
                 raise ValueError(
-                    f"{level} row {number}: unknown outcome {outcome!r}; there are {', '.join(sorted(_OUTCOMES))}"
+                    f"{level} row {number}: unknown outcome {outcome!r}; expected one of {', '.join(sorted(_OUTCOMES))}"
                 )
     full = [fill | row for row in rows]
-    for name in _SORT[level][::-1]:  # stable, from the least to the most important
+    for name in _SORT[level][::-1]:  # stable sorts, from the last key to the first
         full.sort(
             key=lambda row: (
                 row.get(name) is not None,
@@ -93,15 +93,15 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
         elif pa.types.is_boolean(field.type):
             values = [None if value is None else bool(value) for value in values]
         elif pa.types.is_string(field.type):
-            # A lone surrogate (a model can emit one through JSON escapes) has no UTF-8 form.
+            # A lone surrogate (a model can produce one with JSON escapes) cannot be encoded as UTF-8.
             values = [None if value is None else str(value).encode("utf-8", "replace").decode() for value in values]
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"column {field.name!r} wants {field.type}: {error}") from error
+        raise ValueError(f"column {field.name!r} must be {field.type}: {error}") from error
 
 
 def _number_lists(values: list[Any], kind: pa.ListType) -> pa.Array:
-    # One flat numpy array: a step of 16K rollouts has 10^8 tokens, too many for Python objects.
+    # One flat numpy array: a step of 16K rollouts has 10^8 tokens, too many for a list of Python objects.
     dtype = _DTYPES[kind.value_type]
     with np.errstate(over="ignore"):  # a log-prob beyond float16 becomes -inf
         parts: list[np.ndarray] = [np.asarray([] if value is None else value, dtype=dtype) for value in values]
@@ -113,9 +113,9 @@ def _number_lists(values: list[Any], kind: pa.ListType) -> pa.Array:
 
 
 def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, Any]) -> dict[str, Any]:
-    """One step's n, mean and sd (of the sample, n - 1) of every number column; nulls are left out of n.
+    """Return n, mean and sd (sample, n - 1) of each number column of a step. n counts the values that are not null.
 
-    Errors and calls are counted from the outcomes where a row has them, so that failures of ours are in neither.
+    Errors and calls are counted from the outcomes if a row has them, without infrastructure failures.
     """
     data = {name: numbers(trajectories[name]) for name in _NUMBERS}
     kinds = trajectories["outcomes"].combine_chunks()
@@ -148,7 +148,7 @@ def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, 
 
 
 def numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """A number or truth column as floats, nulls as NaN."""
+    """Return a numeric or boolean column as float64, with NaN for null."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     return column.cast(pa.float64()).to_numpy(zero_copy_only=False)

@@ -1,8 +1,7 @@
-"""Writing a run: whole steps or nothing, whatever kills the writer.
+"""Write a run. A step is written completely or not at all, even if the process is killed.
 
-The files of a step are put in place first and the line in metrics.jsonl last; the line is the step. `cut` goes the
-other way round: the lines go first, then the files. So at any moment the lines tell the truth, and opening a run again
-removes what has no line.
+The files of a step are written first and its line in metrics.jsonl last. The step is committed when its line is
+written. `cut` removes the lines first and the files afterwards. Opening a run again removes files without a line.
 """
 
 import json
@@ -36,25 +35,25 @@ from rstar_lab.runs.schema import (
 )
 from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 
-# No two rows have the same: a dictionary of them would be one more copy to read.
+# Columns whose values are all different, where dictionary encoding only adds size.
 _DIFFERENT = {"traj_id", "messages"}
-_TOKENS_A_ROW_GROUP = 250_000  # one transcript is read by decoding its row group: a few milliseconds
-# Few enough that a list sorted by step reads some groups of a long run, enough that reading them all costs no more.
+_TOKENS_A_ROW_GROUP = 250_000  # reading one transcript decodes its row group, a few milliseconds
+# Small enough that a query for some steps reads only a part of a file, large enough for fast full scans.
 _ROWS_A_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000}
 
 
 class RunWriter:
-    """The one writer of a run; a context manager.
+    """Writer of a run, a context manager. A run has at most one writer at a time.
 
-    Leaving the block releases the run. Without a `finish` before that, an error marks it failed, Ctrl-C stopped.
+    Leaving the block releases the run. If `finish` was not called, an error sets the status failed, Ctrl-C stopped.
     """
 
     def __init__(self, run_dir: Path, lock: RunLock, info: dict[str, Any]):
-        """For `open` only."""
+        """Used by `open` only."""
         self.run_dir, self.attempt = run_dir, info["attempts"]
         self._lock, self._info = lock, info
         self._metrics = run_dir / "metrics.jsonl"
-        self.last_step: int | None = None  # the last committed one
+        self.last_step: int | None = None  # last committed step
         self._rollup = ROLLUP.empty_table()
         self._repair()
 
@@ -70,15 +69,17 @@ class RunWriter:
         parent: dict[str, Any] | None = None,
         extra: dict[str, Any] | None = None,
     ) -> Self:
-        """Create the run, or take it up again where it is there (attempt + 1) and remove what was left unfinished.
+        """Create the run, or continue it if it exists (attempt + 1) and remove its uncommitted files.
 
-        kind: train, evaluate, chat or import. parent: {"run", "step"} this one starts from.
-        extra: kept in run.json under "extra". Secrets in recipe and extra are redacted.
-        Raises RunLocked while another process writes the run, RunStoreError where it is of another kind or cannot be
-        read or written.
+        kind: train, evaluate, chat or import. parent: {"run", "step"} from which this run starts.
+        extra: stored in run.json under "extra". Secrets in recipe and extra are redacted.
+        Raises RunLocked if another process is writing the run, RunStoreError if it has another kind or cannot be read or
+        written.
         """
         if not is_valid_name(run_id):
-            raise RunStoreError(f"run id {run_id!r} cannot be a folder's name: use letters, digits, '.', '_' and '-'")
+            raise RunStoreError(
+                f"run id {run_id!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'"
+            )
         run_dir = Path(runs_dir) / run_id
         with name_disk_errors(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -121,17 +122,17 @@ class RunWriter:
     ) -> None:
         try:
             if kind is not None and self._info["status"] == "running":
-                # Ctrl-C reaches a coroutine as its cancellation.
+                # asyncio turns Ctrl-C into CancelledError inside a coroutine.
                 stopped = issubclass(kind, KeyboardInterrupt | CancelledError)
                 self.finish("stopped" if stopped else "failed", error=str(error) or kind.__name__)
         except RunStoreError:
-            if kind is None:  # a full disk must not hide what ended the block
+            if kind is None:  # a full disk must not hide the error that ended the block
                 raise
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of the run as it stands; without a `finish` before, readers see it as interrupted."""
+        """Release the run. If `finish` was not called, readers see the status interrupted."""
         self._lock.release()
 
     def write_step(
@@ -144,11 +145,11 @@ class RunWriter:
         transcripts: Sequence[dict[str, Any]],
         metrics: dict[str, Any],
     ) -> None:
-        """Write a step, all of it or nothing of it.
+        """Write a step completely or not at all.
 
         Rows are dicts of the schema's columns; run, attempt, stage and step are filled in. metrics: JSON values.
-        Raises ValueError for a row the schema does not know or a step that is not past the last one, RunStoreError
-        where the disk is full.
+        Raises ValueError for a row that does not fit the schema or a step that is not after the last one, RunStoreError
+        if the disk is full.
         """
         fill = {"run_id": self._info["run_id"], "attempt": self.attempt, "stage": stage, "step": step}
         rows = {"trajectories": trajectories, "calls": calls, "transcripts": transcripts}
@@ -159,9 +160,9 @@ class RunWriter:
         self.write_tables(stage, step, tables, metrics)
 
     def write_tables(self, stage: str, step: int, tables: dict[str, pa.Table], metrics: dict[str, Any]) -> None:
-        """`write_step` for rows that are Arrow tables of the levels' schemas already."""
+        """Like `write_step`, for Arrow tables with the schemas of the levels."""
         if not is_valid_name(stage):
-            raise ValueError(f"stage {stage!r} cannot be a folder's name: use letters, digits, '.', '_' and '-'")
+            raise ValueError(f"stage {stage!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
         last = self.last_step
         if step < 0 or (last is not None and step <= last):
             raise ValueError(
@@ -179,7 +180,7 @@ class RunWriter:
         self._rollup, self.last_step = rollup, step
 
     def cut(self, step: int) -> None:
-        """Drop the steps and checkpoints after `step`: a run that resumes from the checkpoint of `step` calls this."""
+        """Remove the steps and checkpoints after `step`. Called by a run that resumes from the checkpoint of `step`."""
         lines, _ = read_metrics_lines(self._metrics)
         kept = [line for line in lines if line["step"] <= step]
         if len(kept) < len(lines):
@@ -191,15 +192,15 @@ class RunWriter:
         self._repair()
 
     def write_vocabulary(self, tokens: Sequence[str]) -> None:
-        """Keep the text of every token id, so that readers need no tokenizer."""
+        """Store the text of each token id, so that readers need no tokenizer."""
         if RunReader(self.run_dir).vocabulary() != list(tokens):
             write_json(self.run_dir / "tokens.json", [token.encode("utf-8", "replace").decode() for token in tokens])
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
-        """A folder to fill, which becomes checkpoints/step=... when the block ends without error.
+        """Yield a folder that becomes checkpoints/step=... when the block ends without error.
 
-        Write the step before its checkpoint: a run that resumes there has no second chance to.
+        Write the step before its checkpoint: a run that resumes from the checkpoint does not repeat the step.
         """
         parent = self.run_dir / "checkpoints"
         hidden, final = parent / f".step={step:06d}.tmp", parent / f"step={step:06d}"
@@ -221,19 +222,19 @@ class RunWriter:
             raise
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
-        """The newest complete checkpoint."""
+        """Return (step, folder) of the newest complete checkpoint, or None."""
         found = checkpoints(self.run_dir)
         return max(found.items()) if found else None
 
     def keep_checkpoints(self, n: int) -> None:
-        """Delete all checkpoints but the newest n."""
+        """Delete all checkpoints except the newest n."""
         for _, folder in sorted(checkpoints(self.run_dir).items(), reverse=True)[n:]:
             remove_folder(folder)
 
     def finish(self, status: str, error: str | None = None, result: dict[str, Any] | None = None) -> None:
-        """Say how the run ended: finished, failed or stopped; `result` is kept in run.json."""
+        """Set the final status: finished, failed or stopped. result: stored in run.json."""
         if status not in ("finished", "failed", "stopped"):
-            raise ValueError(f"status {status!r} is none of finished, failed, stopped")
+            raise ValueError(f"status must be finished, failed or stopped, got {status!r}")
         self._info |= {"status": status, "ended": _now(), "error": provenance.redact(error)}
         if result is not None:
             self._info["result"] = result
@@ -248,11 +249,11 @@ class RunWriter:
                     file.flush()
                     os.fsync(file.fileno())
                 except BaseException:
-                    os.ftruncate(file.fileno(), before)  # half a line must not get an end from the next one
+                    os.ftruncate(file.fileno(), before)  # otherwise the next line would complete a half-written one
                     raise
 
     def _repair(self) -> None:
-        """Remove what no line stands for: the end of a torn line, files of uncommitted steps, temporary files."""
+        """Remove an incomplete last line, files of uncommitted steps and temporary files."""
         lines, size = read_metrics_lines(self._metrics)
         if self._metrics.exists() and self._metrics.stat().st_size > size:
             os.truncate(self._metrics, size)
@@ -279,7 +280,7 @@ class RunWriter:
 
 
 def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | None = None) -> None:
-    """One Parquet file of a level; `steps` for a merged one."""
+    """Write a Parquet file of a level. steps: of a merged file."""
     marks = {STEPS_KEY: json.dumps(list(steps))} if steps is not None else {}
     with atomic_write(path) as file:
         labels = schema_with_metadata(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
@@ -288,9 +289,10 @@ def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | 
 
 
 def parquet_options(level: str) -> dict[str, Any]:
-    """How a level's columns are packed: what pyarrow's Parquet writers take.
+    """Return compression and encoding options of a level for pyarrow's Parquet writers.
 
-    What is scanned is packed by lz4, half as costly to read as zstd; what is read one row at a time by zstd.
+    lz4 for columns that are scanned, because it decompresses twice as fast as zstd; zstd for token arrays, which are
+    read one row at a time.
     """
     one_at_a_time = level == "transcripts"
     different = _DIFFERENT if level != "calls" else set()
@@ -304,7 +306,7 @@ def parquet_options(level: str) -> dict[str, Any]:
 
 
 def _leaf(field: pa.Field) -> str:
-    """What Parquet calls the column that holds the values of a field."""
+    """Return Parquet's name of the column with the values of a field."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
@@ -317,7 +319,7 @@ def row_group_size(level: str, table: pa.Table) -> int:
 
 
 def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
-    """Replace a merged file by one of fewer steps."""
+    """Replace a merged file by one with fewer steps."""
     table = filter_steps(pq.ParquetFile(path).read(), steps)
     stage = path.parent.name.removeprefix("stage=")
     smaller = step_file(path.parents[2], level, stage, min(steps), max(steps))
@@ -329,7 +331,7 @@ def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
 def write_rollup(run_dir: Path, rollup: pa.Table) -> None:
     with atomic_write(run_dir / "rollup.parquet") as file:
         marks = {VERSION_KEY: str(SCHEMA_VERSION), LEVEL_KEY: "rollup"}
-        # Many short columns: the file is smaller and read sooner without what pays for long ones.
+        # The file has many short columns: without compression and statistics it is smaller and faster to read.
         options = {"compression": "none", "use_dictionary": ["run_id", "stage"], "write_statistics": False}
         pq.write_table(rollup.replace_schema_metadata(marks), file, **options)
 

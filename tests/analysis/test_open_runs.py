@@ -1,4 +1,4 @@
-"""Dataframes at four levels over runs, also while they are written."""
+"""Data frames at four levels, also of runs that are being written."""
 
 import shutil
 import warnings
@@ -88,7 +88,7 @@ def test_one_transcript_its_turns_and_tokens(runs):
     assert (tokens.after[first:second] == says[0]).all() and (tokens.after[second:] == says[1]).all()
 
 
-def test_a_dropped_rollout_has_no_trainer_numbers(runs):
+def test_dropped_rollout_has_no_trainer_values(runs):
     dropped = runs.trajectories("NOT kept", limit=1).iloc[0]
     tokens = runs.tokens(dropped.traj_id)
     assert tokens.trainer_log_prob.isna().all() and tokens.entropy.isna().all() and tokens.mismatch.isna().all()
@@ -106,7 +106,7 @@ def test_search_finds_text_and_is_scoped(runs):
     assert runs.search("What is 1 + 1?", limit=3).shape[0] == 3
 
 
-def test_a_growing_run_is_seen_step_by_step(tmp_path):
+def test_growing_run_shows_new_steps(tmp_path):
     make_run(tmp_path, "a", steps=2, finish=False)
     runs = open_runs(tmp_path)
     assert (runs.count(), len(runs.steps()), runs.runs().status[0]) == (64, 2, "interrupted")
@@ -135,7 +135,7 @@ def test_rows_of_a_merged_file_that_were_cut_are_not_counted(tmp_path):
     assert runs.sql("SELECT max(step) AS step FROM transcripts").step[0] == 3
 
 
-def test_compaction_changes_no_answer(folder, tmp_path):
+def test_compaction_changes_no_query_result(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "runs")
     for run in ("run0", "run1"):
         compact(tmp_path / "runs" / run)
@@ -146,7 +146,7 @@ def test_compaction_changes_no_answer(folder, tmp_path):
     pd.testing.assert_frame_equal(one.transcript(traj_id), other.transcript(traj_id))
 
 
-def test_what_cannot_be_opened_is_said_plainly(folder, tmp_path):
+def test_errors_name_the_missing_or_damaged_run(folder, tmp_path):
     with pytest.raises(RunStoreError, match="there is no folder"):
         open_runs(tmp_path / "nowhere")
     with pytest.raises(RunStoreError, match="no run 'x'; there are: run0, run1"):
@@ -157,11 +157,11 @@ def test_what_cannot_be_opened_is_said_plainly(folder, tmp_path):
     shutil.copytree(folder / "run0", tmp_path / "run0")
     torn = next((tmp_path / "run0/trajectories").glob("*/*.parquet"))
     torn.write_bytes(torn.read_bytes()[:-20])
-    with pytest.raises(RunStoreError, match=f"{torn.name} is torn"):
+    with pytest.raises(RunStoreError, match=f"{torn.name} is truncated"):
         open_runs(tmp_path).count()
 
 
-def test_a_level_some_runs_lack_is_named(folder, tmp_path):
+def test_runs_without_a_level_are_named(folder, tmp_path):
     shutil.copytree(folder / "run0", tmp_path / "run0")
     with RunWriter.open(tmp_path, "bare", kind="import", recipe={}, seed=0) as writer:
         writer.write_step("a", 1, trajectories=[{"traj_id": "x"}], calls=[], transcripts=[], metrics={})
@@ -175,12 +175,12 @@ def test_a_level_some_runs_lack_is_named(folder, tmp_path):
         runs.trajectories()
 
 
-def test_transcripts_stay_closed_until_asked_for(folder, tmp_path):
+def test_transcripts_are_read_only_on_request(folder, tmp_path):
     shutil.copytree(folder / "run0", tmp_path / "run0")
     for file in (tmp_path / "run0/transcripts").glob("*/*.parquet"):
         file.write_bytes(b"")
     runs = open_runs(tmp_path)
     assert len(runs.trajectories()) == 128 and len(runs.calls()) and len(runs.steps())
-    with pytest.raises(RunStoreError, match="torn"):
+    with pytest.raises(RunStoreError, match="truncated"):
         runs.transcript("run0/000001/0/0")
     assert RunReader(tmp_path / "run0").steps()

@@ -15,7 +15,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("start", [".", "notebooks", "notebooks/deep"])
-def test_the_nearest_folder_with_a_run_is_found_upwards(project, monkeypatch, start):
+def test_nearest_folder_with_a_run_is_found_upwards(project, monkeypatch, start):
     (project / "runs" / "one").mkdir(parents=True)
     (project / "runs" / "one" / "run.json").write_text("{}")
     monkeypatch.chdir(project / start)

@@ -15,15 +15,15 @@ from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, cou
         ("recheck unchecked checks waiter", 0),
     ],
 )
-def test_counts(text, count):
+def test_whole_words_and_phrases_are_counted(text, count):
     assert count_reflection_words(text) == count
 
 
-def test_own_words():
+def test_other_word_lists_can_be_counted():
     assert count_reflection_words("zonk, zonk (a.b) a-b", ["zonk", "(a.b)"]) == 3
     assert count_reflection_words("anything", []) == 0
 
 
-def test_the_lists_have_no_doubles():
+def test_word_lists_have_no_duplicates():
     for words in (FORKING_WORDS, REFLECTION_WORDS):
         assert len(set(words)) == len(words)

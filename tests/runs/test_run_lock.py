@@ -1,4 +1,4 @@
-"""One writer a run, however it ends; readers are never kept out."""
+"""A run has one writer at a time, however the writer ends. Readers are never blocked."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_a_second_writer_is_told_the_pid_and_may_write_once_the_first_was_killed(tmp_path):
+def test_second_writer_gets_the_pid_and_can_write_after_a_kill(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
         try:
             assert first.stdout.readline() == "held\n"
@@ -40,7 +40,7 @@ def test_a_second_writer_is_told_the_pid_and_may_write_once_the_first_was_killed
         writer.write_step("rl", 0, **rows(0), metrics={})
 
 
-def test_a_forked_child_that_lives_on_does_not_hold_the_run(tmp_path):
+def test_forked_child_does_not_keep_the_lock(tmp_path):
     writer = RunWriter.open(tmp_path, "a", **TRAIN)
     receiver, sender = os.pipe()
     pid = os.fork()

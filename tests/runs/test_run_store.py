@@ -1,4 +1,4 @@
-"""The run store's promises, one by one: what is written is what is read, in whole steps."""
+"""The run store returns what was written, in complete steps."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def run(tmp_path):
     return tmp_path / "a"
 
 
-def test_rows_come_back_as_written_with_run_attempt_stage_and_step(run):
+def test_rows_are_read_as_written_with_run_attempt_stage_and_step(run):
     table = RunReader(run).read("trajectories").to_pylist()
     wanted = rows(1)["trajectories"][5]
     (found,) = (row for row in table if row["traj_id"] == wanted["traj_id"])
@@ -36,7 +36,7 @@ def test_rows_come_back_as_written_with_run_attempt_stage_and_step(run):
         assert RunReader(run).read(level).schema == schema
 
 
-def test_token_arrays_keep_their_numbers_and_their_absence(run):
+def test_token_arrays_keep_values_and_nulls(run):
     table = RunReader(run).read("transcripts").to_pylist()
     kept = next(row for row in table if row["traj_id"] == "r/000001/0001")
     dropped = next(row for row in table if row["traj_id"] == "r/000001/0000")
@@ -49,7 +49,7 @@ def test_token_arrays_keep_their_numbers_and_their_absence(run):
     assert dropped["engine_log_probs"] is not None
 
 
-def test_rollup_has_n_mean_and_sd_of_each_step_and_leaves_our_failures_out(run):
+def test_rollup_has_n_mean_and_sd_without_infrastructure_failures(run):
     rollup = RunReader(run).rollup().to_pandas().set_index("step")
     trajectories = RunReader(run).read("trajectories").to_pandas()
     step = trajectories[trajectories.step == 1]
@@ -62,7 +62,7 @@ def test_rollup_has_n_mean_and_sd_of_each_step_and_leaves_our_failures_out(run):
     assert rollup.loc[1, "correct_calls_mean"] * rollup.loc[1, "correct_calls_n"] == 6
 
 
-def test_nan_is_missing_in_tables_and_null_in_json(tmp_path):
+def test_nan_becomes_null(tmp_path):
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         step = rows(0)
         step["trajectories"][0]["entropy"] = math.nan
@@ -76,7 +76,7 @@ def test_nan_is_missing_in_tables_and_null_in_json(tmp_path):
     assert "NaN" not in (tmp_path / "a" / "metrics.jsonl").read_text()
 
 
-def test_hostile_text_is_kept_as_text(tmp_path):
+def test_hostile_text_is_stored_as_text(tmp_path):
     text = 'a\x00b</script>\ud800"\n\u2028'
     step = rows(0)
     step["transcripts"][0]["question"] = text
@@ -97,7 +97,7 @@ def test_hostile_text_is_kept_as_text(tmp_path):
         ({"outcomes": ["fine"]}, "unknown outcome 'fine'"),
     ],
 )
-def test_a_wrong_row_is_refused_and_nothing_is_written(tmp_path, change, message):
+def test_invalid_row_is_rejected_and_nothing_is_written(tmp_path, change, message):
     step = rows(0)
     step["trajectories"][3] |= change
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
@@ -107,13 +107,13 @@ def test_a_wrong_row_is_refused_and_nothing_is_written(tmp_path, change, message
     assert RunReader(tmp_path / "a").read("trajectories").num_rows == 8
 
 
-def test_steps_only_grow(run):
+def test_step_numbers_must_increase(run):
     with RunWriter.open(run.parent, "a", **TRAIN) as writer:
         with pytest.raises(ValueError, match="step 2 does not come after step 2"):
             writer.write_step("rl", 2, **rows(2), metrics={})
 
 
-def test_a_resumed_run_cuts_what_lies_behind_its_checkpoint_and_shows_one_attempt_of_a_step(run):
+def test_resumed_run_cuts_later_steps_and_shows_one_attempt_per_step(run):
     with RunWriter.open(run.parent, "a", **TRAIN) as writer:
         assert writer.attempt == 2
         writer.cut(0)
@@ -136,7 +136,7 @@ def test_a_step_may_have_no_rows(tmp_path):
     assert reader.read("calls").num_rows == 0
 
 
-def test_checkpoints_are_whole_or_not_there(tmp_path):
+def test_checkpoints_are_complete_or_absent(tmp_path):
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         assert writer.latest_checkpoint() is None
         for step in (2, 4, 10):
@@ -154,7 +154,7 @@ def test_checkpoints_are_whole_or_not_there(tmp_path):
     assert sorted(path.name for path in (tmp_path / "a/checkpoints").iterdir()) == ["step=000004"]
 
 
-def test_run_json_says_where_a_run_came_from_and_keeps_no_secret(tmp_path):
+def test_run_json_has_provenance_and_no_secrets(tmp_path):
     recipe = {
         "model": "tiny",
         "hub": {"hf_token": "hf_abcdefghijklmnopqrstuvwxyz", "eos_token": "<|im_end|>", "max_tokens": 10},
@@ -181,20 +181,20 @@ def test_run_json_says_where_a_run_came_from_and_keeps_no_secret(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt, "stopped"), (CancelledError, "stopped"), (RuntimeError, "failed")]
 )
-def test_an_error_in_the_block_is_the_runs_end(tmp_path, error, status):
+def test_error_in_the_block_sets_the_status(tmp_path, error, status):
     with pytest.raises(error), RunWriter.open(tmp_path, "a", **TRAIN):
         raise error("why")
     info = RunReader(tmp_path / "a").info
     assert (info["status"], info["error"]) == (status, "why")
 
 
-def test_a_writer_that_vanished_leaves_an_interrupted_run(tmp_path):
+def test_killed_writer_leaves_an_interrupted_run(tmp_path):
     RunWriter.open(tmp_path, "a", **TRAIN).close()
     assert RunReader(tmp_path / "a").info["status"] == "running"
     assert RunReader(tmp_path / "a").status == "interrupted"
 
 
-def test_vocabulary_is_kept_once(tmp_path):
+def test_vocabulary_is_written_once(tmp_path):
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         assert RunReader(writer.run_dir).vocabulary() is None
         writer.write_vocabulary(["a", "é", "\ud800"])
@@ -203,14 +203,14 @@ def test_vocabulary_is_kept_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".hidden", "a b"])
-def test_names_that_are_no_folder_are_refused(tmp_path, name):
+def test_invalid_run_and_stage_names_are_rejected(tmp_path, name):
     with pytest.raises(UserError, match="folder's name"):
         RunWriter.open(tmp_path, name, **TRAIN)
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer, pytest.raises(ValueError, match="folder's name"):
         writer.write_step(name, 0, **rows(0), metrics={})
 
 
-def test_runs_are_listed_by_age_and_other_folders_passed_over(run):
+def test_runs_are_listed_by_age_and_other_folders_ignored(run):
     (run.parent / "notes").mkdir()
     with RunWriter.open(run.parent, "0later", **TRAIN):
         pass
@@ -221,7 +221,7 @@ def test_runs_are_listed_by_age_and_other_folders_passed_over(run):
         list_runs(run.parent / "nowhere")
 
 
-def test_another_kind_is_refused(run):
+def test_opening_a_run_with_another_kind_is_rejected(run):
     with pytest.raises(RunStoreError, match="is of kind train, not evaluate"):
         RunWriter.open(run.parent, "a", kind="evaluate", recipe={}, seed=0)
 

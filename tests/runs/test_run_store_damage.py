@@ -1,10 +1,11 @@
-"""A damaged, foreign or newer file gives an error that names it, never a wrong number; a full disk loses no step."""
+"""Damaged, foreign and newer files give an error that names them. A full disk loses no finished step."""
 
 import json
 import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +28,7 @@ def run(tmp_path):
     return tmp_path / "a"
 
 
-def says(run, *parts):
+def assert_error_contains(run, *parts):
     with pytest.raises(RunStoreError) as caught:
         RunReader(run).read("trajectories")
     for part in parts:
@@ -35,70 +36,70 @@ def says(run, *parts):
 
 
 @pytest.mark.parametrize("keep", [0, 3, 500, -1])
-def test_torn(run, keep):
+def test_truncated_file_is_named(run, keep):
     data = (run / FILE).read_bytes()
     (run / FILE).write_bytes(data[:keep])
-    says(run, FILE, "torn")
+    assert_error_contains(run, FILE, "truncated")
 
 
-def test_missing(run):
+def test_missing_file_is_named(run):
     (run / FILE).unlink()
-    says(run, "the file of step 1 is missing")
+    assert_error_contains(run, "the file of step 1 is missing")
 
 
-def test_foreign(run):
+def test_foreign_file_is_named(run):
     pq.write_table(pa.table({"x": [1]}), run / FILE)
-    says(run, FILE, "not a file of trajectories")
+    assert_error_contains(run, FILE, "not a trajectories file")
     shutil.copy(run / "calls/stage=rl/step=000001.parquet", run / FILE)
-    says(run, FILE, "not a file of trajectories")
+    assert_error_contains(run, FILE, "not a trajectories file")
 
 
-def test_fewer_rows(run):
+def test_file_with_fewer_rows_is_named(run):
     file = pq.ParquetFile(run / FILE)
     table = file.read()
     pq.write_table(table.slice(0, 5).replace_schema_metadata(file.schema_arrow.metadata), run / FILE)
-    says(run, FILE, "it has 5 rows where 8 were written")
+    assert_error_contains(run, FILE, "it has 5 rows where 8 were written")
 
 
-@pytest.mark.parametrize(("version", "message"), [("2", "upgrade rstar_lab"), ("0", "never was")])
-def test_another_version(run, version, message):
+@pytest.mark.parametrize(("version", "message"), [("2", "upgrade rstar_lab"), ("0", "invalid schema version")])
+def test_unsupported_schema_version_is_named(run, version, message):
     file = pq.ParquetFile(run / FILE)
     marks = file.schema_arrow.metadata | {VERSION_KEY.encode(): version.encode()}
     pq.write_table(file.read().replace_schema_metadata(marks), run / FILE)
-    says(run, FILE, f"schema version {version}", message)
+    assert_error_contains(run, FILE, "schema version", version, message)
 
 
-def test_run_json(run):
+def test_damaged_run_json_is_named(run):
     text = (run / "run.json").read_text()
     for damage, message in [
         (text[:50], "cannot be read"),
-        ("[]", "not a run's description"),
+        ("[]", "not a valid run.json"),
         (json.dumps(json.loads(text) | {"schema_version": 9}), "upgrade rstar_lab"),
     ]:
         (run / "run.json").write_text(damage)
-        says(run, "run.json", message)
+        assert_error_contains(run, "run.json", message)
     (run / "run.json").unlink()
-    says(run, "is not a run")
+    assert_error_contains(run, "is not a run")
 
 
-def test_a_damaged_line_in_the_middle(run):
+def test_damaged_metrics_line_is_named(run):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0] + lines[1][:7] + "\n" + lines[2])
-    says(run, "metrics.jsonl, line 2 is damaged")
+    assert_error_contains(run, "metrics.jsonl, line 2 is damaged")
 
 
-def test_a_lost_rollup_is_made_anew_by_compact(run):
+def test_compact_rebuilds_a_missing_rollup(run):
     before = RunReader(run).rollup().drop_columns(["attempt"])
     (run / "rollup.parquet").write_bytes(b"PAR1")
-    says(run, "rollup.parquet")
+    assert_error_contains(run, "rollup.parquet")
     (run / "rollup.parquet").unlink()
-    says(run, "rollup.parquet", "runs compact a")
+    assert_error_contains(run, "rollup.parquet", "runs compact a")
     compact(run)
     assert RunReader(run).rollup().drop_columns(["attempt"]) == before
     assert RunReader(run).read("trajectories").num_rows == 24
 
 
-def test_stray_files_are_not_read(run):
+def test_foreign_files_in_the_run_folder_are_ignored(run):
     shutil.copy(run / FILE, run / "trajectories/stage=rl/step=000009.parquet")
     shutil.copy(run / FILE, run / "trajectories/stage=rl/.step=000002.parquet.tmp")
     (run / "trajectories/stage=other").mkdir()
@@ -106,7 +107,7 @@ def test_stray_files_are_not_read(run):
     assert RunReader(run).read("trajectories").num_rows == 24
 
 
-def test_compaction_changes_no_row_and_a_later_step_and_cut_still_work(run):
+def test_compaction_keeps_all_rows_and_allows_later_steps_and_cuts(run):
     before = {level: RunReader(run).read(level) for level in ("trajectories", "calls", "transcripts")}
     done = compact(run)
     assert (done.before, done.after) == (9, 3)
@@ -125,7 +126,7 @@ def test_compaction_changes_no_row_and_a_later_step_and_cut_still_work(run):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_clear_line_and_keeps_finished_steps(tmp_path):
+def test_full_disk_is_a_clear_error_and_keeps_finished_steps(tmp_path):
     script = """
 import resource, signal, sys
 from helpers.run_rows import rows
@@ -143,9 +144,11 @@ with RunWriter.open(sys.argv[1], "a", kind="train", recipe={}, seed=0) as writer
     resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     writer.write_step("rl", 1, **rows(1), metrics={})
 """
+    tests = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env={"PYTHONPATH": "tests/runs"}
-    )
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True, text=True, env={"PYTHONPATH": f"{tests.parent}:{tests}"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 4

@@ -1,4 +1,4 @@
-"""SIGKILL between any two file operations leaves a store that reads as whole steps, and a run that goes on."""
+"""SIGKILL between any two file operations leaves complete steps, and the run can be continued."""
 
 import sys
 from pathlib import Path
@@ -77,7 +77,7 @@ def check(runs_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_before_any_file_operation(tmp_path):
+def test_kill_before_any_file_operation_leaves_complete_steps(tmp_path):
     states = states_of(tmp_path / "life")
     assert len(states) > 60
     for number, state in enumerate(states):
@@ -92,7 +92,7 @@ def test_a_kill_before_any_file_operation(tmp_path):
         assert [path.name for path in (runs_dir / "a").rglob(".*")] == [".lock"]
 
 
-def test_any_beginning_of_the_last_line_is_no_step(tmp_path):
+def test_incomplete_last_line_is_not_a_step(tmp_path):
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         for step in (0, 1):
             writer.write_step("rl", step, **rows(step), metrics={"x": 1.5})

@@ -49,7 +49,7 @@ def test_show(runs_dir):
     assert shown["recipe"] == {"model": "tiny"} and shown["seed"] == 3
     assert shown["metrics"] == {"stage": "rl", "step": 1, "loss": 0.25}
     assert "model: tiny" in invoke("show", "a", "--runs-dir", runs_dir)
-    with pytest.raises(RunStoreError, match=r"no run 'c' in .*; runs there: a, b"):
+    with pytest.raises(RunStoreError, match=r"no run 'c' in .*; existing runs: a, b"):
         invoke("show", "c", "--runs-dir", runs_dir)
 
 
