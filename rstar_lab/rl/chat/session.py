@@ -22,6 +22,7 @@ from rstar_lab.rl.chat.log import ChatLog
 from rstar_lab.rl.chat_format.parser import parse_tool_calls
 from rstar_lab.rl.chat_format.template import format_question, render_segments
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
+from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
@@ -31,7 +32,7 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.tool_calls import check_call
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.serving.serve import ServeOptions, gpus, serving
+from rstar_lab.rl.serving.serve import ServeOptions, serving
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
@@ -303,7 +304,7 @@ async def open_chat(
         else:
             folder = model_folder(model_or_url, runs_dir)
             label = str(folder)
-            if plain or engine == "vllm" or (engine == "auto" and gpus()):
+            if plain or engine == "vllm" or (engine == "auto" and visible_gpus()):
                 replicas = await stack.enter_async_context(serving(ServeOptions(folder, port=0)))
                 if plain:
                     server = await stack.enter_async_context(ChatServer.open(replicas[0].url))

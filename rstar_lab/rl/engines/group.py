@@ -1,7 +1,8 @@
-"""The engines of a run, as its recipe says: how many, on what, with which options; started together, ended together."""
+"""The inference engines of a run: their number, devices and options from the recipe, their start, weights and end."""
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -10,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engine import Sampling
+from rstar_lab.rl.engine import EngineError, Sampling
+from rstar_lab.rl.engines.devices import environment_for, visible_gpus
 from rstar_lab.rl.engines.hf import HfEngine
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.engines.server_metrics import ServerMetrics
 from rstar_lab.rl.engines.vllm import VllmEngine
+from rstar_lab.rl.engines.weights import Transport, WeightsFile, choose_transport, tensors_to_send
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
@@ -30,10 +32,11 @@ from rstar_lab.rl.scheduling.policies import make_policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+LOG = logging.getLogger(__name__)
 AnyEngine = VllmEngine | HfEngine | ServerEngine
 
-# Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread an engine, and it sleeps when idle.
-# vLLM compiles a line of its sampler, with g++ and for seconds, to win nothing here.
+# One OpenMP thread per engine, which sleeps when idle: spinning threads on a busy core cost a factor of thirty.
+# TORCHDYNAMO_DISABLE: compiling vLLM's sampler takes seconds and does not make it faster on a CPU.
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
@@ -54,44 +57,79 @@ class EngineGroup:
         parity_limit: float = 1e-3,
         scheduler: str = "adaptive",
         max_tokens: int = 32_768,
+        dtype: str = "float32",
     ):
-        """holds: the model folder whose weights the engines started with. parity_limit: see `assert_parity`.
+        """holds: the model folder whose weights the engines have now. parity_limit: see `assert_parity`.
 
-        scheduler: a name of `scheduler.POLICIES`; max_tokens: of the longest prompt and response together.
+        scheduler: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout. dtype: of the engines;
+        weights are sent in it.
         """
         self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
         self.parity_limit, self.scheduler, self.max_tokens = parity_limit, scheduler, max_tokens
-        self.predictors: dict[int, LengthPredictor] = {}  # by the longest response: what earlier steps said
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.predictors: dict[int, LengthPredictor] = {}  # by the longest response; kept from step to step
+        self._file: WeightsFile | None = None
+        self._ipc_failed = False
 
     @property
     def context(self) -> int | None:
-        """Tokens of prompt and response together, where servers say so themselves."""
-        said = [engine.context for engine in self.engines if isinstance(engine, ServerEngine)]
-        return min(said, default=None)
+        """Largest number of prompt plus response tokens that all servers accept; None without servers."""
+        contexts = [engine.context for engine in self.engines if isinstance(engine, ServerEngine)]
+        return min(contexts, default=None)
 
     async def load(self, model: "PreTrainedModel", version: int) -> None:
-        """Push the weights of `model` to every engine; `version` names them."""
-        path = self.work_dir / "weights.safetensors"
-        tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-        if model.config.tie_word_embeddings:
-            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()  # two names, two tensors
-        save_file(tensors, path)
+        """Send the weights of `model` to every engine and check the engines' log-probs. version: number of the weights.
+
+        Raises EngineError if an engine does not load them, UserError if its log-probs differ from the model's.
+        """
         self.holds = None
-        await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
+        transport = self._transport(model)
+        if transport == "cuda-ipc":
+            (engine,) = self.engines
+            assert isinstance(engine, VllmEngine)
+            try:
+                await engine.load_tensors(lambda: tensors_to_send(model.state_dict(), self.dtype), version)
+            except EngineError as error:
+                LOG.warning("%s: CUDA IPC failed (%s); weights are sent through a file from now on", engine.name, error)
+                self._ipc_failed = True
+                transport = self._transport(model)
+        if transport != "cuda-ipc":
+            if self._file is None:
+                self._file = WeightsFile(transport, self.work_dir)
+            self._file.write(*tensors_to_send(model.state_dict(), self.dtype))
+            path = self._file.path
+            await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
         for engine in self.engines:
-            if isinstance(engine, ServerEngine):  # not of our making: look whether it did as it was told
+            if isinstance(engine, VllmEngine | ServerEngine):
                 await assert_parity(engine, model, self.parity_limit)
 
+    def _transport(self, model: "PreTrainedModel") -> Transport:
+        device = next(model.parameters()).device
+        gpus = visible_gpus() if device.type == "cuda" else []
+        return choose_transport(
+            sum(parameter.numel() for parameter in model.parameters()) * self.dtype.itemsize,
+            servers=any(isinstance(engine, ServerEngine) for engine in self.engines),
+            trainer_gpu=gpus[device.index or 0] if gpus and not self._ipc_failed else None,
+            engine_gpus=tuple(engine.gpu if isinstance(engine, VllmEngine) else None for engine in self.engines),
+        )
+
     async def load_folder(self, folder: Path) -> None:
-        """Have every engine serve the model in `folder`."""
+        """Make every engine serve the model in `folder`."""
         if self.holds != folder:
             await self.load(load_model(folder, torch.float32), 0)
             self.holds = folder
 
+    async def aclose(self) -> None:
+        """End the engines and remove the weights file."""
+        for engine in self.engines:
+            await engine.aclose()
+        if self._file:
+            self._file.close()
+
     def slots(
         self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
     ) -> Callable[[int, RolloutTask], EngineSlot]:
-        """A function that gives each rollout its slot, for `run_rollouts`."""
+        """Return a function that gives each rollout its engine slot, for `run_rollouts`."""
         if mode == "lockstep":
             lockstep = Lockstep(self.engines, [task.group_id for task in tasks])
             return lambda index, task: lockstep.slot(index)
@@ -104,7 +142,7 @@ class EngineGroup:
         for engine, state in zip(self.engines, states, strict=True):
             if isinstance(engine, ServerEngine):
                 engine.on_back = partial(_revive, state, dispatcher)
-                engine.on_metrics = partial(_tell, state)
+                engine.on_metrics = partial(_update_state, state)
 
         def slot(index: int, task: RolloutTask) -> EngineSlot:
             generated = task.partial.model_tokens if task.partial else 0
@@ -118,12 +156,15 @@ def _revive(state: EngineState, dispatcher: Dispatcher) -> None:
     dispatcher.schedule_dispatch()
 
 
-def _tell(state: EngineState, metrics: ServerMetrics) -> None:
+def _update_state(state: EngineState, metrics: ServerMetrics) -> None:
     state.waiting = metrics.waiting
 
 
-async def assert_parity(engine: ServerEngine, model: "PreTrainedModel", limit: float) -> None:
-    """Does the engine give the model's log-probs? Raises UserError where their mean difference is past `limit`."""
+async def assert_parity(engine: VllmEngine | ServerEngine, model: "PreTrainedModel", limit: float) -> None:
+    """Compare the engine's log-probs of 16 sampled tokens with the model's.
+
+    Raises UserError if the mean absolute difference is above `limit`.
+    """
     prompt = list(range(min(16, model.config.vocab_size)))
     completion = await engine.generate(prompt, Sampling(16, seed=0))
     ids_BT = torch.tensor([prompt + completion.token_ids], device=model.device)
@@ -134,16 +175,26 @@ async def assert_parity(engine: ServerEngine, model: "PreTrainedModel", limit: f
     gap = float((own_T - torch.tensor(completion.log_probs)).abs().mean())
     if not gap <= limit:
         raise UserError(
-            f"{engine.url} took the weights, but its log-probs differ from the trainer's by {gap:.3g} on the mean "
-            f"(limit {limit:g}; engine.mismatch_limit changes it): another model, another dtype, or tied embeddings on a CPU"
+            f"{engine.name} loaded the new weights, but the mean difference of its log-probs to the trainer's is {gap:.3g} "
+            f"(limit {limit:g}): check that it serves the same model and dtype, without tied embeddings on a CPU, or set "
+            "engine.mismatch_limit"
         )
 
 
 def engine_count(section: EngineSection) -> int:
-    """One a GPU; on a CPU one a core, four at the most: each is a process of 1.7 GB."""
-    if section.count:
-        return section.count
-    return torch.cuda.device_count() or min(4, len(os.sched_getaffinity(0)))
+    """Return the number of engines. Default: one per visible GPU; on a CPU one per core, at most four (1.7 GB each).
+
+    Raises UserError if `engine.count` is larger than the number of visible GPUs.
+    """
+    gpus = engine_gpus()
+    if section.count and gpus and section.count > len(gpus):
+        raise UserError(f"engine.count: {section.count} engines, but only {len(gpus)} GPUs are visible")
+    return section.count or len(gpus) or min(4, len(os.sched_getaffinity(0)))
+
+
+def engine_gpus() -> list[str]:
+    """Return the GPUs for engines, as CUDA_VISIBLE_DEVICES names them; empty on a CPU."""
+    return visible_gpus() if torch.cuda.is_available() else []
 
 
 def is_tied(model_dir: Path) -> bool:
@@ -151,7 +202,7 @@ def is_tied(model_dir: Path) -> bool:
 
 
 def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, seed: int) -> dict[str, Any]:
-    """Keyword arguments of `vllm.LLM`. max_tokens: the longest prompt and response together."""
+    """Return keyword arguments of `vllm.LLM`. max_tokens: prompt plus response of the longest rollout."""
     options: dict[str, Any] = {
         "dtype": section.dtype,
         "max_model_len": max_tokens,
@@ -162,25 +213,25 @@ def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, see
     }
     if torch.cuda.is_available():
         return options | {"gpu_memory_utilization": section.memory_share}
-    # On a CPU vLLM cannot take back a random draw of a request with a seed, which it does for a prompt that is only partly
-    # computed in a step: prompts are computed whole.
+    # A seeded request draws a random number in each step of a chunked prefill, and vLLM cannot undo the draw on a CPU. Without
+    # chunked prefill the tokens depend on the seed only.
     options |= {
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_tokens, 8192),
-        "block_size": 32,  # the rest of a block is computed anew at every turn; vLLM takes 128 here
+        "block_size": 32,  # the last partial block is recomputed each turn; the default on a CPU is 128
         "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
     }
     if is_tied(model_dir):
-        # vLLM on a CPU keeps the old head when tied weights are loaded anew: the head gets weights of its own, which only
-        # `EngineGroup.load` brings.
+        # On a CPU, vLLM keeps the old head when tied weights are reloaded. Load the head as a separate tensor, which
+        # `EngineGroup.load` sends.
         options |= {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
     return options
 
 
 def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
-    """Start the processes before there is a model to serve: they import vLLM meanwhile."""
+    """Start the engine processes before the model exists, so that they import vLLM in the meantime."""
     work_dir.mkdir(parents=True, exist_ok=True)
     if section.kind == "transformers":
         return [HfEngine(max_batch=section.max_batch)]
@@ -189,17 +240,18 @@ def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
             ServerEngine(url, stall_s=section.stall_s, deadline_s=section.deadline_s, connections=section.max_batch)
             for url in section.urls
         ]
-    gpu = torch.cuda.is_available()
+    gpus = engine_gpus()
     engines = [
         VllmEngine(
             name=f"vllm-{number}",
-            env={"CUDA_VISIBLE_DEVICES": str(number)} if gpu else CPU_ENVIRONMENT,
+            env=environment_for([gpus[number]]) if gpus else CPU_ENVIRONMENT,
             log=work_dir / f"vllm-{number}.log",
             stall_s=section.stall_s,
+            gpu=gpus[number] if gpus else None,
         )
         for number in range(engine_count(section))
     ]
-    if gpu:
+    if gpus:
         for engine in engines:
             engine.spawn()
     else:
@@ -216,23 +268,22 @@ async def open_engines(
     seed: int = 0,
     spawned: Sequence[AnyEngine] | None = None,
 ) -> AsyncIterator[EngineGroup]:
-    """Engines that serve the model in `model_dir` until the block ends, whatever ends it. Raises UserError.
+    """Engines that serve the model in `model_dir` until the block ends. Raises UserError if one cannot start.
 
-    spawned: what `spawn_engines` has started already.
+    spawned: engines that `spawn_engines` has started.
     """
     engines = spawned or spawn_engines(section, work_dir)
-    own = section.kind != "server"
-    options = engine_options(section, model_dir, max_tokens, seed) if own else {}
+    options = {} if section.kind == "server" else engine_options(section, model_dir, max_tokens, seed)
+    limit = section.resolved_mismatch_limit
+    group = EngineGroup(engines, work_dir, section.max_batch, None, limit, section.scheduler, max_tokens, section.dtype)
     try:
         await asyncio.gather(*(engine.start(model_dir, options) for engine in engines))
         servers = [engine for engine in engines if isinstance(engine, ServerEngine)]
         for server in servers:
             server.group = servers
-        as_asked = [await server.serves(model_dir) for server in servers]
-        holds = model_dir if "load_format" not in options and all(as_asked) else None
-        limit = section.resolved_mismatch_limit
-        yield EngineGroup(engines, work_dir, section.max_batch, holds, limit, section.scheduler, max_tokens)
+        serving = [await server.serves(model_dir) for server in servers]
+        if "load_format" not in options and all(serving):
+            group.holds = model_dir
+        yield group
     finally:
-        for engine in engines:
-            await engine.aclose()
-        (work_dir / "weights.safetensors").unlink(missing_ok=True)
+        await group.aclose()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.engines.weights import read_weights
 from rstar_lab.rl.models.model import load_model
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class HfEngine:
         """Load a safetensors file of the whole model, once the batch under way has ended."""
         if self._worker:
             await asyncio.wait([self._worker])
-        self._model.load_state_dict(load_file(path), strict=not self._model.config.tie_word_embeddings)
+        self._model.load_state_dict(read_weights(path), strict=not self._model.config.tie_word_embeddings)
         self._version = version
 
     async def _work(self) -> None:

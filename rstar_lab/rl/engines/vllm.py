@@ -1,4 +1,4 @@
-"""The parent's side of a vLLM process: starts it, talks to it, starts it anew when it dies."""
+"""The parent's side of a vLLM process: starts it, exchanges messages with it, and restarts it when it dies."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
@@ -22,10 +22,11 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 
 Request = tuple[int, list[int], Sampling]
+WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases))
 
 
 class _Forked:
-    """A process that another engine's made: its end is known by its pidfd, where a number could be another's by then."""
+    """A process forked by another engine's process. It is held by a pidfd, because its pid could be reused after its end."""
 
     def __init__(self, pid: int):
         self.pid, self._fd = pid, os.pidfd_open(pid)
@@ -40,12 +41,13 @@ class _Forked:
 
 
 class VllmEngine:
-    """One vLLM in one process.
+    """One vLLM engine in a process of its own.
 
-    A dead or hung process is started again with the newest weights, and the requests it held are sent again: with seeds
-    they give the same tokens, so nothing is lost or counted twice.
+    A process that died or hangs is restarted with the newest weights, and its unfinished requests are sent again. Requests with
+    a seed then return the same tokens. A request that vLLM ends with an internal error is sent once more.
 
-    stall_s: silence after which a busy process counts as hung.
+    gpu: name of its GPU, None on a CPU. stall_s: a busy process that sends nothing for this long counts as hung. Time in which
+    the parent's event loop was blocked does not count. max_restarts: in the life of the engine.
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class VllmEngine:
         log: Path | None = None,
         stall_s: float = 300.0,
         max_restarts: int = 3,
+        gpu: str | None = None,
     ):
         self.name, self.log, self.stall_s, self.restarts_left = name, log, stall_s, max_restarts
-        self.env = env or {}
+        self.env, self.gpu = env or {}, gpu
         self._ids = count()
         self._pending: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
-        self._weights: tuple[str, int] | None = None
+        self._retried: set[int] = set()
+        self._in_transfer: WeightSource | None = None
+        self._weights: tuple[Callable[[], WeightSource], int] | None = None
         self._weights_loaded: asyncio.Future[None] | None = None
         self._process: subprocess.Popen[bytes] | _Forked | None = None
         self._life: int | None = None
@@ -71,12 +76,12 @@ class VllmEngine:
     # Life of the process
 
     def spawn(self, others: Sequence["VllmEngine"] = ()) -> None:
-        """Start the process and return at once: it imports vLLM meanwhile.
+        """Start the process without waiting for it. It imports vLLM in the meantime.
 
-        others: engines with the same environment. Their processes fork from this one, for which the import is made once;
-        after that no process needs another.
+        others: engines with the same environment. Their processes are forked from this one after its import of vLLM, which is
+        then made only once. The processes are independent afterwards.
         """
-        seats = [engine._take_seat() for engine in (self, *others)]
+        slots = [engine._open_slot() for engine in (self, *others)]
         environment = os.environ | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
@@ -84,33 +89,33 @@ class VllmEngine:
             "HF_HUB_OFFLINE": "1",
             **self.env,
         }
-        fds = [fd for *fds, _ in seats for fd in fds]
+        fds = [fd for *fds, _ in slots for fd in fds]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rstar_lab.rl.engines.vllm_worker", json.dumps(seats)],
+                [sys.executable, "-m", "rstar_lab.rl.engines.vllm_worker", json.dumps(slots)],
                 pass_fds=fds,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=seats[0][2],
-                stderr=seats[0][2],
+                stdout=slots[0][2],
+                stderr=slots[0][2],
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _take_seat(self) -> tuple[int, int, int, str]:
-        """What a process needs to be this engine: a socket, a pipe that closes with us, its log, a folder for its sockets."""
+    def _open_slot(self) -> tuple[int, int, int, str]:
+        """Return what the process needs: a socket, a pipe that closes when this process ends, its log, a folder for sockets."""
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._connection = Connection(ours.detach())
-        # vLLM leaves its sockets where it made them.
+        # vLLM does not remove its sockets.
         self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
         log = os.open(self.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         return theirs.detach(), life, log, self._sockets.name
 
     async def start(self, model: Path | str, options: dict[str, Any]) -> None:
-        """Give the process its model and wait until it serves. Raises UserError where it cannot load it.
+        """Send the process its model and wait until it serves it. Raises UserError if the model cannot be loaded.
 
         options: keyword arguments of `vllm.LLM`.
         """
@@ -154,13 +159,20 @@ class VllmEngine:
 
     def _handle(self, message: Any, connection: Connection) -> None:
         if connection is not self._connection:
-            return  # a process that was given up
+            return  # a message of an earlier process
         self._heard = time.monotonic()
         match message:
             case ("done", results):
                 for request_id, token_ids, log_probs, reason, version in results:
+                    if reason == "error" and self._retry(request_id):
+                        continue
+                    self._retried.discard(request_id)
                     _, future = self._pending.pop(request_id, (None, None))
-                    if future and not future.done():
+                    if future and not future.done() and reason == "error":
+                        future.set_exception(
+                            EngineError(f"{self.name}: vLLM ended a request twice with an internal error")
+                        )
+                    elif future and not future.done():
                         future.set_result(Completion(token_ids, log_probs, FinishReason(reason), self.name, version))
             case ("refused", request_id, text):
                 _, future = self._pending.pop(request_id)
@@ -169,23 +181,41 @@ class VllmEngine:
             case ("weights", _):
                 if self._weights_loaded and not self._weights_loaded.done():
                     self._weights_loaded.set_result(None)
+            case ("weights_failed", text):
+                if self._weights_loaded and not self._weights_loaded.done():
+                    self._weights_loaded.set_exception(
+                        EngineError(f"{self.name}: the new weights were not loaded: {text}")
+                    )
             case ("died",) if not self._closed:
                 self._revive_task = self._loop.create_task(self._revive())
 
+    def _retry(self, request_id: int) -> bool:
+        """Send a request again, once. Returns False if it was sent again before or nobody waits for it."""
+        request, _ = self._pending.get(request_id, (None, None))
+        if request is None or request_id in self._retried:
+            return False
+        self._retried.add(request_id)
+        self._send(("generate", [request]))
+        return True
+
     async def _watch(self) -> None:
+        period = min(5.0, self.stall_s / 4)
         while not self._closed:
-            await asyncio.sleep(min(5.0, self.stall_s / 4))
+            started = time.monotonic()
+            await asyncio.sleep(period)
+            # While the event loop is blocked (by an update, a checkpoint), heartbeats arrive but are not handled.
+            self._heard += max(0.0, time.monotonic() - started - period)
             busy = self._pending or (self._weights_loaded and not self._weights_loaded.done())
             if not busy:
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > self.stall_s and self._process:
                 self._heard = time.monotonic()
-                self._process.kill()  # the reader sees the end of the connection and revives it
+                self._process.kill()  # the reader thread sees the end of the connection; `_revive` restarts the process
 
     async def _revive(self) -> None:
         self._reap()
         if self.restarts_left <= 0:
-            error = EngineError(f"{self.name} died too often{f'; its log is {self.log}' if self.log else ''}")
+            error = EngineError(f"{self.name} died too often{f'; see its log {self.log}' if self.log else ''}")
             self._fail(error)
             return
         self.restarts_left -= 1
@@ -196,7 +226,7 @@ class VllmEngine:
             self._fail(EngineError(str(error)))
             return
         if self._weights:
-            self._send(("weights", *self._weights))
+            self._send_weights()
         if self._pending:
             self._send(("generate", [request for request, _ in self._pending.values()]))
 
@@ -213,12 +243,12 @@ class VllmEngine:
         try:
             self._connection.send(message)
         except OSError:
-            pass  # the reader notices the death and sends everything pending again
+            pass  # the process died: the reader thread notices and `_revive` sends all pending requests again
 
     def _reap(self) -> None:
         if self._life is None:
             return
-        os.close(self._life)  # what has no process yet will not get one
+        os.close(self._life)  # a slot whose process is not forked yet is dropped
         self._life = None
         self._connection.close()
         if self._process:
@@ -244,7 +274,7 @@ class VllmEngine:
     # Work
 
     def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
-        """Hand over several requests at once; they enter the engine's batch together."""
+        """Send several requests in one message; they enter the engine's batch together."""
         batch: list[Request] = []
         futures = []
         for prompt_ids, sampling in requests:
@@ -267,12 +297,31 @@ class VllmEngine:
                 self._send(("abort", [request_id]))
 
     def interrupt(self) -> None:
-        """End every request with the tokens that it has, as FinishReason.ABORTED."""
+        """End every request with the tokens generated so far, as FinishReason.ABORTED."""
         self._send(("interrupt",))
 
     async def load_weights(self, path: Path | str, version: int) -> None:
-        """Load a safetensors file of the whole model and forget every cached prefix. Raises EngineError."""
-        self._weights = (str(path), version)
+        """Load a safetensors file of the whole model and reset the prefix cache. Raises EngineError."""
+        await self._load(lambda: ("file", str(path)), version)
+
+    async def load_tensors(self, source: Callable[[], tuple[dict[str, Any], dict[str, str]]], version: int) -> None:
+        """Load GPU tensors of this process by CUDA IPC and reset the prefix cache. Raises EngineError.
+
+        source: returns the tensors and their aliases (see `weights.tensors_to_send`). It is called again if the engine restarts.
+        """
+        await self._load(lambda: ("tensors", source()), version)
+
+    async def _load(self, source: Callable[[], WeightSource], version: int) -> None:
+        self._weights = (source, version)
         self._weights_loaded = self._loop.create_future()
-        self._send(("weights", *self._weights))
-        await self._weights_loaded
+        self._send_weights()
+        try:
+            await self._weights_loaded
+        finally:
+            self._in_transfer = None
+
+    def _send_weights(self) -> None:
+        assert self._weights
+        source, version = self._weights
+        self._in_transfer = source()  # CUDA IPC: the tensors must live until the engine has read them
+        self._send(("weights", self._in_transfer, version))

@@ -1,7 +1,7 @@
-"""A vLLM engine in a process of its own: `python -m rstar_lab.rl.engines.vllm_worker SEATS`, started by `vllm_engine`.
+"""The process of a vLLM engine: `python -m rstar_lab.rl.engines.vllm_worker SLOTS`, started by `engines.vllm`.
 
-It reads messages from the socket of its seat and answers on it. Requests that arrive in one message enter the engine together,
-before it takes another step: with one message a turn the batches, and so the bits, do not depend on timing.
+It receives messages on the socket of its slot and sends its results there. Requests of one message are added to the engine
+before its next step, so with one message per turn the batches, and therefore the sampled tokens, do not depend on timing.
 """
 
 import gc
@@ -17,27 +17,26 @@ from typing import Any
 
 from rstar_lab.memory import release_free_heap
 
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0  # a busy engine sends at least this often, so `stall_s` must be larger
+
+WorkerSlot = tuple[int, int, int, str]  # fds of the socket, the life pipe and the log; the folder for vLLM's sockets
 
 
-Seat = tuple[int, int, int, str]  # fds of the socket, the life pipe and the log; the folder for vLLM's sockets
-
-
-def sit(seat: Seat) -> None:
-    """Be the engine of this seat; end when the other end of its life pipe closes, however the parent ended."""
-    _, life, _, sockets = seat
+def attach_to_slot(slot: WorkerSlot) -> None:
+    """Attach to this worker slot. Exit when the parent closes its end of the life pipe, including when it is killed."""
+    _, life, _, sockets = slot
     os.environ["VLLM_RPC_BASE_PATH"] = sockets
 
     def watch() -> None:
         os.read(life, 1)
-        shutil.rmtree(sockets, ignore_errors=True)  # the parent's, which cannot any more
+        shutil.rmtree(sockets, ignore_errors=True)  # the parent is gone and cannot remove it
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def know(folder: Path) -> None:
-    """Without a GPU, have vLLM look at the model's class here: it would start a process that imports all of vLLM again."""
+def register_model_class(folder: Path) -> None:
+    """On a CPU, register the model's class in this process. vLLM would start another process that imports vLLM again."""
     import torch
     from vllm import ModelRegistry
 
@@ -48,9 +47,12 @@ def know(folder: Path) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def quicken() -> None:
-    """Without a GPU, have the norms run in vLLM's own CPU kernels: it leaves them to a compiler, and where that is off to some
-    five kernels of torch each, an eighth of a small model's step."""
+def enable_cpu_norm_kernels() -> None:
+    """On a CPU, run RMSNorm in vLLM's own CPU kernels.
+
+    vLLM leaves the norms to the compiler. Without a compiler each norm takes about five torch kernels, which is an eighth of a
+    small model's step time.
+    """
     import torch
     from torch import Tensor
     from vllm import ir
@@ -60,7 +62,7 @@ def quicken() -> None:
     kernels, norm, add_norm = torch.ops._C, ir.ops.rms_norm, ir.ops.fused_add_rms_norm
 
     def fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-        whole_vectors = x.shape[-1] % 16 == 0  # the kernels have no loop for a rest
+        whole_vectors = x.shape[-1] % 16 == 0  # the kernels only process multiples of 16
         return whole_vectors and variance_size is None and weight is not None and weight.dtype == x.dtype
 
     def fits_add(
@@ -70,7 +72,7 @@ def quicken() -> None:
 
     @norm.register_impl("cpu", supports_args=fits)
     def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
-        x = x.contiguous()  # the kernel does not look at strides
+        x = x.contiguous()  # the kernel ignores strides
         out = torch.empty_like(x)
         kernels.rms_norm(out, x, weight, epsilon)
         return out
@@ -90,16 +92,16 @@ class Worker:
     def __init__(self, connection: Connection, model: str, options: dict[str, Any]):
         from vllm import LLM
 
-        know(Path(model))
+        register_model_class(Path(model))
         self.connection = connection
         self.llm = LLM(model=model, **options)
-        quicken()
+        enable_cpu_norm_kernels()
         self.engine = self.llm.llm_engine
         self.version = 0
 
     def serve(self) -> None:
-        """Handle messages and step the engine until the parent says close."""
-        beat = time.monotonic()
+        """Handle messages and step the engine until the message `close`."""
+        heartbeat = time.monotonic()
         while True:
             idle = not self.engine.has_unfinished_requests()
             while self.connection.poll(None if idle else 0):
@@ -109,10 +111,10 @@ class Worker:
                 self.handle(*message)
                 idle = not self.engine.has_unfinished_requests()
             if outputs := self.engine.step():
-                self.connection.send(("done", [self.finished(output) for output in outputs]))
-            if time.monotonic() - beat > BEAT_S:
-                beat = time.monotonic()
-                self.connection.send(("beat",))
+                self.connection.send(("done", [self.result(output) for output in outputs]))
+            if time.monotonic() - heartbeat > HEARTBEAT_S:
+                heartbeat = time.monotonic()
+                self.connection.send(("heartbeat",))
 
     def handle(self, kind: str, *arguments: Any) -> None:
         if kind == "generate":
@@ -121,12 +123,16 @@ class Worker:
         elif kind == "abort":
             self.engine.abort_request([str(request_id) for request_id in arguments[0]])
         elif kind == "interrupt":
-            cut = [self.so_far(state) for state in self.engine.output_processor.request_states.values()]
+            cut = [self.partial_output(state) for state in self.engine.output_processor.request_states.values()]
             self.engine.abort_request([output.request_id for output in cut])
-            self.connection.send(("done", [self.finished(output) for output in cut]))
+            self.connection.send(("done", [self.result(output) for output in cut]))
         elif kind == "weights":
-            path, version = arguments
-            self.load_weights(path)
+            source, version = arguments
+            try:
+                self.load_weights(source)
+            except Exception as error:  # a failed load must not end the requests of other rollouts
+                self.connection.send(("weights_failed", f"{type(error).__name__}: {error}"))
+                return
             self.version = version
             self.connection.send(("weights", version))
 
@@ -145,8 +151,8 @@ class Worker:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         limit = self.engine.vllm_config.model_config.max_model_len
-        if len(prompt_ids) >= limit:  # vLLM would end the process, and with it everybody else's requests
-            text = f"a prompt of {len(prompt_ids)} tokens leaves no room in {limit}"
+        if len(prompt_ids) >= limit:  # vLLM would end the process and all other requests
+            text = f"the prompt has {len(prompt_ids)} tokens, but the model's maximum is {limit}"
             self.connection.send(("refused", request_id, text))
             return
         try:
@@ -155,57 +161,80 @@ class Worker:
             self.connection.send(("refused", request_id, f"{type(error).__name__}: {error}"))
 
     @staticmethod
-    def so_far(state: Any) -> Any:
-        """The output of a request that has not ended, with the tokens that it has."""
+    def partial_output(state: Any) -> Any:
+        """Return the output of an unfinished request with the tokens generated so far."""
         from vllm.v1.engine import FinishReason
 
         return state.make_request_output(
             new_token_ids=[], pooling_output=None, finish_reason=FinishReason.ABORT, stop_reason=None
         )
 
-    def finished(self, output: Any) -> tuple[int, list[int], list[float], str, int]:
+    def result(self, output: Any) -> tuple[int, list[int], list[float], str, int]:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
         log_probs = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
-        reason = {"abort": "aborted", "length": "length"}.get(completion.finish_reason, "stop")
+        # vLLM's `error` is an internal error of this request: its tokens are not a completion.
+        reason = {"abort": "aborted", "length": "length", "stop": "stop"}.get(completion.finish_reason, "error")
         return int(output.request_id), token_ids, log_probs, reason, self.version
 
-    def load_weights(self, path: str) -> None:
-        from safetensors.torch import load_file
+    def load_weights(self, source: tuple[str, Any]) -> None:
+        """Load weights from ("file", path) or ("tensors", (tensors, aliases)). Raises RuntimeError if it fails."""
+        from rstar_lab.rl.engines.weights import read_weights, resolve_aliases
 
-        tensors = load_file(path)
+        kind, payload = source
+        tensors = read_weights(payload) if kind == "file" else resolve_aliases(*payload)
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
-        # Blocks cached under the old weights would be served for the new ones.
-        self.llm.reset_prefix_cache()
+        self.assert_loaded(tensors)
+        # Cached blocks hold keys and values of the old weights.
+        if not self.llm.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not reset its prefix cache, which still holds values of the old weights")
+        del tensors
         release_free_heap()
 
+    def assert_loaded(self, tensors: dict[str, Any]) -> None:
+        """Compare the parameters that vLLM stores unchanged (norms and embeddings) with the tensors that were sent."""
 
-def divide(seats: list[Seat]) -> Seat:
-    """A process for every seat, this one for the first. Returns this process's seat, having closed the others."""
-    mine = seats[0]
-    for seat in seats[1:]:
+        def different(model: Any) -> list[str]:
+            names = []
+            for name, parameter in model.named_parameters():
+                sent = tensors.get(name)
+                if sent is None or not name.endswith(("norm.weight", "embed_tokens.weight")):
+                    continue
+                loaded = parameter.data.flatten()[: min(sent.numel(), 65_536)]
+                if not (loaded == sent.flatten()[: len(loaded)].to(loaded)).all():
+                    names.append(name)
+            return names
+
+        if names := self.llm.apply_model(different)[0]:
+            raise RuntimeError(f"vLLM kept old weights in {len(names)} parameters, such as {names[0]}")
+
+
+def fork_workers(slots: list[WorkerSlot]) -> WorkerSlot:
+    """Fork one process per slot; this process takes the first. Returns the slot of the current process; closes the others."""
+    own = slots[0]
+    for slot in slots[1:]:
         if os.fork() == 0:
-            mine = seat
-            sit(mine)
-            os.dup2(mine[2], 1)
-            os.dup2(mine[2], 2)
+            own = slot
+            attach_to_slot(own)
+            os.dup2(own[2], 1)
+            os.dup2(own[2], 2)
             break
-    for seat in seats:
-        if seat is not mine:
-            for fd in seat[:3]:
+    for slot in slots:
+        if slot is not own:
+            for fd in slot[:3]:
                 os.close(fd)
-    return mine
+    return own
 
 
 def main() -> None:
-    seats: list[Seat] = [tuple(seat) for seat in json.loads(sys.argv[1])]
-    sit(seats[0])
-    gc.disable()  # an import makes a million objects and no garbage
-    from vllm import LLM  # noqa: F401  (takes seconds: done while the parent may still be making the model)
+    slots: list[WorkerSlot] = [tuple(slot) for slot in json.loads(sys.argv[1])]
+    attach_to_slot(slots[0])
+    gc.disable()  # the import creates a million objects that all stay alive
+    from vllm import LLM  # noqa: F401  (takes seconds; meanwhile the parent may still be building the model)
 
     gc.freeze()
     gc.enable()
-    connection = Connection(divide(seats)[0])
+    connection = Connection(fork_workers(slots)[0])
     connection.send(("hello", os.getpid()))
     model, options = connection.recv()
     try:
@@ -222,8 +251,8 @@ if __name__ == "__main__":
     try:
         main()
     except (EOFError, BrokenPipeError):
-        time.sleep(60)  # the parent is gone: what watches its life pipe ends us, once it has swept
+        time.sleep(60)  # the parent is gone: the thread that watches the life pipe cleans up and ends this process
     except KeyboardInterrupt:
         pass
-    # vLLM leaves threads behind that a normal exit would wait for.
+    # A normal exit would wait for threads that vLLM leaves running.
     os._exit(0)

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.engines.devices import environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
-from rstar_lab.runs.provenance import hardware
 
 CPU_ENVIRONMENT = {
     # Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread a server, and it sleeps when idle.
@@ -73,12 +73,12 @@ def check(options: ServeOptions) -> None:
         raise UserError(
             f"--updatable lets others change the model: give a token, --api-key or the environment's {API_KEY}"
         )
-    if options.updatable and not gpus() and _is_tied(options.model):
+    if options.updatable and not visible_gpus() and _is_tied(options.model):
         raise UserError(
             f"--updatable: {options.model} has tied embeddings, whose head vLLM on a CPU keeps at its old weights; "
             "save the model with tie_word_embeddings false"
         )
-    if needed := max(0, options.replicas * options.tensor_parallel - len(gpus())) if gpus() else 0:
+    if needed := max(0, options.replicas * options.tensor_parallel - len(visible_gpus())) if visible_gpus() else 0:
         raise UserError(
             f"--replicas {options.replicas} x --tensor-parallel {options.tensor_parallel}: {needed} GPUs too few"
         )
@@ -93,13 +93,6 @@ def _is_loopback(host: str) -> bool:
 
 def _is_tied(model: Path) -> bool:
     return bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings"))
-
-
-def gpus() -> list[str]:
-    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them."""
-    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in chosen.split(",") if name]
-    return [str(number) for number in range(len(hardware()["gpus"]))]
 
 
 def take_ports(options: ServeOptions) -> list[int]:
@@ -174,7 +167,7 @@ class Replica:
             command += ["--max-model-len", str(options.max_model_len)]
         if options.api_key:
             command += ["--middleware", "rstar_lab.rl.serving.auth.TokenGuard"]
-        if gpus():
+        if visible_gpus():
             command += ["--gpu-memory-utilization", str(options.memory_share)]
             command += ["--tensor-parallel-size", str(options.tensor_parallel)]
         else:
@@ -194,9 +187,9 @@ class Replica:
         own["VLLM_SERVER_DEV_MODE"] = "1" if self.options.updatable else "0"
         if self.options.api_key:
             own[TOKEN] = self.options.api_key
-        if found := gpus():
+        if gpus := visible_gpus():
             first = self.number * self.options.tensor_parallel
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(found[first : first + self.options.tensor_parallel])
+            own |= environment_for(gpus[first : first + self.options.tensor_parallel])
         else:
             own |= CPU_ENVIRONMENT
         kept = {key: value for key, value in os.environ.items() if key not in (API_KEY, "VLLM_API_KEY")}

@@ -86,7 +86,7 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         pid = engine.pid
     assert not Path(f"/proc/{pid}").exists()
     assert not list(sockets.iterdir())
-    assert not (tmp_path / "work" / "weights.safetensors").exists()
+    assert not list((tmp_path / "work").glob("rstar-weights-*"))
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
 
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_served_is_one_line(memorized_model, tmp_path):
 
 @pytest.mark.slow
 def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(memorized_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("rstar_lab.rl.serving.serve.gpus", lambda: [])
+    monkeypatch.setattr("rstar_lab.rl.serving.serve.visible_gpus", lambda: [])
     config = json.loads((memorized_model[0] / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="has tied embeddings"):

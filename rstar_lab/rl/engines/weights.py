@@ -1,0 +1,101 @@
+"""How new weights travel from the trainer to the engines.
+
+`choose_transport` selects one of three ways, and is the only place that does:
+
+- `cuda-ipc`: the engine's process maps the trainer's GPU tensors. For one vLLM engine on the trainer's GPU; nothing is copied
+  to the host.
+- `shared-memory`: a safetensors file in /dev/shm, which engines on this machine map.
+- `file`: a safetensors file in the run's folder. For servers, which may run on another machine, and if /dev/shm is too small.
+
+Weights are sent in the engine's dtype. Tensors with several names (a tied head) are sent once: the file's metadata and the IPC
+message name the aliases.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+Transport = Literal["cuda-ipc", "shared-memory", "file"]
+SHARED_MEMORY = Path("/dev/shm")
+ALIASES = "rstar_lab.aliases"  # metadata key: JSON object {alias: name of the stored tensor}
+
+
+def choose_transport(
+    weights_bytes: int, *, servers: bool, trainer_gpu: str | None = None, engine_gpus: tuple[str | None, ...] = ()
+) -> Transport:
+    """Return the fastest transport that reaches all engines.
+
+    servers: whether an engine is a server. trainer_gpu: name of the GPU that holds the trainer's weights; None on a CPU.
+    engine_gpus: for each engine process its GPU, None on a CPU.
+    """
+    if servers:
+        return "file"
+    if trainer_gpu is not None and engine_gpus == (trainer_gpu,):
+        return "cuda-ipc"
+    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+    if usable and shutil.disk_usage(SHARED_MEMORY).free > 2.2 * weights_bytes + 2**26:  # the old file and the new one
+        return "shared-memory"
+    return "file"
+
+
+@torch.no_grad()
+def tensors_to_send(state: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a state dict in `dtype` without duplicates, and the aliases {duplicate: name of its tensor}.
+
+    A tensor that already has the dtype and is contiguous is not copied.
+    """
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    owners: dict[tuple[object, ...], str] = {}
+    for name, tensor in state.items():
+        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key in owners:
+            aliases[name] = owners[key]
+            continue
+        owners[key] = name
+        tensors[name] = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+    return tensors, aliases
+
+
+def resolve_aliases(tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the tensors under all their names."""
+    return tensors | {alias: tensors[name] for alias, name in aliases.items()}
+
+
+class WeightsFile:
+    """A safetensors file in a folder of its own, which `close` removes. Two groups of engines never share one.
+
+    transport: where it lies. folder: of the run, used by the transport `file`.
+    """
+
+    def __init__(self, transport: Transport, folder: Path):
+        parent = SHARED_MEMORY if transport == "shared-memory" else folder
+        parent.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="rstar-weights-", dir=parent))
+        self.path = self.folder / "weights.safetensors"
+
+    def write(self, tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> None:
+        """Replace the file. Engines that still map the old one keep it."""
+        new = self.folder / "weights.new"  # servers load every *.safetensors of the folder
+        save_file(tensors, new, {"format": "pt", ALIASES: json.dumps(dict(aliases))})
+        new.replace(self.path)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_weights(path: Path | str) -> dict[str, Tensor]:
+    """Read a safetensors file of a whole model; its tensors are mapped, and tied ones appear under all their names."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    return resolve_aliases(tensors, json.loads(metadata.get(ALIASES, "{}")))
