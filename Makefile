@@ -20,7 +20,7 @@ TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torc
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt
 
-.PHONY: help setup demo test test-fast test-all lab bench docs docs-keys screenshots services resolve constraints clean
+.PHONY: help setup demo test test-fast test-all lab bench docs docs-keys screenshots services check-gpu resolve constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -69,6 +69,9 @@ docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipes.md
 screenshots: setup services  ## take the screenshots of the README from the golden run
 	$(PYTEST) -q tests/browser/test_readme_screenshots.py
 	cp out/screenshots/inspector.png docs/images/inspector.png
+
+check-gpu: setup  ## check one GPU in about 10 minutes: parity, MFU, memory, SFT, weight sync, demo
+	$(BIN)/python -m rstar_lab.rl.bench.gpu
 
 resolve: setup  ## check that the locked versions of cpu, cuda and rocm resolve (needs the registry, installs nothing)
 	$(BIN)/python constraints/resolve.py check

@@ -313,7 +313,7 @@ def rehearse(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="trainer, sandbox, rollout, scheduler, store or verl.")],
+    name: Annotated[str, typer.Argument(help="trainer, sandbox, rollout, scheduler, store, verl or gpu.")],
     against: Annotated[str | None, typer.Option(help="URL of a running peer, where the bench wants one.")] = None,
     grid: Annotated[Path | None, typer.Option(help="scheduler: file of regimes.")] = None,
     ranks: Annotated[
@@ -325,6 +325,7 @@ def bench(
     homes = {
         "trainer": "rl.bench.trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench.rollout",
         "scheduler": "rl.bench.scheduler", "store": "analysis.bench", "verl": "rl.bench.verl",
+        "gpu": "rl.bench.gpu",
     }  # fmt: skip
     if name not in homes:
         raise UserError(f"bench {name}: there is none; choose from {', '.join(homes)}")

@@ -83,7 +83,7 @@ class EngineGroup:
         Raises EngineError if an engine does not load them, UserError if its log-probs differ from the model's.
         """
         self.holds = None
-        transport = self._transport(model)
+        transport = self.transport(model)
         if transport == "cuda-ipc":
             (engine,) = self.engines
             assert isinstance(engine, VllmEngine)
@@ -92,7 +92,7 @@ class EngineGroup:
             except EngineError as error:
                 LOG.warning("%s: CUDA IPC failed (%s); weights are sent through a file from now on", engine.name, error)
                 self._ipc_failed = True
-                transport = self._transport(model)
+                transport = self.transport(model)
         if transport != "cuda-ipc":
             if self._file is None:
                 self._file = WeightsFile(transport, self.work_dir)
@@ -103,7 +103,8 @@ class EngineGroup:
             if isinstance(engine, VllmEngine | ServerEngine):
                 await assert_parity(engine, model, self.parity_limit)
 
-    def _transport(self, model: "PreTrainedModel") -> Transport:
+    def transport(self, model: "PreTrainedModel") -> Transport:
+        """Return how the weights of `model` reach the engines."""
         device = next(model.parameters()).device
         gpus = visible_gpus() if device.type == "cuda" else []
         return choose_transport(

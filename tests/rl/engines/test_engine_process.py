@@ -206,7 +206,7 @@ async def test_failed_cuda_ipc_falls_back_to_a_file(tmp_path, monkeypatch):
     send = engine._send
     monkeypatch.setattr(engine, "_send", lambda message: (sent.append(message[1][0]), send(message)))
     group = EngineGroup([engine], tmp_path / "work", 1, parity_limit=1e9)
-    monkeypatch.setattr(group, "_transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
+    monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
     monkeypatch.setattr(group_module, "assert_parity", lambda *_: asyncio.sleep(0))
     answers = iter([("weights_failed", "no IPC in this container"), ("weights", 1)])
     monkeypatch.setattr(type(engine), "weights_answer", property(lambda self: next(answers)), raising=False)
