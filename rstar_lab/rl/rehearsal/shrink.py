@@ -11,7 +11,7 @@ Shrunk:
 | max_response_tokens | 96 for the shortest stage, the others in proportion |
 | steps | 2 per stage (3 if there is one stage), a checkpoint after each |
 | hand_off.window, filter.samples, evaluate.samples | 1, 2, 2 |
-| hardware | two nodes of one CPU rank and one vLLM engine each under verl; this machine under the local trainer |
+| hardware | two nodes of one CPU rank and one vLLM engine each under verl; two training processes and two engines under the local trainer |
 """
 
 import os
@@ -34,6 +34,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
     data["name"] = f"rehearsal-{recipe.name}"
     data["model"] = str(folder / "models" / "tiny")
     data["runs"] = str(folder / "runs")
+    data["processes"] = max(2, recipe.processes)
     data["rl"] |= _shrink_rl(data["rl"], recipe)
     for number, stage in enumerate(data["stages"]):
         stage["rl"] = {**stage["rl"], **_shrink_rl(stage["rl"], recipe)}
@@ -48,7 +49,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
     data["engine"] |= {
         "dtype": "float32",
         "kv_cache_gb": 0.25,
-        "count": None,
+        "count": 2,
         "max_batch": 32,
         "kind": "vllm",
         "urls": (),
