@@ -1,4 +1,4 @@
-"""Memory of this process and all below it (Linux): its peak, sampled, and giving back what is not used."""
+"""Memory of this process and its descendants (Linux): peak measurement and release of free heap pages."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from typing import Self
 
 
 def process_tree_bytes(pid: int) -> int:
-    """Memory of a process and its descendants; pages that several share are counted once (proportional set size)."""
+    """Return the memory of a process and its descendants in bytes. Shared pages count once (proportional set size)."""
     total = 0
     pending = [pid]
     while pending:
@@ -20,21 +20,21 @@ def process_tree_bytes(pid: int) -> int:
                     total += int(line.split()[1]) * 1024
             for task in (folder / "task").iterdir():
                 pending += map(int, (task / "children").read_text().split())
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
     return total
 
 
 def release_free_heap() -> None:
-    """Give free heap pages back to the system. Batches of ever new shapes tear the heap: without this a process that
-    trains the tiny model grows to three times what it uses."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    """Return free heap pages to the system. Batches of varying shape fragment the heap: without this, a process that trains
+    the tiny model grows to three times its working set."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 class PeakMemory:
-    """Samples while its block runs; `gb` is the peak in units of 10^9 bytes."""
+    """Measures peak memory while its block runs, by sampling. `gb`: the peak in 10^9 bytes."""
 
     def __init__(self, every_s: float = 1.0):
         self._pid, self._every_s = os.getpid(), every_s

@@ -1,4 +1,4 @@
-"""What long work shows: a progress bar on a terminal, one line a step elsewhere, one JSON object a line for programs."""
+"""Progress of long work: a progress bar on a terminal, one line per step elsewhere, JSON lines for programs."""
 
 import json
 import time
@@ -18,18 +18,18 @@ class Reporter:
         self._said = 0.0
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line for people."""
         if not self.as_json:
             self.console.print(text)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """A line for programs."""
+        """Print a JSON line for programs."""
         if self.as_json:
             print(json.dumps({"event": event} | fields, default=str), flush=True)
 
     @contextmanager
     def work(self, name: str, total: int | None = None) -> Iterator["Work"]:
-        """A long piece of work, shown until the block ends."""
+        """Show the progress of a piece of work until the block ends."""
         if self.as_json or not self.console.is_terminal:
             yield Work(self, name, total, None)
             return
@@ -47,7 +47,7 @@ class Work:
             self.task = progress.add_task(name, total=total, note="")
 
     def update(self, done: int, note: str = "", *, every_s: float = 0.0, **fields: Any) -> None:
-        """Say how far it is; elsewhere than on a terminal at most one line every `every_s` seconds."""
+        """Update the progress. Without a terminal, at most one line is printed every `every_s` seconds."""
         if self.progress:
             self.progress.update(self.task, completed=done, note=note)
             return

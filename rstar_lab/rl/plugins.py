@@ -1,4 +1,4 @@
-"""The user's own functions, named in a recipe as `module:name` and found from the working directory."""
+"""User functions that a recipe names as `module:name`, imported from the working directory."""
 
 import difflib
 import importlib
@@ -14,7 +14,7 @@ NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_named(name: str, key: str) -> Any:
-    """What `module:name` stands for. Raises UserError that begins with the recipe's `key`."""
+    """Return the object `module:name`. Raises UserError, whose message starts with the recipe key `key`."""
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

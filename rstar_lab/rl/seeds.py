@@ -1,14 +1,14 @@
-"""Seeds derived from what a draw is for, so that no draw depends on another."""
+"""Seeds derived from the purpose of a draw, so that no draw depends on another."""
 
 import hashlib
 
 
 def derive_seed(*parts: object) -> int:
-    """A 31-bit seed from what names the draw (run seed, step, trajectory, turn...): the same parts, the same seed."""
+    """Return a 31-bit seed from the parts that identify a draw (run seed, step, trajectory, turn...)."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The seed that every draw of a step is derived from."""
+    """Return the seed from which every draw of a step is derived."""
     return derive_seed(seed, "step", step)

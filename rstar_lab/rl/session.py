@@ -1,4 +1,4 @@
-"""What the parts of a recipe's run share: sandbox, engines, tools, reward, problems and run folders."""
+"""Shared resources of a recipe's run: sandbox, engines, tools, reward, problems and run folders."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
 
 class RunSession:
-    """What the pieces of a recipe share: its sandbox and engines, each started when first needed, and the held-out problems."""
+    """Sandbox and engines of a recipe, each started when first needed, its held-out problems and its reward."""
 
     def __init__(self, recipe: Recipe, reporter: Reporter):
         self.recipe, self.reporter = recipe, reporter
@@ -37,7 +37,7 @@ class RunSession:
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
         self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
-        # For their errors, before anything is started.
+        # Report errors of user tools before anything is started.
         make_tools([name for name in recipe.rl.tools if name not in CODE_TOOLS], None)
 
     @classmethod
@@ -52,12 +52,12 @@ class RunSession:
 
     @property
     def excluded(self) -> list[Problem]:
-        """What training must never see."""
+        """The problems of the evaluation sets, which training must not use."""
         return [problem for problems in self.held_out.values() for problem in problems]
 
     @property
     def warm(self) -> bool:
-        """Whether engines will be needed soon."""
+        """Whether engine processes have been started in advance."""
         return self._spawned is not None
 
     async def sandbox(self) -> Any:
@@ -87,7 +87,7 @@ class RunSession:
         return self.runs_dir / ".engines" / self.recipe.name
 
     def helpers(self) -> HelperProcesses:
-        """Processes that share the work of training, on a CPU."""
+        """Return the helper processes that share the updates on a CPU."""
         if self._helpers is None:
             self._helpers = self._stack.enter_context(
                 HelperProcesses(self.recipe.processes if device().type == "cpu" else 1)
@@ -95,7 +95,7 @@ class RunSession:
         return self._helpers
 
     def warm_up(self) -> None:
-        """Start all processes now; they import torch and vLLM while the model is still being made."""
+        """Start all processes now, so that they import torch and vLLM while the model is prepared."""
         self.helpers()
         self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
         for engine in self._spawned:
@@ -124,7 +124,7 @@ class RunSession:
         return await asyncio.shield(self._starting)
 
     def longest(self, model_dir: Path) -> int:
-        """Room for the longest prompt and response of any stage or evaluation, within what the model can do."""
+        """Return the tokens of the longest prompt and response of any stage or evaluation, within the model's context."""
         responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
         responses.append(self.recipe.evaluate.max_response_tokens)
         path = model_dir / "config.json"  # of a served model, only the tokenizer may lie here

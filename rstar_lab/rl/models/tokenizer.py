@@ -1,8 +1,7 @@
-"""A byte-level BPE tokenizer made from nothing, for models that start from nothing.
+"""A byte-level BPE tokenizer trained from scratch, for the tiny model.
 
-Text is split before the merges at single digits only, so that merges run across words: boilerplate shrinks to few
-tokens and a tiny model has short sequences to learn from. Digits stay single, so that numbers can be copied and no
-merge depends on them.
+Text is split at digits only, so that merges cross word boundaries: boilerplate becomes few tokens, and the tiny model
+learns from short sequences. Each digit is a token, so that numbers can be copied.
 """
 
 import re
@@ -21,7 +20,7 @@ _SPECIAL = list(chat.SPECIAL_TOKENS)
 
 
 def repeated_texts() -> list[str]:
-    """The long texts that every prompt repeats word for word: system turn with tools, request for the answer's form."""
+    """Return the long texts that every prompt contains: the system turn with tools, and the request for the answer format."""
     mark = "\0"
     pieces = re.split("|".join(map(re.escape, (mark, *_SPECIAL))), chat.render_prompt(mark))
     return [piece for piece in pieces if len(piece) > 40]

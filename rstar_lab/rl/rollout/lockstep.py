@@ -1,4 +1,4 @@
-"""Lockstep rollouts: turns in fixed batches, so that the same machine, versions and seed give the same bits."""
+"""Lockstep rollouts: turns are generated in fixed batches, so that results are reproducible bit for bit on one machine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,15 +9,16 @@ from rstar_lab.rl.engine import Completion, Engine, Sampling
 
 class BatchEngine(Engine, Protocol):
     def submit(self, requests: Sequence[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
-        """Several requests that enter the engine's batch together."""
+        """Add several requests to the batch of the engine at once."""
         ...
 
 
 class Lockstep:
-    """Gathers the next request of every live rollout of an engine, then sends them at once, in the order of the slots. While
-    the tools of one engine's rollouts run, another generates.
+    """Waits until every active rollout of an engine has requested its next turn, then submits the turns as one batch, in
+    the order of the slots.
 
-    Rollouts of a group share an engine, and with it the cached prefix of their prompt.
+    Each engine has its own batches. The rollouts of a group share an engine, and with it the cached prefix of their
+    prompt.
     """
 
     def __init__(self, engines: Sequence[BatchEngine], groups: Sequence[str]):
@@ -59,7 +60,7 @@ class LockstepSlot:
     def on_turn(self, text: str, last: bool) -> None: ...
 
     def interrupt(self) -> None:
-        raise RuntimeError("a lockstep batch is never interrupted: recipes refuse it")
+        raise RuntimeError("lockstep batches cannot be interrupted; recipes with step_time_s reject lockstep")
 
     def leave(self) -> None:
         self.lockstep.live[self.number].discard(self.index)

@@ -1,11 +1,11 @@
-"""The tool protocol: JSON arguments in, an outcome and the text that the model sees out."""
+"""The tool protocol: JSON arguments in; an outcome and the text for the model out."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar_lab.outcomes import Outcome
 
-RETRIES = 2  # of a call whose failure is ours
+RETRIES = 2  # of a call that failed through the infrastructure
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class ToolResult:
 class Tool(Protocol):
     @property
     def schema(self) -> dict[str, Any]:
-        """Name, description and parameters, as OpenAI's function schema."""
+        """The function schema in OpenAI's form: name, description and parameters."""
         ...
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult: ...
 
     async def close(self, traj_id: str) -> None:
-        """Forget the state kept for a trajectory that has ended."""
+        """Free the state of a trajectory that has ended."""
 
 
 def tool_name(schema: dict[str, Any]) -> str:
@@ -34,7 +34,7 @@ def tool_name(schema: dict[str, Any]) -> str:
 
 
 def argument_error(schema: dict[str, Any], arguments: dict[str, Any]) -> str | None:
-    """What is wrong with a call's arguments, in words for the model; None where they fit the schema."""
+    """Return an error message for the model if the arguments do not fit the schema, else None."""
     function = schema["function"]
     properties, required = function["parameters"]["properties"], function["parameters"].get("required", [])
     for name in required:
@@ -53,7 +53,7 @@ def argument_error(schema: dict[str, Any], arguments: dict[str, Any]) -> str | N
             return f"unknown argument '{name}' of {function['name']}; it takes {', '.join(properties)}"
         kind = properties[name].get("type", "string")
         if not isinstance(kind, str) or (value is None and properties[name].get("nullable")):
-            continue  # one of several types: for the tool itself to say
+            continue  # several types are allowed: the tool checks them
         if not isinstance(value, kinds.get(kind, object)) or (
             isinstance(value, bool) and kind in ("integer", "number")
         ):

@@ -12,14 +12,14 @@ from rstar_lab.sandbox.call import Call, CallResult
 
 
 class Sandbox(Protocol):
-    """What is used of LocalSandbox and SandboxClient."""
+    """The part of LocalSandbox and SandboxClient that the tools use."""
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CodeTool:
-    """The paper's tool: a program and its standard input, in a fresh process."""
+    """The tool of the paper: runs a program with its standard input in a new process."""
 
     sandbox: Sandbox
     timeout_s: float | None = None
@@ -36,7 +36,7 @@ class CodeTool:
 
 @dataclass(frozen=True, slots=True)
 class JupyterTool:
-    """The release's second tool: cells of one live session a trajectory."""
+    """The second tool of the release: runs cells in one session per trajectory."""
 
     sandbox: Sandbox
     timeout_s: float | None = None
@@ -57,7 +57,7 @@ class JupyterTool:
 async def run_code(
     sandbox: Sandbox, call: Call, render: Callable[[CallResult], str] = render_tool_result
 ) -> ToolResult:
-    """Run code; a failure of ours is tried again before the model hears of it."""
+    """Run code. Infrastructure failures are retried before the model sees them."""
     for attempt in range(1 + RETRIES):
         (result,) = await sandbox.run_many([call])
         if result.outcome not in INFRASTRUCTURE_FAILURES:

@@ -1,7 +1,7 @@
-"""The user's own tools: a typed function, a class of which every trajectory has an instance, or an HTTP endpoint.
+"""User-defined tools: a typed function, a class with one instance per trajectory, or an HTTP endpoint.
 
-They are the user's trusted code: they run in the trainer's process, without a sandbox. A time limit ends the waiting for a call,
-not the thread that it runs in. What is for the model is the schema, made from the signature and the docstring (Google style).
+User tools are trusted: they run in the trainer's process, without a sandbox. A time limit ends the wait for a call, not the
+thread it runs in. The schema for the model is generated from the signature and the docstring (Google style).
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.tools.base import RETRIES, Tool, ToolResult, tool_name
 
-THREADS = 64  # calls of one tool at once; the others wait outside of their time limit
+THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
 FROM_US = ("seed", "traj_id")  # keyword-only parameters of these names are filled in by the agent loop
 
 log = logging.getLogger(__name__)
 
 
 class ToolUnavailable(Exception):
-    """Raised by a tool whose failure is not the model's (a service is down): tried again, then `sandbox_error`."""
+    """Raise this in a tool for failures that are not the model's (a service is down): retried, then `sandbox_error`."""
 
 
 class UserTool:
-    """A function as a tool; or a class: an instance a trajectory, called like a function, its `close()` called at the end.
+    """A tool made from a function, or from a class with one instance per trajectory, whose `close()` is called at the end.
 
-    Functions may be async; others run in a daemon thread. Calls of one trajectory reach its instance one after the other.
-    After a time-out the instance is given up and the next call meets a new one.
+    Functions may be async; others run in a daemon thread. Calls of one trajectory to its instance run one after the other.
+    After a time-out the instance is dropped and the next call gets a new one.
     """
 
     def __init__(self, name: str, own: Callable[..., Any], time_limit_s: float):
-        """Raises UserError where signature or docstring do not say what the model may hand in."""
+        """Raises UserError if the signature or the docstring does not describe every argument."""
         self.own, self.time_limit_s, self.stateful = own, time_limit_s, inspect.isclass(own)
         function = own.__call__ if inspect.isclass(own) else own  # type: ignore[operator]
         self.is_async = inspect.iscoroutinefunction(function)
@@ -61,9 +61,9 @@ class UserTool:
                 return ToolResult(Outcome.INVALID_ARGUMENTS, text)
         if self.stateful:
             async with self._locks.setdefault(traj_id, asyncio.Lock()):
-                result = await retried(lambda: self._run(self._instance(traj_id), values, traj_id))
+                result = await run_with_retries(lambda: self._run(self._instance(traj_id), values, traj_id))
         else:
-            result = await retried(lambda: self._run(self.own, values))
+            result = await run_with_retries(lambda: self._run(self.own, values))
         return replace(result, code=json.dumps(arguments, sort_keys=True))
 
     async def close(self, traj_id: str) -> None:
@@ -73,12 +73,12 @@ class UserTool:
             return
         try:
             async with asyncio.timeout(self.time_limit_s):
-                await (close() if inspect.iscoroutinefunction(close) else in_daemon_thread(close))
+                await (close() if inspect.iscoroutinefunction(close) else run_in_daemon_thread(close))
         except Exception as error:
             log.warning("closing %s of %s: %s: %s", tool_name(self.schema), traj_id, type(error).__name__, error)
 
     def _instance(self, traj_id: str) -> Callable[..., Any]:
-        """A function that makes the trajectory's instance where there is none yet, then calls it."""
+        """Return a function that calls the instance of a trajectory, which it creates if needed."""
 
         def call(**values: Any) -> Any:
             instance = self._instances.get(traj_id)
@@ -95,7 +95,7 @@ class UserTool:
             limit = asyncio.timeout(self.time_limit_s)
             try:
                 async with limit:
-                    value = await (function(**values) if self.is_async else in_daemon_thread(function, **values))
+                    value = await (function(**values) if self.is_async else run_in_daemon_thread(function, **values))
                 outcome, text = Outcome.OK, value if isinstance(value, str) else json.dumps(value, default=str)
             except ToolUnavailable:
                 raise
@@ -108,13 +108,13 @@ class UserTool:
 
 
 class HttpTool:
-    """A tool behind a URL: GET gives its schema, POST {"arguments", "seed", "traj_id"} answers {"content": text}.
+    """A tool behind a URL: GET returns its schema, POST {"arguments", "seed", "traj_id"} returns {"content": text}.
 
-    400 and 422 are the model's `invalid_arguments`, any other failure is ours.
+    Status 400 and 422 count as `invalid_arguments`, any other failure as an infrastructure failure.
     """
 
     def __init__(self, url: str, time_limit_s: float):
-        """Raises UserError where the URL gives no schema."""
+        """Raises UserError if the URL does not return a schema."""
         self.url, self.time_limit_s = url, time_limit_s
         try:
             told = httpx.get(url, timeout=time_limit_s).raise_for_status().json()
@@ -125,7 +125,7 @@ class HttpTool:
         self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS))
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        return await retried(lambda: self._post({"arguments": arguments, "seed": seed, "traj_id": traj_id}))
+        return await run_with_retries(lambda: self._post({"arguments": arguments, "seed": seed, "traj_id": traj_id}))
 
     async def close(self, traj_id: str) -> None: ...
 
@@ -146,7 +146,7 @@ class HttpTool:
 
 
 def load_user_tool(name: str, time_limit_s: float) -> Tool:
-    """The tool that a recipe names by `module:name` or by URL. Raises UserError."""
+    """Return the tool that a recipe names as `module:name` or by its URL. Raises UserError if it cannot be loaded."""
     if name.startswith(("http://", "https://")):
         return HttpTool(name, time_limit_s)
     found = load_named(name, "rl.tools")
@@ -155,8 +155,8 @@ def load_user_tool(name: str, time_limit_s: float) -> Tool:
     return UserTool(name, found, time_limit_s)
 
 
-async def retried(run: Callable[[], Any]) -> ToolResult:
-    """Run a call; a failure that is ours is tried again before the model hears of it."""
+async def run_with_retries(run: Callable[[], Any]) -> ToolResult:
+    """Run a call. Infrastructure failures are retried before the model sees them."""
     for attempt in range(1 + RETRIES):
         try:
             return await run()
@@ -170,9 +170,9 @@ async def retried(run: Callable[[], Any]) -> ToolResult:
 def describe(
     name: str, function: Callable[..., Any], *, method: bool = False
 ) -> tuple[dict[str, Any], dict[str, TypeAdapter[Any]], set[str]]:
-    """(schema for the model, what each argument must be, parameters that the agent loop fills in).
+    """Return (schema for the model, type of each argument, parameters that the agent loop fills in).
 
-    name: `module:function`; the model sees what follows the colon. Raises UserError.
+    name: `module:function`; the model sees the part after the colon. Raises UserError for an incomplete description.
     """
     from transformers.utils import get_json_schema
     from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -199,8 +199,8 @@ def describe(
     return schema, arguments, given
 
 
-async def in_daemon_thread(function: Callable[..., Any], **values: Any) -> Any:
-    """Call it in a thread of its own, which no exit of the process waits for."""
+async def run_in_daemon_thread(function: Callable[..., Any], **values: Any) -> Any:
+    """Call the function in a new daemon thread; the exit of the process does not wait for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
@@ -215,7 +215,7 @@ async def in_daemon_thread(function: Callable[..., Any], **values: Any) -> Any:
             result = None, error
         try:
             loop.call_soon_threadsafe(settle, result)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the event loop is closed
             pass
 
     threading.Thread(target=work, daemon=True, name="own-tool").start()

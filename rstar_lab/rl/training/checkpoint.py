@@ -1,6 +1,6 @@
-"""Where a run stands, and how a checkpoint keeps it: weights, optimizer, place in the stages, place in the data.
+"""Checkpoints of RL: weights, optimizer, and the position in the stages and in the data.
 
-No random state is kept: every draw has a seed derived from what it is for.
+No random state is stored, because every draw has a seed derived from its purpose.
 """
 
 import json
@@ -20,10 +20,11 @@ from rstar_lab.runs.writer import RunWriter
 
 @dataclass(slots=True)
 class TrainerState:
-    """step: of the whole run, counted from 1; stage: its number, from 0; stage_step: steps made in it.
+    """Progress of a run.
 
-    position: problems drawn in this stage, those passed over included; retired: ids of problems not drawn again;
-    finished: no stage is left; carried: (group id, problem id) of the groups that the step's end cut.
+    step: last finished step of the run, from 1. stage: index of the stage, from 0. stage_step: finished steps of the stage.
+    position: problems drawn in the stage, including skipped ones. retired: ids of problems that are not drawn again.
+    finished: whether all stages are finished. carried: (group id, problem id) of groups cut off at the end of the step.
     """
 
     step: int = 0
@@ -36,11 +37,11 @@ class TrainerState:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The state in a checkpoint. Raises UserError where there is none that this version reads."""
+        """Read the state of a checkpoint. Raises UserError if it is missing or of another version."""
         try:
-            found = json.loads((folder / "trainer.json").read_text())
-            own = {name: found[name] for name in cls.__slots__ if name != "carried"}  # type: ignore[attr-defined]
-            return cls(**own, carried=[(group, problem) for group, problem in found.get("carried", [])])
+            saved = json.loads((folder / "trainer.json").read_text())
+            fields = {name: saved[name] for name in cls.__slots__ if name != "carried"}  # type: ignore[attr-defined]
+            return cls(**fields, carried=[(group, problem) for group, problem in saved.get("carried", [])])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"checkpoint {folder}: trainer.json cannot be read ({error}); remove the checkpoint"
@@ -61,12 +62,12 @@ def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, to
 
 
 def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> TrainerState:
-    """Go back to the newest checkpoint, or to the start without one. Later steps are cut from the run store."""
-    found = writer.latest_checkpoint()
-    if found is None:
+    """Load the newest checkpoint, if there is one, and remove later steps from the run store."""
+    checkpoint = writer.latest_checkpoint()
+    if checkpoint is None:
         writer.cut(0)
         return TrainerState()
-    step, folder = found
+    step, folder = checkpoint
     state = TrainerState.read(folder)
     writer.cut(step)
     load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))

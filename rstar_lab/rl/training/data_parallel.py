@@ -1,4 +1,4 @@
-"""Processes of one thread each that share a batch on a CPU: for small models two of them beat two threads by far."""
+"""Data parallelism on a CPU: processes of one thread each share a batch. Faster than threads for small models."""
 
 import ctypes
 import importlib
@@ -22,21 +22,23 @@ from torch import Tensor, nn
 
 from rstar_lab.errors import UserError
 
-_TIMEOUT = timedelta(days=7)  # helpers wait out rollouts and evaluations; a death is seen at once, by its connection
+_TIMEOUT = timedelta(
+    days=7
+)  # helpers wait during rollouts and evaluations; a dead helper closes its connection at once
 _READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def _lost() -> Iterator[None]:
+def _helper_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError("a helper process of the training died; start the same command again to go on") from error
+        raise UserError("a helper process of the training died; run the same command to continue") from error
 
 
 class Ranks:
-    """This process as one of `size`; all sums over ranks are the same bits on every rank."""
+    """This process as one of `size` ranks. Sums over ranks are bitwise equal on every rank."""
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -44,20 +46,20 @@ class Ranks:
         self._turn = 0
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return the value of rank 0 on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        with _lost():
+        with _helper_errors():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on rank 0; nothing on the others."""
+        """Return the values of all ranks, by rank, on rank 0; an empty list on the others."""
         if self.size == 1:
             return [value]
         values = [None] * self.size if self.rank == 0 else None
-        with _lost():
+        with _helper_errors():
             dist.gather_object(value, values)
         return values or []
 
@@ -67,12 +69,12 @@ class Ranks:
                 dist.broadcast(tensor, src=0)
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Add up each tensor over the ranks, in place: float32, through memory that the ranks share, since gloo's sockets
-        would copy every gradient several times."""
+        """Sum each tensor over the ranks, in place, in float32. Uses shared memory, because gloo's sockets copy every gradient
+        several times."""
         if self.size == 1:
             return
         numel = sum(tensor.numel() for tensor in tensors)
-        with _lost():
+        with _helper_errors():
             board = self._next_board(numel)
             torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=board[self.rank])
             dist.barrier()
@@ -80,14 +82,14 @@ class Ranks:
             tensor.copy_(part.view_as(tensor))
 
     def owns(self, i: int) -> bool:
-        """Whether the i-th of many equal tasks is this rank's."""
+        """Return whether task i belongs to this rank."""
         return i % self.size == self.rank
 
     def exchange(self, tensors: list[Tensor]) -> None:
-        """Each tensor, in place, as the rank that owns its number has it (float32)."""
+        """Copy each tensor, in place, from the rank that owns its index (float32)."""
         if self.size == 1:
             return
-        with _lost():
+        with _helper_errors():
             places = self._next_board(sum(tensor.numel() for tensor in tensors))[0].split(
                 [tensor.numel() for tensor in tensors]
             )
@@ -100,14 +102,14 @@ class Ranks:
                 tensor.copy_(place.view_as(tensor))
 
     def _next_board(self, numel: int) -> Tensor:
-        """(ranks, numel). Two boards in turn: whoever writes one has seen all others done with reading it."""
+        """Return shared memory (ranks, numel). Two buffers alternate, so that no rank writes one that another still reads."""
         if self._board is None or self._board.shape[-1] < numel:
             self._board = self._new_board(numel)
         self._turn = 1 - self._turn
         return self._board[self._turn, :, :numel]
 
     def _new_board(self, numel: int) -> Tensor:
-        """Memory of all ranks: (2 turns, ranks, numel). Its file is gone as soon as all have it."""
+        """Allocate shared memory (2 buffers, ranks, numel). Its file is deleted once all ranks have mapped it."""
         shape = (2, self.size, numel)
         if self.rank == 0:
             memory = Path("/dev/shm")
@@ -127,9 +129,9 @@ SINGLE_RANK = Ranks()
 
 
 class HelperProcesses:
-    """Rank 0's side, a context manager: starts `size - 1` processes, which wait for work; `lead` gives them some.
+    """Starts `size - 1` helper processes, which wait for work; `lead` gives them an entry point. A context manager.
 
-    They start while the block does other things. None outlives this process or the block.
+    The processes start in the background. They end with the block or with this process.
     """
 
     def __init__(self, size: int):
@@ -154,7 +156,7 @@ class HelperProcesses:
         return (Path(self._folder.name) / "rendezvous").as_uri()
 
     def lead(self, entry: str) -> Ranks:
-        """Have every helper run `entry` ("module:function", given its Ranks). It returns before there is other work."""
+        """Run `entry` ("module:function", called with its Ranks) in every helper and return the ranks of this process."""
         if self._ranks is None:
             for process in self._processes:
                 assert process.stdout is not None
@@ -177,7 +179,7 @@ class HelperProcesses:
             for process in self._processes:
                 process.kill()
         else:
-            with suppress(UserError):  # it died when there was no work left
+            with suppress(UserError):  # it died after its work was done
                 self._ranks.share(None)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -194,12 +196,12 @@ class HelperProcesses:
 
 
 def serve(address: str, rank: int, size: int, parent: int) -> None:
-    """A helper's whole life: join the others, do what rank 0 leads it to. It dies with its parent."""
+    """Main function of a helper process: join the ranks and run the entry points that rank 0 sends. Ends with its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the helpers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C and ends the helpers
     if os.getppid() != parent:
         return
-    from transformers import PreTrainedModel  # noqa: F401  (while there is nothing to do yet)
+    from transformers import PreTrainedModel  # noqa: F401  (imported early, while rank 0 prepares)
 
     torch.set_num_threads(1)
     os.write(1, _READY)

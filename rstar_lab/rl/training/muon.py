@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum, made orthogonal by Newton-Schulz.
 
-The same numbers as `torch.optim.Muon`, which has every rank orthogonalise every matrix, and always in bf16: twenty times
-slower than float32 on a CPU without AVX-512.
+Equal to `torch.optim.Muon`, but ranks share the work, and the precision is float32 where the hardware has no bf16 (bf16 is
+twenty times slower on a CPU without AVX-512).
 """
 
 import math
@@ -22,7 +22,7 @@ _TINY = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices. The ranks share the work: each orthogonalises its own, then all have all."""
+    """Muon for matrices. Each rank orthogonalises its share of the updates, then the ranks exchange them."""
 
     def __init__(self, params: ParamsT, lr: float, weight_decay: float = 0.0, ranks: Ranks = SINGLE_RANK):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every matrix, from the gradients that all ranks have alike."""
+        """Update every matrix. Gradients must be equal on all ranks."""
         assert closure is None
         for group in self.param_groups:
             matrices: list[Tensor] = group["params"]
@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Newton-Schulz: the matrix with its singular values brought near 1, float32."""
+    """Return the matrix with singular values near 1 (Newton-Schulz iteration), float32."""
     a, b, c = _COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
