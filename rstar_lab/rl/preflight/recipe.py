@@ -48,11 +48,11 @@ def unread_keys(context: CheckContext) -> str:
     """List the keys that the trainer does not support, and those that it ignores."""
     if context.profile.trainer != "verl":
         return "the local trainer reads every key"
-    from rstar_lab.rl.verl.unsupported import refusals, sft_refusals
+    from rstar_lab.rl.verl.unsupported import unsupported_options, unsupported_sft_options
 
     recipe, default = context.recipe, Recipe(model=context.recipe.model)
     has_model = starting_model(recipe, recipe.runs).exists()  # made by either trainer
-    if refused := refusals(recipe) + ([] if has_model else sft_refusals(recipe)):
+    if refused := unsupported_options(recipe) + ([] if has_model else unsupported_sft_options(recipe)):
         raise UserError(f"not supported under verl: {'; '.join(refused)}")
     ignored = [
         f"{key} ({instead})"

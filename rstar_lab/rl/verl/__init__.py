@@ -1,2 +1,4 @@
-"""The package inside verl: its agent loop, RoC, objective and run store behind verl's hooks. Nothing is imported here,
-since verl loads the plug-in of this package while it is being imported itself."""
+"""Adapters that run the agent loop, RoC, the objective and the run store inside verl.
+
+This file imports nothing: verl loads the plug-in of this package while verl itself is being imported.
+"""

@@ -1,4 +1,4 @@
-"""The package's agent loop inside verl's workers: verl's server handle in, verl's output out, nothing decided here."""
+"""Run the agent loop inside verl's workers: take verl's server handle, return verl's output."""
 
 import asyncio
 import pickle
@@ -16,19 +16,19 @@ from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
-from rstar_lab.rl.verl.pending import WAITS, WatchedTool
+from rstar_lab.rl.verl.pending import PENDING, WatchedTool
 from rstar_lab.rl.verl.settings import Settings
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """What all rollouts of one worker process share; verl makes a new loop object for every rollout."""
+class WorkerState:
+    """State that all rollouts of one worker process share; verl creates a new loop object for every rollout."""
 
     settings: Settings
     context: RolloutContext
 
     @classmethod
-    async def open(cls, config: Any, tokenizer: Any) -> "Workshop":
+    async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
         settings = Settings.of(config)
         keys = settings.keys
         section = settings.recipe.sandbox
@@ -43,7 +43,7 @@ class Workshop:
         )
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward == "verify":
-            await asyncio.to_thread(warm_up)  # an answer that waited for it to start could be counted wrong
+            await asyncio.to_thread(warm_up)  # else the first answers could time out while the verifier starts
         context = RolloutContext.for_training(
             Codec(tokenizer, tools, prompt_format=keys.prompt_format),
             watched,
@@ -53,46 +53,46 @@ class Workshop:
         return cls(settings, context)
 
 
-_opening: asyncio.Future[Workshop] | None = None
+_worker_state: asyncio.Future[WorkerState] | None = None
 
 
 class RstarAgentLoop(AgentLoopBase):
     """One rollout of one problem."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Roll out `problem`; the whole trajectory travels on in `extra_fields["trajectory"]`."""
-        global _opening
-        if _opening is None:
-            _opening = asyncio.ensure_future(Workshop.open(self.config, self.tokenizer))
-        shop = await _opening
+        """Roll out `problem`. `extra_fields["trajectory"]` holds the pickled trajectory."""
+        global _worker_state
+        if _worker_state is None:
+            _worker_state = asyncio.ensure_future(WorkerState.open(self.config, self.tokenizer))
+        worker = await _worker_state
         task = rollout_task(
             Problem(**kwargs["problem"]),
-            run=shop.settings.run,
-            seed=shop.settings.recipe.seed,
+            run=worker.settings.run,
+            seed=worker.settings.recipe.seed,
             step=int(kwargs["global_steps"]),
             group=int(kwargs["group"]),
             sample=int(kwargs["session_id"]),
         )
 
         def watched_reward(text: str, truth: str) -> float:
-            with WAITS.of(task.traj_id, "reward"):
-                return shop.context.reward(text, truth)
+            with PENDING.of(task.traj_id, "reward"):
+                return worker.context.reward(text, truth)
 
         engine = ServerEngine(self.server_manager, task.traj_id)
         context = replace(
-            shop.context,
+            worker.context,
             reward=watched_reward,
             temperature=sampling_params["temperature"],
             top_p=sampling_params["top_p"],
         )
         trajectory = await run_rollout(task, engine, context)
-        return as_output(trajectory, engine.versions, end_id=shop.context.codec.end_id)
+        return as_output(trajectory, engine.versions, end_id=worker.context.codec.end_id)
 
 
 def as_output(trajectory: Trajectory, versions: list[int], *, end_id: int) -> AgentLoopOutput:
-    """A trajectory as verl stores it.
+    """Convert a trajectory to verl's output.
 
-    One whose engine failed before its first token gets a masked token: verl puts the reward on the last one.
+    A trajectory without tokens (its engine failed) gets one masked token, because verl puts the reward on the last token.
     """
     empty = not trajectory.response_ids
     return AgentLoopOutput(
@@ -107,7 +107,7 @@ def as_output(trajectory: Trajectory, versions: list[int], *, end_id: int) -> Ag
             tool_calls=sum(turn.tool_s for turn in trajectory.turns),
         ),
         extra_fields={
-            # Whole: TransferQueue would turn a dataclass into a dict.
+            # Pickled: TransferQueue would turn a dataclass into a dict.
             "trajectory": pickle.dumps(trajectory),
             "reward_extra_info": {"acc": trajectory.reward},
             "min_global_steps": min(versions, default=0),

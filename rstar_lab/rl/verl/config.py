@@ -1,4 +1,4 @@
-"""A recipe and a hardware profile as verl's configuration, of RL and of SFT: overrides of verl's own Hydra files, composed by Hydra."""
+"""Translate a recipe and a hardware profile into verl's configuration for RL and SFT, as overrides of verl's Hydra files."""
 
 import json
 import math
@@ -17,22 +17,23 @@ MAX_PROMPT_TOKENS = 2048
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # `verl.` before a recipe override names a key of verl's own: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
-# Keys of verl that cannot be set: with another value, what the package promises would not hold.
-OURS = {
-    "algorithm.filter_groups": "the package's own sampler asks for new groups: set rl.dynamic_sampling",
-    "trainer.v1.trainer_mode": "the package's trainer is synchronous (docs/cluster.md)",
-    "trainer.v1.sampler.custom_sampler": "RoC and the run store are there",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "what a step rolls out is decided there",
+PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
+# verl keys that users cannot set, each with the reason or the recipe key to use instead.
+FIXED_KEYS = {
+    "algorithm.filter_groups": "rstar_lab's sampler requests new groups: set rl.dynamic_sampling",
+    "trainer.v1.trainer_mode": "rstar_lab supports the synchronous trainer only (docs/cluster.md)",
+    "trainer.v1.sampler.custom_sampler": "RoC and the run store use it",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "it selects the problems of a step",
     "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.oversample",
-    "algorithm.adv_estimator": "advantages come with RoC's selection: set rl.normalise_std",
+    "algorithm.adv_estimator": "advantages are computed with RoC's selection: set rl.normalise_std",
     "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.variant",
     "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
-    "trainer.resume_mode": "a run goes on from its checkpoint: choose --set name=... for another run",
+    "trainer.resume_mode": "a run always resumes from its checkpoint: use --set name=... for another run",
 }
 
 
 def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Recipe overrides, and verl's own."""
+    """Split overrides into (recipe keys, verl keys without their prefix)."""
     own = {key.removeprefix(PREFIX): value for key, value in overrides.items() if key.startswith(PREFIX)}
     return {key: value for key, value in overrides.items() if not key.startswith(PREFIX)}, own
 
@@ -40,21 +41,21 @@ def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 def overrides(
     settings: Settings, profile: Profile, model: Path, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """verl's keys for one stage of a recipe on a machine. extra: verl keys that win."""
+    """Return the verl keys for one stage of a recipe on a hardware profile. extra: verl keys that take precedence."""
     keys, hardware = settings.keys, profile.hardware
     engine, parallel = profile.engine, profile.parallelism
     run_dir = settings.run_dir
     on_cpu = hardware.gpus == 0
     for key in extra or {}:
-        if reason := next((why for own, why in OURS.items() if key.lstrip("+").startswith(own)), None):
+        if reason := next((why for own, why in FIXED_KEYS.items() if key.lstrip("+").startswith(own)), None):
             raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
     tokens = tokens_per_gpu(profile, longest)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
     found: dict[str, Any] = {
-        "data.train_files": str(run_dir / "tickets.parquet"),
-        "data.val_files": str(run_dir / "tickets.parquet"),
+        "data.train_files": str(run_dir / PLACEHOLDER_ROWS),
+        "data.val_files": str(run_dir / PLACEHOLDER_ROWS),
         "data.train_batch_size": keys.problems_per_step,
         "data.shuffle": False,
         "data.dataloader_num_workers": 0,
@@ -83,7 +84,7 @@ def overrides(
         "actor_rollout_ref.actor.entropy_coeff": 0,
         "actor_rollout_ref.actor.optim.lr": keys.lr,
         "actor_rollout_ref.actor.optim.lr_warmup_steps": keys.warmup_steps,
-        "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",  # that is schedule.StageSchedule
+        "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",  # replaced by schedule.StageSchedule
         "actor_rollout_ref.actor.optim.weight_decay": keys.weight_decay,
         "actor_rollout_ref.actor.optim.clip_grad": keys.max_grad_norm,
         "actor_rollout_ref.actor.grad_clip": keys.max_grad_norm,
@@ -111,7 +112,7 @@ def overrides(
         "actor_rollout_ref.rollout.agent.num_workers": max(1, hardware.nodes * (1 if on_cpu else 4)),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "rstar",
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "rstar_lab.rl.verl.manager.OversamplingManager",
-        "reward.num_workers": 0,  # the agent loop brings its reward along
+        "reward.num_workers": 0,  # the agent loop computes the reward
         "algorithm.adv_estimator": "rstar",
         "algorithm.norm_adv_by_std_in_grpo": keys.normalise_std,
         "algorithm.use_kl_in_reward": False,
@@ -122,7 +123,7 @@ def overrides(
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
         "trainer.total_training_steps": last_step,
-        "trainer.total_epochs": last_step + 1,  # the tickets of a step are an epoch
+        "trainer.total_epochs": last_step + 1,  # the rows of one step are an epoch
         "trainer.save_freq": keys.checkpoint_every,
         "trainer.test_freq": -1,
         "trainer.val_before_train": False,
@@ -138,7 +139,7 @@ def overrides(
         * keys.oversample,
     }
     if 0 < checkpointed(run_dir) == settings.first_step - 1:
-        # A new stage: its learning rate begins anew, and where it says so the optimizer does.
+        # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.
         contents = ["model"] if settings.stage.reset_optimizer else ["model", "optimizer"]
         found["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
     if keys.old_log_probs == "engine":
@@ -164,7 +165,7 @@ def overrides(
 
 
 def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, steps: int) -> dict[str, Any]:
-    """verl's keys for a recipe's SFT on a machine; its trainer is `sft_trainer.RstarSft`, which brings the data."""
+    """Return the verl keys for a recipe's SFT on a hardware profile; `sft_trainer.RstarSft` provides the data."""
     sft, hardware, parallel = recipe.sft, profile.hardware, profile.parallelism
     assert sft is not None
     on_cpu = hardware.gpus == 0

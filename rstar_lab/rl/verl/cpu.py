@@ -97,7 +97,7 @@ class CpuPlatform(PlatformBase):
 
 
 def use_gloo() -> None:
-    """verl joins `cpu:gloo` and the device's own backend, which on a CPU names one device twice."""
+    """Use gloo alone: verl combines `cpu:gloo` with the backend of the device, which on a CPU names one device twice."""
     from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray = functools.partial(
@@ -105,8 +105,8 @@ def use_gloo() -> None:
     )
 
 
-def offload_nothing() -> None:
-    """verl keeps a reference model in pinned memory of the host, which only an accelerator's driver can pin."""
+def disable_cpu_offload() -> None:
+    """Disable CPU offload: verl keeps a reference model in pinned host memory, which requires an accelerator driver."""
     from torch.distributed.fsdp import OffloadPolicy
     from verl.workers.engine.fsdp import transformer_impl
 

@@ -1,4 +1,4 @@
-"""verl's inference servers as this package's engine, and this package's engines as verl's inference servers."""
+"""Adapters between verl's inference servers and `Engine`, in both directions."""
 
 import asyncio
 import importlib
@@ -14,15 +14,15 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
-from rstar_lab.rl.verl.pending import WAITS
+from rstar_lab.rl.verl.pending import PENDING
 
 NAME = "rstar"
 
 
 class ServerEngine:
-    """What an agent loop of verl is handed, behind `Engine`: token ids in, token ids and log-probs out.
+    """verl's server handle as an `Engine`: token ids in, token ids and log-probs out.
 
-    One rollout keeps one `request_id`, so that verl's router sends all its turns to the server that has its prefix.
+    A rollout keeps one `request_id`, so verl's router sends all its turns to the server that has cached its prefix.
     """
 
     def __init__(self, client: Any, request_id: str):
@@ -30,7 +30,7 @@ class ServerEngine:
         self.versions: list[int] = []
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion. Raises EngineError where the server fails for good."""
+        """Sample one completion. Raises EngineError if the server fails permanently."""
         parameters = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -42,12 +42,12 @@ class ServerEngine:
             "stop_token_ids": list(sampling.stop_token_ids),
         }
         try:
-            with WAITS.of(self.request_id, "generation"):
+            with PENDING.of(self.request_id, "generation"):
                 output = await self.client.generate(self.request_id, prompt_ids=prompt_ids, sampling_params=parameters)
         except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
             raise EngineError(str(error)) from error
         if output.log_probs is None:
-            raise EngineError("the server gave no log-probs: set rollout.calculate_log_probs")
+            raise EngineError("the server returned no log-probs: set rollout.calculate_log_probs")
         ended = bool(output.token_ids) and output.token_ids[-1] in sampling.stop_token_ids
         version = output.extra_fields.get("global_steps") or 0
         self.versions.append(version)
@@ -95,17 +95,17 @@ class EngineServer:
         self.version = version
 
     async def idle(self, *_: Any, **__: Any) -> None:
-        """Sleep, wake up and the like: there is no GPU memory to give back."""
+        """Do nothing: sleep and wake-up release GPU memory, which a CPU does not have."""
 
     sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
     abort_all_requests = resume_generation = idle
 
 
 class Replica(RolloutReplica):
-    """One engine, in an actor of its own beside the training worker."""
+    """One engine in its own Ray actor, next to the training worker."""
 
     async def launch_servers(self) -> None:
-        """Start the engine and wait until it serves."""
+        """Start the engine and wait until it is ready."""
         settings = dict(self.config.engine_kwargs[NAME])
         server: Any = (
             ray.remote(EngineServer)
@@ -118,7 +118,7 @@ class Replica(RolloutReplica):
 
 
 class ServerAdapter(BaseRollout):
-    """In the training worker: hands new weights to the server, as a safetensors file."""
+    """Sends new weights from the training worker to the server as a safetensors file."""
 
     def __init__(self, *args: Any, replica_rank: int = -1, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -143,7 +143,7 @@ class ServerAdapter(BaseRollout):
 
 
 class CpuVllm:
-    """The local trainer's vLLM process, as `Replica` asks for it. options: section (of the recipe), max_tokens, seed, log."""
+    """The local trainer's vLLM process as the engine of a `Replica`. options: section (of the recipe), max_tokens, seed, log."""
 
     def __init__(self, model: str, options: dict[str, Any]):
         from rstar_lab.rl.engines.group import CPU_ENVIRONMENT, engine_options

@@ -1,6 +1,6 @@
-"""The package's parts under their names in verl's registries.
+"""Register the agent loop, engine, objective and learning-rate schedule in verl.
 
-verl logs a plug-in that fails to load at DEBUG only, and goes on without it: `assert_registered` is called at start.
+verl only logs a plug-in that fails to load, at DEBUG level, so `assert_registered` runs at start-up.
 """
 
 import os
@@ -28,11 +28,11 @@ _ROLLOUT_REGISTRY[(ENGINE, "async")] = "rstar_lab.rl.verl.engine.ServerAdapter"
 _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.RstarAgentLoop"}
 schedule.use_stage_schedule()
 if os.environ.get("VERL_PLATFORM") == cpu.NAME:
-    cpu.offload_nothing()
+    cpu.disable_cpu_offload()
 
 
 def assert_registered() -> None:
-    """Raises RuntimeError that says what of this package verl does not know."""
+    """Raise RuntimeError that names the parts that are not registered in verl."""
     losses = [objective.loss_name(variant) for variant in objective.VARIANTS]
     found = {
         "agent loop": AGENT_LOOP in _agent_loop_registry,
@@ -44,6 +44,6 @@ def assert_registered() -> None:
     missing = [name for name, there in found.items() if not there]
     if missing:
         raise RuntimeError(
-            f"verl does not know this package's {', '.join(missing)}: its plug-in did not load; "
-            "`python -c 'import verl, rstar_lab.rl.verl.plugin'` shows why"
+            f"not registered in verl: {', '.join(missing)}; the plug-in of rstar_lab did not load: "
+            "run `python -c 'import verl, rstar_lab.rl.verl.plugin'` to see the error"
         )

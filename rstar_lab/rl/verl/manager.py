@@ -1,4 +1,4 @@
-"""verl's agent-loop manager, told by the recipe what to roll out and how often."""
+"""verl's agent-loop manager, with the problems and the number of rollouts of the recipe."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from rstar_lab.rl.verl.settings import Settings
 
 
 class OversamplingManager(AgentLoopManagerTQ):
-    """Gives each prompt of a step its problem, and rolls it out `oversample` times `rollout.n`.
+    """Assigns a problem to each prompt of a step and rolls it out `oversample * rollout.n` times.
 
-    verl's data set is a stack of blank tickets: what a step rolls out is a function of the recipe and of `state`, which the
-    trainer hands over and keeps in its checkpoints, as the local trainer does. `rollout.n` stays the number kept, by which
-    verl measures mini-batches.
+    verl's data set contains placeholder rows. The problems of a step are a function of the recipe and of `state`, which the
+    trainer sets and stores in its checkpoints, as the local trainer does. `rollout.n` stays the number of kept rollouts,
+    because verl derives the size of mini-batches from it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -1,4 +1,4 @@
-"""The package's objective under verl's names: the advantage `rstar`, and a loss `rstar-...` for every variant of the recipe."""
+"""Register the objective in verl: the advantage `rstar` and one loss `rstar-VARIANT` per variant of the recipe."""
 
 from functools import partial
 from typing import Any, get_args
@@ -21,12 +21,12 @@ def loss_name(variant: str) -> str:
 def group_advantages(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages (batch, tokens) of whole groups; index: the group of each row."""
+    """Return group advantages (batch, tokens). index: the group of each row."""
     normalise = config.get("norm_adv_by_std_in_grpo", True) if config is not None else True
     rewards = token_level_rewards.sum(-1).tolist()
     advantages = objective.group_advantages(rewards, list(index), normalise_std=normalise)
-    spread = torch.tensor(advantages, dtype=torch.float32)[:, None] * response_mask
-    return spread, spread
+    per_token = torch.tensor(advantages, dtype=torch.float32)[:, None] * response_mask
+    return per_token, per_token
 
 
 def policy_loss(
@@ -40,7 +40,10 @@ def policy_loss(
     *,
     variant: Any,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """One micro-batch's share of the mini-batch's loss, (batch, tokens) tensors; scaled by the ranks that FSDP averages over."""
+    """Return the share of one micro-batch in the loss of its mini-batch; tensors are (batch, tokens).
+
+    The loss is multiplied by the number of ranks, because FSDP averages gradients over ranks.
+    """
     batch = config.global_batch_info
     by_token = loss_agg_mode == "token-mean"
     loss, stats = objective.policy_loss(
@@ -64,10 +67,10 @@ for _variant in VARIANTS:
 
 
 def row_weights(groups: list[Any], tokens: list[int], aggregation: str, size: int) -> list[float]:
-    """Weight of each row's tokens that turns verl's normaliser into the objective's.
+    """Return a weight per row that turns verl's normaliser into the objective's.
 
-    groups, tokens: of a mini-batch's real rows. verl divides sequence means by the configured `size`, also where rows
-    were dropped and padding stands in for them; and it has no mean over groups.
+    verl divides sequence means by the configured `size`, even if rows were dropped and replaced by padding, and it does not
+    support a mean over groups. groups, tokens: of the real rows of a mini-batch.
     """
     if aggregation == "group-token-mean":
         return (sum(tokens) / objective.group_normaliser(tokens, groups)).tolist()

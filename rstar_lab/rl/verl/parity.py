@@ -1,4 +1,4 @@
-"""One recipe through the local trainer and through verl, with a scripted engine: is it the same training?"""
+"""Train one recipe with the local trainer and with verl, using a scripted engine, and compare the two runs."""
 
 import asyncio
 import os
@@ -29,11 +29,11 @@ from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox
 
 RUN = "parity-rl"
-TOLERANCE = 1e-4  # relative, of loss and gradient norm: float32 sums in another order
+TOLERANCE = 1e-4  # relative, for loss and gradient norm: float32 sums in a different order
 
 
 def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_size: int = 4, **rl: Any) -> Path:
-    """A tiny model, problems whose answer the scripts know but for one, and a recipe; returns the recipe's file. rl: further keys."""
+    """Create a tiny model, problems and a recipe in `folder`; return the recipe file. rl: further keys of the recipe."""
     folder.mkdir(parents=True, exist_ok=True)
     answers = ["42"] * 7 + ["unknown"]
     problems = [
@@ -56,7 +56,7 @@ def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_s
             "keep_checkpoints": 9, "token_arrays": "all", **rl,
         },
         "stages": [{"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps}],
-        # The scripts' log-probs are made up.
+        # The scripted log-probs are constants, so they do not match the model.
         "engine": {"dtype": "float32", "mismatch_limit": 1e9},
         "sandbox": {"workers": 1, "timeout_s": 5.0, "memory_mb": 256},
     }  # fmt: skip
@@ -66,7 +66,7 @@ def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_s
 
 
 def train_locally(recipe_file: Path, runs_dir: Path) -> Path:
-    """The recipe through the local trainer; returns the run's folder."""
+    """Train with the local trainer; return the folder of the run."""
     recipe = load_recipe(recipe_file)
     return asyncio.run(_train_locally(recipe, runs_dir))
 
@@ -94,7 +94,7 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
 
 
 def start_verl(recipe_file: Path, runs_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """The recipe through verl's real trainer on this machine's CPU, in a session of its own; it writes runs_dir/verl.log."""
+    """Start verl's trainer on the CPU in its own process session. It writes runs_dir/verl.log."""
     factory = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'rstar_lab.rl.verl.scripted:serve'}"
     command = [
         sys.executable, "-m", "rstar_lab.rl.verl.train", str(recipe_file), "--profile", "laptop",
@@ -116,14 +116,14 @@ def train_with_verl(recipe_file: Path, runs_dir: Path, *arguments: str, timeout_
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     if code:
-        said = (runs_dir / "verl.log").read_text(errors="replace")[-3000:]
-        raise UserError(f"verl: ended with {code}; the end of {runs_dir / 'verl.log'}: {said}")
+        log = (runs_dir / "verl.log").read_text(errors="replace")[-3000:]
+        raise UserError(f"verl exited with code {code}; end of {runs_dir / 'verl.log'}: {log}")
     return runs_dir / RUN
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """differences: what is not the same, in words; empty is parity."""
+    """The result of `compare`. differences: one line each; empty means parity."""
 
     steps: int
     rollouts: int
@@ -131,7 +131,7 @@ class Comparison:
 
 
 def compare(ours: Path, theirs: Path) -> Comparison:
-    """Exactly: kept rollouts, advantages, masks, tokens, rewards, penalties. To TOLERANCE: loss and gradient norm."""
+    """Compare two runs: kept rollouts, advantages, masks, tokens, rewards and penalties exactly, loss and gradient norm to TOLERANCE."""
     found: list[str] = []
     tables = [_rows(run) for run in (ours, theirs)]
     if tables[0].keys() != tables[1].keys():
@@ -151,7 +151,7 @@ def compare(ours: Path, theirs: Path) -> Comparison:
 
 
 def _rows(run: Path) -> dict[str, dict[str, Any]]:
-    """traj_id -> trajectory and transcript of it in one dict."""
+    """Return traj_id -> columns of its trajectory and its transcript."""
     import pyarrow.dataset as ds
 
     rows: dict[str, dict[str, Any]] = {}

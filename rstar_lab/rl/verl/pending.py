@@ -1,4 +1,4 @@
-"""What the rollouts of this process are waiting for, and since when: asked by the watchdog of a step that hangs."""
+"""Record what the rollouts of this process wait for, and since when, for the watchdog's report on a hung step."""
 
 import os
 import socket
@@ -10,22 +10,22 @@ from typing import Any
 from rstar_lab.rl.tools.base import Tool, ToolResult
 
 
-class Waits:
-    """Open waits by trajectory: generation, tools or reward."""
+class PendingOperations:
+    """Operations in progress, by trajectory: generation, tools or reward."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], float] = {}
 
     @contextmanager
-    def of(self, traj_id: str, what: str) -> Iterator[None]:
-        self._open[traj_id, what] = time.monotonic()
+    def of(self, traj_id: str, operation: str) -> Iterator[None]:
+        self._open[traj_id, operation] = time.monotonic()
         try:
             yield
         finally:
-            self._open.pop((traj_id, what), None)
+            self._open.pop((traj_id, operation), None)
 
     def report(self) -> dict[str, Any]:
-        """{"host", "pid", "waits": {what: {"count", "longest_s", "traj_id"}}}"""
+        """Return {"host", "pid", "waits": {operation: {"count", "longest_s", "traj_id"}}}."""
         now, waits = time.monotonic(), dict[str, dict[str, Any]]()
         for (traj_id, what), since in list(self._open.items()):
             entry = waits.setdefault(what, {"count": 0, "longest_s": 0.0, "traj_id": traj_id})
@@ -35,17 +35,17 @@ class Waits:
         return {"host": socket.gethostname(), "pid": os.getpid(), "waits": waits}
 
 
-WAITS = Waits()
+PENDING = PendingOperations()
 
 
 class WatchedTool:
-    """A tool whose running calls are counted among the waits."""
+    """A tool whose running calls are recorded as pending operations."""
 
     def __init__(self, tool: Tool):
         self.tool, self.schema = tool, tool.schema
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        with WAITS.of(traj_id, "tools"):
+        with PENDING.of(traj_id, "tools"):
             return await self.tool(arguments, seed=seed, traj_id=traj_id)
 
     async def close(self, traj_id: str) -> None:

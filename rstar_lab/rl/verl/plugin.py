@@ -1,7 +1,7 @@
-"""What verl loads of this package in every process that imports it: entry point `verl.plugins`.
+"""The plug-in that verl loads in every process that imports it (entry point `verl.plugins`).
 
-Light on purpose, since a run has many processes: the platform of a CPU only. The rest, `hooks`, is imported by those that
-build a model (verl's `model.external_lib`) and by the trainer.
+It registers the CPU platform only, because a run has many processes. Processes that build a model (verl's
+`model.external_lib`) and the trainer import `hooks`, which registers the rest.
 """
 
 import json
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rstar_lab.rl.verl import cpu
 
-# Secrets of the run, in a file: what Ray is told as environment, others can look up.
-HANDED_ON = "RSTAR_LAB_HANDED_ON"
+# File with the secrets of the run: environment variables passed to Ray are visible to other users.
+SECRETS_FILE = "RSTAR_LAB_SECRETS_FILE"
 
-if (path := Path(os.environ.get(HANDED_ON, ""))).is_file():
+if (path := Path(os.environ.get(SECRETS_FILE, ""))).is_file():
     os.environ.update(json.loads(path.read_text()))
 
 if os.environ.get("VERL_PLATFORM") == cpu.NAME:

@@ -1,4 +1,4 @@
-"""How far a run under verl has come, by its newest checkpoint: what the process that starts next has to do."""
+"""Read from the newest checkpoint how far a run under verl has come, and what is left to do."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,24 +12,24 @@ from rstar_lab.runs.reader import RunReader
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
-    """verl's folder for the checkpoint of a step."""
+    """Return verl's folder for the checkpoint of a step."""
     return run_dir / "verl" / f"global_step_{step}"
 
 
 def checkpointed(run_dir: Path) -> int:
-    """The step of verl's newest whole checkpoint, 0 without one."""
+    """Return the step of verl's newest complete checkpoint, or 0."""
     path = run_dir / "verl" / "latest_checkpointed_iteration.txt"
     return int(path.read_text()) if path.exists() else 0
 
 
 def saved_state(run_dir: Path) -> TrainerState:
-    """Place in the stages and in the data at the newest checkpoint."""
+    """Return the position in the stages and in the data at the newest checkpoint."""
     step = checkpointed(run_dir)
     return TrainerState.read(checkpoint_folder(run_dir, step)) if step else TrainerState()
 
 
 def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
-    """metrics.jsonl of a stage, up to the newest checkpoint."""
+    """Return the lines of metrics.jsonl of a stage, up to the newest checkpoint."""
     if not (run_dir / "run.json").exists():
         return []
     last = checkpointed(run_dir)
@@ -37,17 +37,17 @@ def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
 
 
 def stage_has_ended(settings: Settings, lines: Sequence[Mapping[str, Any]], retired: Sequence[str]) -> bool:
-    """Whether a stage with these metrics lines has nothing left to do."""
+    """Return whether a stage with these metrics is finished."""
     if stage_end_reason(settings.stage, lines) is not None:
         return True
-    gone = set(retired)
-    return bool(lines) and bool(gone) and all(problem.problem_id in gone for problem in settings.pool)
+    retired_ids = set(retired)
+    return bool(lines) and bool(retired_ids) and all(problem.problem_id in retired_ids for problem in settings.pool)
 
 
 def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -> list[Settings]:
-    """Every stage with the number of its first step.
+    """Return the settings of every stage, with the number of its first step.
 
-    A stage that a hand-off ended early counts what it made, one that has not ended what it may make at most.
+    A finished stage counts its actual steps, an unfinished stage its maximum.
     """
     found, first = list[Settings](), 1
     for stage in recipe.stages:
@@ -62,18 +62,18 @@ def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -
     return found
 
 
-def to_do(settings: Settings) -> bool:
-    """Whether a stage has a step left."""
+def has_steps_left(settings: Settings) -> bool:
+    """Return whether a stage has steps left."""
     lines = stage_lines(settings.run_dir, settings.stage.name)
     return not stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
 
 
 def model_before(settings: Settings, start: Path) -> Path:
-    """The model a stage begins with: of the stage before, or `start`. The reference of a KL term is the same one."""
+    """Return the model at the start of a stage: of the previous stage, or `start`. It is also the reference of the KL term."""
     if settings.number == 0:
         return start
     kept = stage_model(settings.run_dir, settings.recipe.stages[settings.number - 1].name)
     if kept.exists():
         return kept
-    # Killed between verl's checkpoint and the copy of its model.
+    # The run was killed between verl's checkpoint and the copy of its model.
     return checkpoint_folder(settings.run_dir, settings.first_step - 1) / "actor" / "huggingface"

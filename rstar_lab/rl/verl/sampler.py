@@ -1,4 +1,4 @@
-"""verl's replay buffer, with RoC: what it drops is cleared before anything is computed on it, and kept for the run store."""
+"""verl's replay buffer with RoC: dropped rollouts are removed before any computation and kept for the run store."""
 
 import pickle
 import time
@@ -17,7 +17,7 @@ from rstar_lab.rl.verl.settings import Settings
 
 @dataclass
 class StepRollouts:
-    """What a step rolled out and what became of it. keys: of the kept, traj_id -> key in the transfer queue."""
+    """The rollouts of a step and the selection. keys: traj_id -> key in the transfer queue, for kept rollouts."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     kept: Selection = field(default_factory=lambda: Selection([], [], 0))
@@ -29,8 +29,8 @@ class StepRollouts:
         return len({trajectory.group_id for trajectory in self.trajectories})
 
 
-class _Roc:
-    """Mixed in before one of verl's buffers."""
+class _RocMixin:
+    """Mixed in before one of verl's replay buffers."""
 
     def __init__(self, *args: Any, sampler_kwargs: Any, **kwargs: Any):
         settings = dict(sampler_kwargs)
@@ -40,18 +40,18 @@ class _Roc:
         self._evicted: list[Trajectory] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal."""
+        """Return the kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal."""
         found: dict[str, Trajectory] = {}
         tags: dict[str, dict[str, Any]] = {}
-        told: dict[str, Any] = {}
-        wanted, roc_s = batch_size, 0.0
+        all_metrics: dict[str, Any] = {}
+        missing, roc_s = batch_size, 0.0
         for rounds_left in range(self.settings.keys.dynamic_sampling, -1, -1):
             batch, metrics = super().sample(  # type: ignore[misc]
-                global_steps=global_steps, partition_id=partition_id, batch_size=wanted
+                global_steps=global_steps, partition_id=partition_id, batch_size=missing
             )
             if partition_id == "val":
                 return batch, metrics
-            told |= metrics
+            all_metrics |= metrics
             started = time.monotonic()
             found |= zip(batch.keys, _fetch(batch.keys, partition_id), strict=True)
             tags |= zip(batch.keys, batch.tags, strict=True)
@@ -59,13 +59,13 @@ class _Roc:
             seed = step_seed(self.settings.recipe.seed, global_steps)
             kept = select_rollouts([found[key] for key in order], self.settings.keys.selection_config, seed)
             roc_s += time.monotonic() - started
-            if not (missing := batch_size - kept.groups) or not rounds_left:
+            missing = batch_size - kept.groups
+            if not missing or not rounds_left:
                 break
             self.refill_fn(missing)  # type: ignore[attr-defined]
-            wanted = missing
         started = time.monotonic()
         names = {trajectory.traj_id for trajectory in kept.trajectories}
-        # verl cannot step on nothing: without any signal one rollout stays, and the trainer leaves the update out.
+        # verl rejects an empty batch: without signal, keep one rollout; the trainer skips the update.
         chosen = [key for key in order if found[key].traj_id in names] or order[:1]
         if dropped := sorted(set(found) - set(chosen)):
             tq.kv_clear(partition_id=partition_id, keys=dropped)
@@ -73,22 +73,22 @@ class _Roc:
         keys = {found[key].traj_id: key for key in chosen}
         self.last = StepRollouts(everything, kept, keys, roc_s + time.monotonic() - started)
         self._evicted = []
-        return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), told
+        return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), all_metrics
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Groups that staleness or a failure throws out are rollouts too: they reach the run store."""
+        """Keep the rollouts of groups that verl removes for staleness or a failure: the run store records them too."""
         if partition_id != "val" and uids:
             keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]  # type: ignore[attr-defined]
             self._evicted += _fetch(keys, partition_id)
         super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
 
-class RocReplayBuffer(_Roc, ReplayBuffer):
-    """For the synchronous trainer."""
+class RocReplayBuffer(_RocMixin, ReplayBuffer):
+    """The buffer of the synchronous trainer."""
 
 
-class RocReplayBufferAsync(_Roc, ReplayBufferAsync):
-    """For the asynchronous trainers."""
+class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
+    """The buffer of the asynchronous trainers."""
 
 
 def _fetch(keys: list[str], partition_id: str) -> list[Trajectory]:

@@ -1,4 +1,4 @@
-"""The learning rate of a stage, as the local trainer has it: what the recipe says, reached over the stage's first updates."""
+"""The learning-rate schedule of a stage, equal to the local trainer's: a linear warm-up to the recipe's rate."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 class StageSchedule(LambdaLR):
-    """lr x min(1, (updates + 1) / warmup_steps). Weight decay and lr are the recipe's, whatever a checkpoint of the stage before says."""
+    """lr * min(1, (updates + 1) / warmup_steps). Learning rate and weight decay always come from the recipe, not from a checkpoint."""
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int, **_: Any):
         super().__init__(optimizer, lambda updates: min(1.0, (updates + 1) / max(1, num_warmup_steps)))
@@ -32,8 +32,8 @@ class StageSchedule(LambdaLR):
 
 
 def use_stage_schedule() -> None:
-    """verl has no registry for schedules: it looks this function up when it builds one. Its own begins at 0 and would carry
-    the stage before on."""
+    """Replace verl's constant schedule: verl has no registry for schedules, and its own one starts at 0 and continues the
+    schedule of the previous stage."""
     from verl.utils import torch_functional
 
     torch_functional.get_constant_schedule_with_warmup = StageSchedule  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""An engine that plays parts instead of sampling: same request, same tokens, whatever the weights. For parity and tests.
+"""A scripted engine for parity checks and tests: the same request gives the same tokens, independent of the weights.
 
-Each rollout of a problem plays one of four parts by its seed: right at once, right after a call that erred, wrong after a
-good call, wrong at once with two answers. So groups hold both rewards and every penalty that RoC looks at.
+The seed of a rollout selects one of four behaviours: correct at once, correct after a failed call, wrong after a successful
+call, wrong at once with two answers. Groups therefore contain both rewards and every penalty of RoC.
 """
 
 import random
@@ -18,7 +18,7 @@ LOG_PROB = -0.5
 
 
 class ScriptedEngine:
-    """Serves the tokenizer in `model`; weights are taken and ignored."""
+    """An engine with the tokenizer in `model`; it ignores weights."""
 
     name = "scripted"
 
@@ -34,23 +34,23 @@ class ScriptedEngine:
         self.version = version
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        asked = str(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        ids = self.tokenizer.encode(self.text(asked, sampling.seed or 0) + END_OF_TURN, add_special_tokens=False)
+        conversation = str(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        ids = self.tokenizer.encode(self.text(conversation, sampling.seed or 0) + END_OF_TURN, add_special_tokens=False)
         ids, reason = (
             ids[: sampling.max_tokens],
             FinishReason.STOP if len(ids) <= sampling.max_tokens else FinishReason.LENGTH,
         )
         return Completion(ids, [LOG_PROB] * len(ids), reason, self.name, self.version)
 
-    def text(self, asked: str, seed: int) -> str:
-        """The turn that comes next. The truth is read off the tool's answer; a rollout without a call guesses."""
-        told = (
-            asked.rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip()
-            if "<tool_response>" in asked
+    def text(self, conversation: str, seed: int) -> str:
+        """Return the next turn. A rollout that called the tool may know the answer; one that did not guesses."""
+        result = (
+            conversation.rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip()
+            if "<tool_response>" in conversation
             else None
         )
         rng = random.Random(seed)
-        if told is None:
+        if result is None:
             if rng.random() < 0.3:
                 return self._guess(rng)
             code = rng.choice(["print(undefined)", "print(6 * 7)", "1 / 0", "6 * 7"])
@@ -66,12 +66,12 @@ class ScriptedEngine:
 
 
 def serve(model: str, options: dict[str, Any]) -> ScriptedEngine:
-    """As `engine.Replica` asks for it."""
+    """Create the engine for `engine.Replica`."""
     return ScriptedEngine(model)
 
 
 class ScriptedEngines:
-    """The same behind the local trainer's engine group."""
+    """The scripted engine as the engine group of the local trainer."""
 
     def __init__(self, model: Path | str):
         self.engine = ScriptedEngine(model)
@@ -82,10 +82,10 @@ class ScriptedEngines:
     def slots(
         self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
     ) -> Callable[[int, RolloutTask], Any]:
-        return lambda index, task: _Seat(self.engine)
+        return lambda index, task: _EngineSlot(self.engine)
 
 
-class _Seat:
+class _EngineSlot:
     def __init__(self, engine: ScriptedEngine):
         self.generate = engine.generate
 

@@ -1,4 +1,4 @@
-"""What the adapters need to know, carried through verl's configuration under `rstar`."""
+"""The settings of a run that the adapters read, stored in verl's configuration under the key `rstar`."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rstar_lab.rl.training.stages import difficulty_file, without_solved
 
 @dataclass(frozen=True)
 class Settings:
-    """One stage of one run."""
+    """The settings of one stage of a run."""
 
     recipe: Recipe
     stage: Stage
@@ -26,12 +26,12 @@ class Settings:
 
     @classmethod
     def of(cls, config: Any) -> "Settings":
-        """From verl's whole configuration."""
+        """Read the settings from verl's configuration."""
         return cls.of_node(config.rstar)
 
     @classmethod
     def of_node(cls, node: Any) -> "Settings":
-        """Read back what `as_config` wrote."""
+        """Read the settings from the node that `as_config` wrote."""
         recipe = parse_recipe(json.loads(node["recipe"]))
         stage = next(stage for stage in recipe.stages if stage.name == node["stage"])
         return cls(recipe, stage, node["run"], Path(node["runs_dir"]), node["first_step"], node["watchdog_s"])
@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def number(self) -> int:
-        """Of the stage, from 0."""
+        """The number of the stage, from 0."""
         return [stage.name for stage in self.recipe.stages].index(self.stage.name)
 
     @property
@@ -69,7 +69,7 @@ class Settings:
 
     @cached_property
     def pool(self) -> list[Problem]:
-        """The stage's problems, without those that an evaluation asks and those that its filter has left out."""
+        """The problems of the stage, without evaluation problems and without those that its filter removed."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
         problems = read_problems(self.stage.problems, held_out)
         if self.stage.filter is None:
@@ -77,7 +77,7 @@ class Settings:
         return without_solved(problems, difficulty_file(self.run_dir, self.stage.name))
 
     async def open_sandbox(self) -> Any:
-        """The sandbox of the recipe: embedded in this process's tree, or the cluster's."""
+        """Start the sandbox of the recipe: embedded, or a client of the cluster's service."""
         from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
         section = self.recipe.sandbox

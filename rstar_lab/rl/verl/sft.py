@@ -1,7 +1,7 @@
-"""A recipe's SFT on verl: `python -m rstar_lab.rl.verl.sft RECIPE --profile P`. The same command again resumes.
+"""Run the SFT of a recipe with verl: `python -m rstar_lab.rl.verl.sft RECIPE --profile P`. The same command again resumes.
 
-Conversations, token ids, masks, batches and learning rates are the local trainer's; forward, backward, update, checkpoints and
-export are those of verl's own SFT trainer on Ray. `rstar_lab.rl.verl.train` starts it where a run's SFT is missing.
+Conversations, token ids, masks, batches and learning rates equal the local trainer's. Forward, backward, update, checkpoints
+and export are those of verl's SFT trainer on Ray. `rstar_lab.rl.verl.train` starts this command if the SFT of a run is missing.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
-from rstar_lab.rl.verl.unsupported import sft_refusals
+from rstar_lab.rl.verl.unsupported import unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
 app = typer.Typer(add_completion=False)
@@ -40,11 +40,11 @@ def main(
     sets: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs, seen by every node.")] = Path("runs"),
 ) -> None:
-    """SFT from the last checkpoint on; done already, it does nothing."""
+    """Run SFT from the last checkpoint. If it is finished, do nothing."""
     ours, _ = split_overrides(parse_overrides(sets or []))
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     if loaded.sft is None:
-        raise UserError("sft: the recipe has none")
+        raise UserError("sft: the recipe has no sft section")
     session = RunSession(loaded, Reporter())
     with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
         if not fine_tuned(writer.run_dir):
@@ -53,9 +53,9 @@ def main(
 
 
 def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWriter) -> None:
-    """Raises UserError for what verl cannot do, and where no conversation is left."""
-    if found := sft_refusals(recipe):
-        raise UserError(f"not under verl: {'; '.join(found)}")
+    """Run SFT. Raises UserError for options that verl does not support, or if no conversation is left."""
+    if unsupported := unsupported_sft_options(recipe):
+        raise UserError(f"verl does not support: {'; '.join(unsupported)}")
     started, run_dir = time.monotonic(), writer.run_dir
     examples, left_out = asyncio.run(read_examples(recipe, sft, run_dir))
     variables = environment(profile, run_dir)
@@ -89,7 +89,7 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
 
 
 async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[list[Example], int]:
-    """The local trainer's examples, and how many conversations were left out."""
+    """Return the local trainer's examples, and how many conversations were dropped."""
     async with RunSession.open(recipe, Reporter()) as session:
         dataset = await sft_data(session, run_dir)
     return encode(dataset, load_tokenizer(run_dir / "base"), sft.max_tokens)

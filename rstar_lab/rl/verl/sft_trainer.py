@@ -1,4 +1,4 @@
-"""verl's SFT trainer on Ray, with the local trainer's batches and the run store. Its training loop is verl's own."""
+"""verl's SFT trainer on Ray with the local trainer's batches and the run store. The training loop is verl's."""
 
 import functools
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.sft import check_finite, iterate_batches, lr_scale, steps_of
 from rstar_lab.runs.writer import RunWriter
 
-_NOTHING = Example([0, 0], [False, False])
+_PADDING_ROW = Example([0, 0], [False, False])
 
 
 class Batches:
-    """In the place of verl's loader and sampler: all steps of the run as one pass, each a function of seed and step.
+    """Replaces verl's loader and sampler: all steps of the run as one pass, each batch a function of seed and step.
 
-    Its state is the metrics of the steps so far; so a resumed run sees the batches that a whole one does.
+    Its state is the metrics of the finished steps, so a resumed run sees the batches of an uninterrupted one.
     """
 
     def __init__(self, examples: list[Example], config: SftConfig, ranks: int):
-        """ranks: that share a batch, each as many rows; the last one of an epoch is filled up with rows of no weight."""
+        """ranks: ranks that share a batch in equal parts; the last batch of an epoch is padded with rows without loss."""
         self.examples, self.config, self.ranks = examples, config, ranks
         self.steps = steps_of(examples, config)
         self.history: list[dict[str, float]] = []
@@ -38,7 +38,7 @@ class Batches:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         collate = SFTTensorCollator("no_padding")  # type: ignore[arg-type]
         for _, batch in iterate_batches(self.examples, self.config, range(len(self.history) + 1, self.steps + 1)):
-            rows = [*batch, *[_NOTHING] * (-len(batch) % self.ranks)]
+            rows = [*batch, *[_PADDING_ROW] * (-len(batch) % self.ranks)]
             yield collate([_row(example) for example in rows])
 
     def set_epoch(self, epoch: int) -> None: ...
@@ -56,7 +56,7 @@ def _row(example: Example) -> dict[str, torch.Tensor]:
 
 
 class RstarSft(sft_trainer_ray.SFTTrainer):
-    """One SFT. `batches.history` has the metrics of every step when `fit` is through."""
+    """One SFT run. After `fit`, `batches.history` holds the metrics of every step."""
 
     def __init__(self, config: Any, batches: Batches, writer: RunWriter):
         self.batches, self.writer = batches, writer
@@ -74,36 +74,36 @@ class RstarSft(sft_trainer_ray.SFTTrainer):
         self.save_freq, self.test_freq = self.config.trainer.save_freq, self.config.trainer.test_freq
 
     def _build_engine(self) -> None:
-        # One process a GPU. verl's pool would ask for ten CPUs with each, and wait for good where a node has fewer.
+        # One process per GPU. verl's pool requests ten CPUs for each, and waits forever on a node with fewer.
         pool = functools.partial(RayResourcePool, max_colocate_count=1)
         single_controller.RayResourcePool = pool  # type: ignore[assignment,misc]
         super()._build_engine()
 
     def fit(self) -> None:
-        # verl's loggers are a fixed list; the class is looked up here.
-        sft_trainer_ray.Tracking = functools.partial(_Told, self)  # type: ignore[assignment,misc]
+        # verl has a fixed list of loggers, so replace the class that it looks up.
+        sft_trainer_ray.Tracking = functools.partial(_RecordingTracking, self)  # type: ignore[assignment,misc]
         super().fit()
 
-    def note(self, step: int, told: dict[str, Any]) -> None:
-        """Before the checkpoint of the step."""
+    def record(self, step: int, metrics: dict[str, Any]) -> None:
+        """Record the metrics of a step. verl calls this before the checkpoint of the step."""
         line = {
             "step": step,
             "steps": len(self.batches),
-            "loss": told["train/loss"],
+            "loss": metrics["train/loss"],
             "lr": self.batches.config.lr * lr_scale(step, len(self.batches), self.batches.config),
-            "grad_norm": told["train/grad_norm"],
-            "tokens": told["train/global_tokens"],
+            "grad_norm": metrics["train/grad_norm"],
+            "tokens": metrics["train/global_tokens"],
         }
         check_finite(line)
         self.batches.history.append(line)
         write_sft_step(self.writer, line)
 
 
-class _Told(Tracking):
+class _RecordingTracking(Tracking):
     def __init__(self, trainer: RstarSft, **keywords: Any):
         super().__init__(**keywords)
         self.trainer = trainer
 
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
         super().log(data, step, backend)
-        self.trainer.note(step, data)
+        self.trainer.record(step, data)

@@ -1,6 +1,6 @@
-"""Run a recipe on verl: `python -m rstar_lab.rl.verl.train RECIPE --profile P`. The same command again resumes.
+"""Run a recipe with verl: `python -m rstar_lab.rl.verl.train RECIPE --profile P`. The same command again resumes.
 
-Its SFT first, where no model of it is there, then its stages of RL.
+It runs the SFT first if its model is missing, then the RL stages.
 """
 
 import json
@@ -21,28 +21,28 @@ from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.training.stages import difficulty_file
-from rstar_lab.rl.verl.config import PREFIX, compose, overrides, split_overrides
-from rstar_lab.rl.verl.resume import checkpointed, model_before, stages_of, to_do
+from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, PREFIX, compose, overrides, split_overrides
+from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
-HANDED_ON = "RSTAR_LAB_HANDED_ON"  # what the plug-in looks for
+SECRETS_FILE = "RSTAR_LAB_HANDED_ON"  # environment variable that `plugin` reads
 
 
 def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
-    """What every process of the run has set, on top of what it inherits."""
-    # Where verl's loggers of these names write; without a word from them they would write where the process stands.
+    """Return the environment variables of every process of the run, in addition to the inherited ones."""
+    # Without these, verl's loggers write to the working directory.
     folders = {"TENSORBOARD_DIR": str(run_dir / "tensorboard"), "WANDB_DIR": str(run_dir)}
-    # A CPU counts as a GPU by name only; verl's FSDP engine is registered for cuda and npu.
+    # verl registers its FSDP engine for cuda and npu only, so the CPU platform uses the name cuda.
     on_cpu = {"VERL_PLATFORM": "rstar_cpu", "VERL_ENGINE_DEVICE": "cuda"}
     own = {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | folders | profile.env
     return own | (on_cpu if not profile.hardware.gpus else {})
 
 
 @contextmanager
-def handed_on(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
-    """The profile's secrets for the run's processes on other nodes, in a file that only this user reads, as long as the run lasts."""
+def secrets_file(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
+    """Write the secrets of the profile for processes on other nodes to a file readable by this user only; delete it at the end."""
     found = {name: os.environ[name] for name in profile.secrets if name in os.environ}
     path = run_dir / ".handed_on.json"
     path.unlink(missing_ok=True)
@@ -52,22 +52,22 @@ def handed_on(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(found, file)
     try:
-        yield {HANDED_ON: str(path)}
+        yield {SECRETS_FILE: str(path)}
     finally:
         path.unlink(missing_ok=True)
 
 
 def own_ray(profile: Profile) -> AbstractContextManager[Any]:
-    """On a CPU a Ray cluster of this run's own, which is told to count the CPU as a GPU; elsewhere verl's to find or start."""
+    """On a CPU, start a Ray cluster for this run that counts the CPU as a GPU. With GPUs, verl finds or starts Ray."""
     if profile.hardware.gpus or "RAY_ADDRESS" in os.environ:
         return nullcontext()
     from rstar_lab.local_ray import LocalRay
 
-    return LocalRay(cpus=8, gpus=1, dashboard=False)  # CPUs are places for actors, not cores
+    return LocalRay(cpus=8, gpus=1, dashboard=False)  # Ray CPUs are slots for actors, not cores
 
 
-def write_tickets(path: Path, count: int) -> None:
-    """verl's data set: one blank row for each problem of a step. What it stands for, the manager decides."""
+def write_placeholder_rows(path: Path, count: int) -> None:
+    """Write verl's data set: one placeholder row per problem of a step. The manager assigns the problems."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -77,7 +77,7 @@ def write_tickets(path: Path, count: int) -> None:
 
 
 def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[str, Any]) -> None:
-    """What is left of one stage, in this process and the Ray cluster it joins or starts. start: the model before all stages."""
+    """Run the rest of one stage in this process, on the Ray cluster that it joins or starts. start: the model before all stages."""
     variables = environment(profile, settings.run_dir)
     os.environ.update(variables)
     import ray
@@ -87,13 +87,13 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    write_tickets(settings.run_dir / "tickets.parquet", settings.keys.problems_per_step)
+    write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.keys.problems_per_step)
     config = compose(overrides(settings, profile, model_before(settings, start), extra))
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
 
     class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc,name-defined]
-        """verl's own, once our trainer is registered in its process."""
+        """verl's runner; it registers our trainer in its process first."""
 
         def run(self, config: Any) -> None:
             from rstar_lab.rl.verl import trainer  # noqa: F401
@@ -101,7 +101,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
             super().run(config)
 
     try:
-        with handed_on(profile, settings.run_dir) as secret:
+        with secrets_file(profile, settings.run_dir) as secret:
             with open_dict(config):
                 config.ray_kwargs.ray_init.runtime_env.env_vars = variables | secret
             run_ppo(config, task_runner_class=ray.remote(Runner))
@@ -112,7 +112,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
 
 
 def fine_tune(arguments: list[str], sets: list[str], attempts: int) -> None:
-    """The recipe's SFT, in a process of its own; one that fails goes on from its last checkpoint."""
+    """Run the SFT in a separate process; a failed attempt continues from its last checkpoint."""
     command = [sys.executable, "-m", "rstar_lab.rl.verl.sft", *arguments]
     command += [part for pair in sets for part in ("--set", pair)]
     for left in reversed(range(attempts)):
@@ -120,11 +120,11 @@ def fine_tune(arguments: list[str], sets: list[str], attempts: int) -> None:
             return
         if not left:
             raise typer.Exit(code)
-        print(f"SFT ended with {code}; it goes on from its checkpoint", flush=True)
+        print(f"SFT exited with code {code}; continuing from its last checkpoint", flush=True)
 
 
 def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str]) -> None:
-    """Measure a stage's problems before it, where its filter asks for that. Raises UserError where that fails."""
+    """Run the difficulty filter of a stage if it has one and it has not run. Raises UserError if it fails."""
     stage = settings.stage
     if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
         return
@@ -132,7 +132,7 @@ def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str
     command += [str(model_before(settings, start)), "--runs-dir", str(settings.runs_dir)]
     command += [part for pair in sets if not pair.startswith(PREFIX) for part in ("--set", pair)]
     if code := subprocess.run(command).returncode:
-        raise UserError(f"stages.{stage.name}.filter: measuring its problems ended with {code}")
+        raise UserError(f"stages.{stage.name}.filter: the filter command exited with code {code}")
 
 
 def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
@@ -154,9 +154,11 @@ def main(
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="key=value; verl.KEY=VALUE sets a key of verl.")
     ] = None,
-    runs_dir: Annotated[Path, typer.Option(help="Folder of runs, seen by every node.")] = Path("runs"),
-    stage: Annotated[str | None, typer.Option(help="This stage only, in this process.")] = None,
-    watchdog_s: Annotated[float, typer.Option(help="Longest a phase of a step may take.")] = 7200.0,
+    runs_dir: Annotated[Path, typer.Option(help="Folder of runs, visible to every node.")] = Path("runs"),
+    stage: Annotated[str | None, typer.Option(help="Run only this stage, in this process.")] = None,
+    watchdog_s: Annotated[
+        float, typer.Option(help="Seconds that a phase of a step may take before the run is stopped.")
+    ] = 7200.0,
     retries: Annotated[
         int | None,
         typer.Option(
@@ -166,7 +168,7 @@ def main(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """SFT and all stages, from the last checkpoint on; each in a process of its own."""
+    """Run SFT and all stages from the last checkpoint, each in its own process."""
     ours, verls = split_overrides(parse_overrides(sets or []))
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     check(loaded)
@@ -184,33 +186,36 @@ def main(
         train_stage(settings, chosen, start, verls)
         return
     attempts = 1 + ((2 if chosen.hardware.gpus else 0) if retries is None else retries)
-    if any(map(to_do, plan())):
+    if any(map(has_steps_left, plan())):
         with own_ray(chosen):
             if loaded.sft is not None and not (start / "config.json").exists():
                 fine_tune([recipe, "--profile", profile, "--runs-dir", str(folder)], sets or [], attempts)
             for number in range(len(loaded.stages)):
                 for left in reversed(range(attempts)):
-                    settings = plan()[number]  # where its first step is, the stages before it have decided
-                    if not to_do(settings):
+                    settings = plan()[number]  # its first step depends on the stages before it
+                    if not has_steps_left(settings):
                         break
                     filter_problems(settings, start, recipe, sets or [])
                     if attempts == 1 and settings.is_last:
-                        train_stage(settings, chosen, start, verls)  # nothing comes after it: no second process
+                        train_stage(settings, chosen, start, verls)  # the last stage needs no second process
                         break
                     own = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
                     if not (code := subprocess.run([*own, "--stage", settings.stage.name]).returncode):
                         break
                     if not left:
                         raise typer.Exit(code)
-                    print(f"{settings.stage.name} ended with {code}; it goes on from its checkpoint", flush=True)
+                    print(
+                        f"stage {settings.stage.name} exited with code {code}; continuing from its last checkpoint",
+                        flush=True,
+                    )
     if as_json:
         run_dir = plan()[0].run_dir
         print(json.dumps({"run": str(run_dir), "steps": checkpointed(run_dir)}))
 
 
 def run(app: typer.Typer) -> None:
-    """The whole of a process that may bring up a Ray cluster of its own."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
+    """Run a command that may start its own Ray cluster."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is stopped
     try:
         app()
     except UserError as error:

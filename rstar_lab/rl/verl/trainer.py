@@ -1,4 +1,4 @@
-"""verl's synchronous trainer, reporting to the run store and to the watchdog. Its training loop is verl's own."""
+"""verl's synchronous trainer, with the run store and the watchdog. The training loop is verl's."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.reader import RunReader
 
 MODE = "rstar"
-# verl's names for what the local trainer writes under these.
+# The local trainer's metric name -> verl's.
 METRICS = {
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
@@ -49,21 +49,21 @@ METRICS = {
 
 @register_trainer(MODE)
 class RstarTrainer(PPOTrainerSync):
-    """One stage of a recipe. `replay_buffer` keeps G of 2G by RoC; this class writes down what happened."""
+    """Trains one stage of a recipe. `replay_buffer` selects G of 2G rollouts with RoC; this class writes the run store."""
 
     replay_buffer: RocReplayBuffer
 
     def __init__(self, config: Any):
         assert_registered()
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # what verl's base class compares with
+            config.trainer.v1.trainer_mode = "sync"  # verl's base class checks for this value
         super().__init__(config)
         self.settings = Settings.of(config)
         session = RunSession(self.settings.recipe, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
         parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None
         self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)
-        self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._who_waits)
+        self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._pending_operations)
         self.state = TrainerState()
         self.lines: list[dict[str, Any]] = []  # of this stage
         self.arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -97,7 +97,7 @@ class RstarTrainer(PPOTrainerSync):
         self.watchdog.enter("checkpoint", self.global_steps)
         folder = checkpoint_folder(self.writer.run_dir, self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
-        # Before verl names the checkpoint the newest.
+        # Before verl marks the checkpoint as the newest.
         (folder / "trainer.json").write_text(json.dumps(asdict(self.state)))
         super()._save_checkpoint()
         self.saved = self.global_steps
@@ -122,7 +122,7 @@ class RstarTrainer(PPOTrainerSync):
         """Whether the stage has nothing left to do."""
         return stage_has_ended(self.settings, self.lines, self.state.retired)
 
-    # What the step is at
+    # Phases of the step
 
     def on_sample_begin(self) -> None:
         super().on_sample_begin()
@@ -134,26 +134,26 @@ class RstarTrainer(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         if self.over:
-            if self.saved < self.global_steps:  # a hand-off, which verl did not see coming
+            if self.saved < self.global_steps:  # a hand-off ends the stage before the step that verl planned
                 self._save_checkpoint()
             self.total_training_steps = self.global_steps
-        self.watchdog.enter("weights to the engines", self.global_steps)
+        self.watchdog.enter("weight sync", self.global_steps)
         super().on_step_end()
         self.watchdog.leave()
 
-    def _who_waits(self) -> list[dict[str, Any]]:
-        """Asked of every agent-loop worker: what its rollouts wait for."""
+    def _pending_operations(self) -> list[dict[str, Any]]:
+        """Ask every agent-loop worker what its rollouts wait for."""
         import ray
 
         workers: list[Any] = self.agent_loop_manager.agent_loop_workers
-        answers = [worker.__ray_call__.remote(_report_waits) for worker in workers]
+        answers = [worker.__ray_call__.remote(_report_pending) for worker in workers]
         ready, late = ray.wait(answers, num_returns=len(answers), timeout=10)
         return [*ray.get(ready), *({"host": "no answer", "waits": {}} for _ in late)]
 
     # The step
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """The whole batch: as many mini-batches whatever RoC kept, as in the local trainer."""
+        """Return the size of the full batch, so that the number of mini-batches does not depend on what RoC kept."""
         return int(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **keywords: Any) -> KVBatchMeta:
@@ -185,7 +185,7 @@ class RstarTrainer(PPOTrainerSync):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks = [mask.float() for mask in data["response_mask"]]
         own = dict(zip(batch.keys, (int(mask.sum()) for mask in masks), strict=True))
-        # Those of the selection, which knows of shaping; verl's estimator sees rewards only.
+        # The advantages of the selection include reward shaping; verl's estimator sees rewards only.
         of_key = {step.keys[t.traj_id]: a for t, a in zip(step.kept.trajectories, step.kept.advantages, strict=True)}
         weight_of: dict[str, float] = {}
         padding = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if _is_padding(tag)}
@@ -206,11 +206,11 @@ class RstarTrainer(PPOTrainerSync):
         put = tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
-        batch.fields = put.fields  # what is not among them never reaches the loss
+        batch.fields = put.fields  # fields that are not listed here do not reach the loss
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Without signal there is no update, as in the local trainer: weight decay alone would move the weights."""
+        """Skip the update without signal, as the local trainer does: weight decay alone would change the weights."""
         return super()._update_actor(batch, metrics) if self.replay_buffer.last.kept.trajectories else batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -233,7 +233,7 @@ class RstarTrainer(PPOTrainerSync):
         rows = step_rows(step.trajectories, labels, keys.token_arrays)
         informative = {t.group_id for t in kept.trajectories}
         with_signal = [t for t in step.trajectories if t.group_id in informative]
-        told = (
+        row = (
             rollout_metrics(step.trajectories)
             | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
             | kept.metrics
@@ -248,14 +248,14 @@ class RstarTrainer(PPOTrainerSync):
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
         )
         if (
-            "reference_kl" in told
+            "reference_kl" in row
         ):  # verl reports the policy loss without the KL term; the local trainer's loss contains it
-            told["loss"] += keys.kl_coefficient * told["reference_kl"]
-        self.writer.write_step(self.settings.stage.name, self.global_steps, **rows, metrics=told)
-        self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | told)
+            row["loss"] += keys.kl_coefficient * row["reference_kl"]
+        self.writer.write_step(self.settings.stage.name, self.global_steps, **rows, metrics=row)
+        self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | row)
 
     def _trainer_arrays(self, step: StepRollouts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """traj_id -> (log-probs, entropy) of the kept under the trainer; empty where verl did not compute them."""
+        """Return traj_id -> (log-probs, entropy) under the trainer for kept rollouts; empty if verl did not compute them."""
         names = [t.traj_id for t in step.kept.trajectories]
         if not names or self.settings.keys.old_log_probs == "engine":
             return {}
@@ -274,10 +274,10 @@ class RstarTrainer(PPOTrainerSync):
         return found
 
 
-def _report_waits(_: Any) -> dict[str, Any]:
-    from rstar_lab.rl.verl.pending import WAITS
+def _report_pending(_: Any) -> dict[str, Any]:
+    from rstar_lab.rl.verl.pending import PENDING
 
-    return WAITS.report()
+    return PENDING.report()
 
 
 def _is_padding(tag: dict[str, Any]) -> bool:

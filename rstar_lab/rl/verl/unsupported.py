@@ -1,48 +1,50 @@
-"""What a recipe may ask of verl: everything but this. Asked before anything starts, so that no key is passed over in silence."""
+"""Recipe options that the verl trainer does not support. Checked at start-up, so that no key is ignored silently."""
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.recipe import Recipe
 
 
-def refusals(recipe: Recipe) -> list[str]:
-    """Keys that verl cannot honour, each with its stage and the way out."""
+def unsupported_options(recipe: Recipe) -> list[str]:
+    """Return one line per unsupported key: the stage, the key, the reason and the alternative."""
     found = []
     if recipe.evaluate.every:
         found.append("evaluate.every: the verl trainer does not evaluate during training; evaluate its stage models")
     for stage in recipe.stages:
         rl = recipe.settings(stage)
         if rl.fp32_head:
-            found.append(f"stages.{stage.name}: fp32_head: verl has none; precision: fp32 keeps everything in fp32")
+            found.append(
+                f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
+            )
         if rl.step_time_s is not None:
             found.append(
-                f"stages.{stage.name}: step_time_s: verl's step ends with its last rollout; time_limit_s cuts each"
+                f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"
             )
         if rl.kl_coefficient and rl.aggregation != "token-mean":
             found.append(
                 f"stages.{stage.name}: kl_coefficient with aggregation {rl.aggregation}: verl divides the KL by rows that "
-                "RoC has dropped; aggregation: token-mean has none of this"
+                "RoC has dropped; use aggregation: token-mean"
             )
         if rl.problems_per_step % rl.mini_batches:
             found.append(
                 f"stages.{stage.name}: mini_batches: {rl.problems_per_step} problems_per_step cannot be cut into "
-                f"{rl.mini_batches} equal parts, which verl asks for"
+                f"{rl.mini_batches} equal parts, which verl requires"
             )
     return found
 
 
-def sft_refusals(recipe: Recipe) -> list[str]:
-    """The same of the recipe's SFT."""
+def unsupported_sft_options(recipe: Recipe) -> list[str]:
+    """Return one line per unsupported key of the SFT section."""
     sft, found = recipe.sft, []
     if sft is not None and sft.optimizer != "adamw":
-        found.append(f"sft.optimizer: {sft.optimizer}: verl has AdamW alone")
+        found.append(f"sft.optimizer: {sft.optimizer}: verl supports AdamW only")
     if sft is not None and sft.schedule != "cosine":
-        found.append(f"sft.schedule: {sft.schedule}: verl has cosine")
-    return [f"{one}; `rstar-lab sft` makes the model without verl" for one in found]
+        found.append(f"sft.schedule: {sft.schedule}: verl supports cosine only")
+    return [f"{line}; `rstar-lab sft` trains without verl" for line in found]
 
 
 def check(recipe: Recipe) -> None:
-    """Raises UserError with what verl cannot honour."""
+    """Raise UserError if the recipe uses an option that verl does not support."""
     if not recipe.stages:
-        raise UserError("stages: the recipe has none to train")
-    if found := refusals(recipe):
-        raise UserError(f"not under verl: {'; '.join(found)}")
+        raise UserError("stages: the recipe has no stages")
+    if unsupported := unsupported_options(recipe):
+        raise UserError(f"verl does not support: {'; '.join(unsupported)}")

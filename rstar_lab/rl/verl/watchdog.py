@@ -1,4 +1,4 @@
-"""Says what a hung step waits for and where, then ends the run so that its job can start it again from a checkpoint."""
+"""Report what a hung step waits for, then end the run so that its job can restart it from a checkpoint."""
 
 import json
 import os
@@ -15,19 +15,22 @@ EXIT_CODE = 70
 
 
 class Watchdog:
-    """Watches phases of a step. limit_s: longest time one phase may take; None never trips.
+    """Watches the phases of a step.
 
-    who_waits: asked once it trips; its answers go into the report. give_up: what is done after the report.
+    Args:
+        limit_s: longest time of one phase; None disables the watchdog.
+        pending: returns what every worker waits for; called once, for the report.
+        terminate: called after the report.
     """
 
     def __init__(
         self,
         limit_s: float | None,
         writer: RunWriter,
-        who_waits: Callable[[], list[dict[str, Any]]],
-        give_up: Callable[[], None] = lambda: os._exit(EXIT_CODE),
+        pending: Callable[[], list[dict[str, Any]]],
+        terminate: Callable[[], None] = lambda: os._exit(EXIT_CODE),
     ):
-        self.limit_s, self.writer, self.who_waits, self.give_up = limit_s, writer, who_waits, give_up
+        self.limit_s, self.writer, self.pending, self.terminate = limit_s, writer, pending, terminate
         self._now: tuple[str, int, float] | None = None
         if limit_s is not None:
             threading.Thread(target=self._watch, daemon=True).start()
@@ -45,13 +48,13 @@ class Watchdog:
             now = self._now
             if now and time.monotonic() - now[2] > self.limit_s:
                 self.report(*now)
-                return self.give_up()
+                return self.terminate()
 
     def report(self, phase: str, step: int, since: float) -> dict[str, Any]:
-        """Write watchdog.json and mark the run failed."""
+        """Write watchdog.json and mark the run as failed."""
         waits: Any
         try:
-            waits = self.who_waits()
+            waits = self.pending()
         except Exception as error:
             waits = [{"host": "unknown", "error": repr(error)}]
         stacks = {
@@ -67,16 +70,16 @@ class Watchdog:
             "stacks": stacks,
         }
         (self.writer.run_dir / "watchdog.json").write_text(json.dumps(report, indent=1))
-        message = f"step {step} has waited {report['waited_s']} s for {phase}; {_in_words(waits)}"
+        message = f"step {step} has waited {report['waited_s']} s for {phase}; {_describe(waits)}"
         print(f"watchdog: {message}; see {self.writer.run_dir / 'watchdog.json'}", file=sys.stderr, flush=True)
         self.writer.finish("failed", error=message)
         return report
 
 
-def _in_words(workers: list[dict[str, Any]]) -> str:
-    said = [
+def _describe(workers: list[dict[str, Any]]) -> str:
+    lines = [
         f"{wait['count']} rollouts wait for {what} on {worker['host']}, {wait['traj_id']} for {wait['longest_s']} s"
         for worker in workers
         for what, wait in worker.get("waits", {}).items()
     ]
-    return "; ".join(said) or "no rollout is under way"
+    return "; ".join(lines) or "no rollout is in progress"

@@ -15,10 +15,10 @@ from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.sft import iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
-from rstar_lab.rl.verl.resume import model_before, stages_of, to_do
+from rstar_lab.rl.verl.resume import has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.schedule import StageSchedule
-from rstar_lab.rl.verl.train import handed_on
-from rstar_lab.rl.verl.unsupported import check, sft_refusals
+from rstar_lab.rl.verl.train import secrets_file
+from rstar_lab.rl.verl.unsupported import check, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
 RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}
@@ -200,9 +200,9 @@ def test_sft_batches_are_the_local_trainers_filled_up_and_go_on_where_they_were(
 
 def test_an_sft_that_verl_has_not_is_refused_by_its_key():
     sft = {"conversations": [{"file": "c.jsonl"}], "optimizer": "muon", "schedule": "linear_tail"}
-    muon, schedule = sft_refusals(parse_recipe({"model": "m", "sft": sft}))
+    muon, schedule = unsupported_sft_options(parse_recipe({"model": "m", "sft": sft}))
     assert muon.startswith("sft.optimizer: muon") and schedule.startswith("sft.schedule: linear_tail")
-    assert sft_refusals(parse_recipe({"model": "m", "sft": {"conversations": sft["conversations"]}})) == []
+    assert unsupported_sft_options(parse_recipe({"model": "m", "sft": {"conversations": sft["conversations"]}})) == []
 
 
 # Secrets
@@ -211,7 +211,7 @@ def test_an_sft_that_verl_has_not_is_refused_by_its_key():
 def test_secrets_go_by_a_file_of_ones_own_that_is_gone_afterwards(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with pytest.raises(KeyboardInterrupt), handed_on(load_profile("h100x8"), tmp_path) as told:
+    with pytest.raises(KeyboardInterrupt), secrets_file(load_profile("h100x8"), tmp_path) as told:
         (path,) = map(Path, told.values())
         assert json.loads(path.read_text())["WANDB_API_KEY"] == "abc123secret" and "HF_TOKEN" not in path.read_text()
         assert path.stat().st_mode & 0o077 == 0
@@ -219,7 +219,7 @@ def test_secrets_go_by_a_file_of_ones_own_that_is_gone_afterwards(tmp_path, monk
     assert not list(tmp_path.iterdir())
     monkeypatch.delenv("WANDB_API_KEY")
     path.write_text("left by a run that was killed")
-    with handed_on(load_profile("h100x8").model_copy(update={"secrets": []}), tmp_path) as told:
+    with secrets_file(load_profile("h100x8").model_copy(update={"secrets": []}), tmp_path) as told:
         assert told == {} and not list(tmp_path.iterdir())
 
 
@@ -247,10 +247,10 @@ HAND_OFF = {"hand_off": {"solved_groups": 0.9, "window": 2}}
 def test_a_stage_that_was_handed_off_early_is_over_and_the_next_begins_after_it(tmp_path):
     recipe = recipe_of([HAND_OFF, {}])
     first, second = stages_of(recipe, tmp_path)
-    assert (first.first_step, second.first_step) == (1, 6) and to_do(first)
+    assert (first.first_step, second.first_step) == (1, 6) and has_steps_left(first)
     run_dir = make_run(tmp_path, 2, 2, solved_groups=1.0)
     first, second = stages_of(recipe, tmp_path)
-    assert not to_do(first) and to_do(second) and second.first_step == 3
+    assert not has_steps_left(first) and has_steps_left(second) and second.first_step == 3
     start = tmp_path / "start"
     assert model_before(first, start) == start
     assert model_before(second, start) == run_dir / "verl" / "global_step_2" / "actor" / "huggingface"
@@ -261,7 +261,7 @@ def test_a_stage_that_was_handed_off_early_is_over_and_the_next_begins_after_it(
 def test_only_what_a_checkpoint_holds_counts(tmp_path):
     make_run(tmp_path, 2, 1, solved_groups=1.0)
     first, second = stages_of(recipe_of([HAND_OFF, {}]), tmp_path)
-    assert to_do(first) and second.first_step == 6
+    assert has_steps_left(first) and second.first_step == 6
 
 
 def test_a_new_stage_takes_the_optimizer_over_or_forgets_it_but_never_the_rate(tmp_path):

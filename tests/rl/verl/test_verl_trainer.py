@@ -139,11 +139,11 @@ def test_the_options_did_something(runs):
 
 def test_a_finished_run_has_nothing_left_to_do(runs):
     from rstar_lab.rl.overrides import load_recipe
-    from rstar_lab.rl.verl.resume import stages_of, to_do
+    from rstar_lab.rl.verl.resume import has_steps_left, stages_of
 
     recipe = load_recipe(runs[1].parent.parent / "parity.yaml")
     (settings,) = stages_of(recipe, runs[1].parent)
-    assert not to_do(settings)
+    assert not has_steps_left(settings)
 
 
 def test_the_exported_model_loads_in_transformers_and_vllm_with_equal_weights(runs):

@@ -1,4 +1,4 @@
-"""A step that hangs is noticed, says what it waits for and where, and ends as a failed run."""
+"""The watchdog reports what a hung step waits for and ends the run as failed."""
 
 import json
 import threading
@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("verl")
 
-from rstar_lab.rl.verl.pending import Waits
+from rstar_lab.rl.verl.pending import PendingOperations
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.writer import RunWriter
 
 
 @pytest.mark.parametrize("what", ["generation", "tools", "reward"])
-def test_a_hung_step_says_what_its_rollouts_wait_for_and_where(tmp_path, what):
-    waits, gave_up = Waits(), threading.Event()
+def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, what):
+    waits, gave_up = PendingOperations(), threading.Event()
     with (
         RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer,
         waits.of("run-000001-0000-03", what),
@@ -31,7 +31,7 @@ def test_a_hung_step_says_what_its_rollouts_wait_for_and_where(tmp_path, what):
     assert f"1 rollouts wait for {what}" in info["error"] and "run-000001-0000-03" in info["error"]
 
 
-def test_a_step_that_moves_on_is_left_alone(tmp_path):
+def test_the_watchdog_ignores_a_step_that_proceeds(tmp_path):
     gave_up = threading.Event()
     with RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer:
         watchdog = Watchdog(5.0, writer, list, gave_up.set)
@@ -41,7 +41,7 @@ def test_a_step_that_moves_on_is_left_alone(tmp_path):
         assert not (writer.run_dir / "watchdog.json").exists()
 
 
-def test_a_worker_that_cannot_be_asked_does_not_hide_the_hang(tmp_path):
+def test_the_report_survives_a_worker_that_does_not_answer(tmp_path):
     gave_up = threading.Event()
 
     def broken():
@@ -53,8 +53,8 @@ def test_a_worker_that_cannot_be_asked_does_not_hide_the_hang(tmp_path):
         assert "node gone" in (writer.run_dir / "watchdog.json").read_text()
 
 
-def test_waits_count_what_is_open_only():
-    waits = Waits()
+def test_only_open_operations_are_counted():
+    waits = PendingOperations()
     with waits.of("a", "tools"), waits.of("b", "tools"):
         assert waits.report()["waits"]["tools"]["count"] == 2
     assert waits.report()["waits"] == {}
