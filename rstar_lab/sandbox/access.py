@@ -1,8 +1,11 @@
-"""What stands before the application: who may come in, from where, and with how much."""
+"""Access control for the HTTP service: token, host name, content type, and limits on size and time of a request."""
 
+import asyncio
 import hmac
 import json
+import time
 from collections.abc import Iterable
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,10 +14,31 @@ from rstar_lab.errors import UserError
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 OPEN_PATHS = frozenset({"/ping"})
+# Seconds in which a client must have sent its whole request body.
+BODY_TIMEOUT_S = 60.0
+
+
+class BusyError(Exception):
+    """The service has no room for a request; the client should retry after `retry_after_s`."""
+
+    def __init__(self, retry_after_s: int, *, stopping: bool = False) -> None:
+        state = "the service is stopping" if stopping else "the queue is full"
+        super().__init__(f"{state}; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+        self.status = 503 if stopping else 429
+
+
+class ByteBudget(Protocol):
+    """Limits the bytes of all requests that are held in memory."""
+
+    def reserve_bytes(self, size: int) -> None:
+        """Raise BusyError if there is no room."""
+
+    def release_bytes(self, size: int) -> None: ...
 
 
 def check_exposure(host: str, token: str | None) -> None:
-    """Raises UserError where the service would listen beyond this machine without a token."""
+    """Raise UserError if the service would listen beyond this machine without a token."""
     if host not in LOOPBACK and not token:
         raise UserError(
             f"--host {host} is reachable from other machines, so a token is required: set RSTAR_LAB_SANDBOX_TOKEN, "
@@ -25,14 +49,19 @@ def check_exposure(host: str, token: str | None) -> None:
 
 
 class AccessMiddleware:
-    """ASGI middleware.
+    """ASGI middleware that checks a request before its body is read.
 
-    Without a token, only requests addressed to this machine by a loopback name pass: a web page the user visits can
-    send requests here, but not under such a name (DNS rebinding) nor as JSON (cross-site form).
+    Without a token it accepts only requests that address this machine by a loopback name and send JSON. A web page that the
+    user visits can send requests here, but not under such a name (DNS rebinding), and not as JSON (cross-site form).
+
+    max_body: bytes of one request. budget: limits the bytes of all requests; reserved before a body is read.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, budget: ByteBudget
+    ) -> None:
         self.app = app
+        self.budget = budget
         self.token = f"Bearer {token}".encode() if token else None
         self.max_body = max_body
         self.loopback_only = loopback_only
@@ -48,7 +77,15 @@ class AccessMiddleware:
         if refusal := self.refusal(scope, headers):
             await refuse(send, *refusal)
             return
-        await self.app(scope, self.bounded(receive), send)
+        body = LimitedBody(receive, self.budget, self.max_body)
+        try:
+            body.reserve(int(headers.get(b"content-length", b"0")))
+            await self.app(scope, body.receive, send)
+        except BusyError as error:
+            retry_after = (b"retry-after", str(error.retry_after_s).encode())
+            await refuse(send, error.status, str(error), [retry_after])
+        finally:
+            body.release()
 
     def refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         given = headers.get(b"authorization", b"")
@@ -58,28 +95,59 @@ class AccessMiddleware:
             return 400, "this service answers only to localhost: it has no token"
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 15:
-            return 400, "content-length is no number"
+            return 400, "content-length is not a number"
         if int(length) > self.max_body:
-            return 413, self.too_large()
+            return 413, too_large(self.max_body)
         if scope["method"] == "POST" and not headers.get(b"content-type", b"").lower().startswith(b"application/json"):
             return 415, "send JSON, with `Content-Type: application/json`"
         return None
 
-    def too_large(self) -> str:
-        return f"the request is larger than {self.max_body} bytes: send smaller batches"
 
-    def bounded(self, receive: Receive) -> Receive:
-        taken = 0
+class LimitedBody:
+    """Reads a request body within limits on bytes and time."""
 
-        async def bounded_receive() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self.max_body:
-                raise HTTPException(413, self.too_large(), headers={"Connection": "close"})
-            return message
+    def __init__(self, receive: Receive, budget: ByteBudget, max_body: int) -> None:
+        self._receive = receive
+        self._budget = budget
+        self._max_body = max_body
+        self._deadline = time.monotonic() + BODY_TIMEOUT_S
+        self._read = self._reserved = 0
+        self._complete = False
 
-        return bounded_receive
+    def reserve(self, size: int) -> None:
+        """Reserve bytes of the budget, up to `size` in total. Raises BusyError."""
+        if size > self._reserved:
+            self._budget.reserve_bytes(size - self._reserved)
+            self._reserved = size
+
+    def release(self) -> None:
+        self._budget.release_bytes(self._reserved)
+        self._reserved = 0
+
+    async def receive(self) -> Message:
+        """Return the next ASGI message. Raises HTTPException for a body that is too large or too slow."""
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError as error:
+            detail = f"the request body did not arrive within {BODY_TIMEOUT_S:g} s"
+            raise HTTPException(408, detail, headers={"Connection": "close"}) from error
+        self._read += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._read > self._max_body:
+            raise HTTPException(413, too_large(self._max_body), headers={"Connection": "close"})
+        try:
+            self.reserve(self._read)
+        except BusyError as error:
+            headers = {"Retry-After": str(error.retry_after_s), "Connection": "close"}
+            raise HTTPException(error.status, str(error), headers=headers) from error
+        return message
+
+
+def too_large(max_body: int) -> str:
+    return f"the request is larger than {max_body} bytes: send smaller batches"
 
 
 def is_loopback(host: bytes) -> bool:

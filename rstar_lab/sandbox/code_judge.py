@@ -15,6 +15,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
 from rstar_lab.sandbox.verification import Verification
+from rstar_lab.sandbox.wire import MAX_BATCH
 
 
 class Submission(BaseModel):
@@ -40,7 +41,7 @@ class Submission(BaseModel):
 class BatchSubmission(BaseModel):
     sub_id: str | None = None
     type: Literal["batch"] = "batch"
-    submissions: list[Submission] = Field(min_length=1)
+    submissions: list[Submission] = Field(min_length=1, max_length=MAX_BATCH)
 
     def model_post_init(self, _context: object) -> None:
         self.sub_id = self.sub_id or str(uuid.uuid4())

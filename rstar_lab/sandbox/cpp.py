@@ -1,6 +1,6 @@
-"""C++ programs: compiled and run inside the sandbox, by a small Python driver that is an ordinary call.
+"""Compiles and runs C++ programs inside the sandbox with a Python driver, which is an ordinary call.
 
-The driver's last expression tells what happened, so that the call's own outcome stays about the driver.
+The value of the driver's last expression says how compiler and program ended; the outcome of the call is the driver's.
 """
 
 import ast
@@ -11,38 +11,55 @@ from rstar_lab.sandbox.call import Call, CallResult
 
 COMPILE_TIMEOUT_S = 10.0
 
-# Runs in the sandbox. The program keeps the driver's stdin, stdout and stderr; the compiler's words come in the value.
+# Runs in the sandbox. The program inherits the driver's stdin, stdout and stderr; compiler errors are part of the value.
+# A limit counts wall time without the seconds in which the process was ready but did not get a CPU (at most `limit_s`).
 DRIVER = """
 import os, resource, subprocess, time
 
 def limit_cpu(seconds):
     return lambda: resource.setrlimit(resource.RLIMIT_CPU, (max(1, round(seconds)), max(1, round(seconds)) + 1))
 
-def timed(command, cpu_s, wall_s, **streams):
-    started = time.monotonic()
+def run_delay(pid):
     try:
-        done = subprocess.run(command, timeout=wall_s, preexec_fn=limit_cpu(cpu_s), **streams)
-        code, words = done.returncode, done.stderr or b""
-    except subprocess.TimeoutExpired as late:
-        code, words = None, late.stderr or b""
-    return code, time.monotonic() - started, words[:8000].decode("utf-8", "replace")
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+def timed(command, limit_s, **streams):
+    started = time.monotonic()
+    process = subprocess.Popen(command, preexec_fn=limit_cpu(limit_s), **streams)
+    while True:
+        left_s = limit_s + min(run_delay(process.pid), limit_s) - (time.monotonic() - started)
+        if left_s <= 0:
+            process.kill()
+            process.wait()
+            return None, time.monotonic() - started
+        try:
+            return process.wait(left_s), time.monotonic() - started
+        except subprocess.TimeoutExpired:
+            pass
 
 def build_and_run(source, compile_s, run_s):
     with open("source.cpp", "w", errors="surrogateescape") as file:
         file.write(source)
     command = ["g++", "-O2", "-o", "program", "source.cpp"]
-    try:
-        built = timed(command, compile_s, 2 * compile_s, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    except FileNotFoundError:
-        return None, None
-    return built, timed(["./program"], run_s, 2 * run_s + 1) if built[0] == 0 else None
+    with open("errors", "w+b") as errors:
+        try:
+            code, seconds = timed(command, compile_s, stdin=subprocess.DEVNULL, stderr=errors)
+        except FileNotFoundError:
+            return None, None
+        errors.seek(0)
+        built = code, seconds, errors.read(8000).decode("utf-8", "replace")
+    os.remove("errors")
+    return built, timed(["./program"], run_s) if code == 0 else None
 
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How one of the two commands ended. return_code: None for a time-out, negative for a signal."""
+    """How the compiler or the program ended. return_code: None for a timeout, negative for a signal."""
 
     return_code: int | None
     seconds: float
@@ -57,13 +74,16 @@ def cpp_call(
     compile_timeout_s: float = COMPILE_TIMEOUT_S,
     memory_mb: int | None = None,
 ) -> Call:
-    """The call that compiles and runs `source`; `run_timeout_s` of CPU time for the program alone."""
+    """Return the call that compiles and runs `source`.
+
+    run_timeout_s: limit of the program, without compilation, in seconds of CPU time or sleep.
+    """
     code = f"{DRIVER}build_and_run({source!r}, {compile_timeout_s!r}, {run_timeout_s!r})\n"
     return Call(code, stdin, timeout_s=compile_timeout_s + run_timeout_s + 1, memory_mb=memory_mb)
 
 
 def commands(result: CallResult) -> tuple[Command | None, Command | None]:
-    """The compiler and the program as the driver saw them; None for one that did not end (or start)."""
+    """Return how compiler and program ended, from the driver's value; None for one that did not run."""
     if result.outcome is not Outcome.OK or result.value is None:
         return None, None
     built, ran = ast.literal_eval(result.value)
@@ -71,7 +91,7 @@ def commands(result: CallResult) -> tuple[Command | None, Command | None]:
 
 
 def cpp_outcome(result: CallResult) -> CallResult:
-    """The result of the C++ program, from the result of the driver's call."""
+    """Return the result of the C++ program, given the result of the driver's call."""
     built, ran = commands(result)
     if result.outcome is not Outcome.OK:
         return result
@@ -88,6 +108,6 @@ def cpp_outcome(result: CallResult) -> CallResult:
 def program_outcome(ran: Command) -> Outcome:
     xcpu, kill = -24, -9
     if ran.return_code in (None, xcpu, kill):
-        # The driver's own limits are the only killers in here: memory takes the whole call.
+        # Only the driver's limits kill the program alone; exceeding the memory limit ends the whole call.
         return Outcome.TIMEOUT
     return Outcome.OK if ran.return_code == 0 else Outcome.EXCEPTION

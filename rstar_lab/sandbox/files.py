@@ -1,6 +1,7 @@
-"""Files beside a program: written into its folder before it runs, fetched from there afterwards.
+"""Runs a program with input files, and returns files that it wrote.
 
-The three are cells of one short session, so that the program itself runs as any other and the files stay in its box.
+Writing the files, the program and reading files are three cells of one short session, so that the program runs like any
+other and its files never leave the sandbox's file system.
 """
 
 import base64
@@ -16,12 +17,12 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.sessions import ENDED
 from rstar_lab.sandbox.wire import SessionEnd, Work
 
-# All files of a call that are fetched: as base64 they fit what a cell may print.
+# Limit for all files that one call returns: as base64 they must fit into a cell's output.
 FETCH_BYTES = 700_000
 STEP_TIMEOUT_S = 10.0
-FETCHED = TypeAdapter(tuple[dict[str, str], list[str]])
+FETCHED = TypeAdapter(tuple[dict[str, str], list[str], dict[str, str]])
 
-# Both run in the sandbox, in a namespace of their own.
+# Both scripts run in the sandbox, with their own global names.
 WRITE_FILES = """
 import base64, os
 for name, content in files.items():
@@ -32,29 +33,34 @@ print(os.getcwd(), end="")
 """
 READ_FILES = """
 import base64, contextlib, gc, io, json, os
-for thing in gc.get_objects():  # what the program did not close
+for thing in gc.get_objects():  # files that the program did not close
     with contextlib.suppress(Exception):
         if isinstance(thing, io.IOBase):
             thing.flush()
-found, large = {}, []
+found, large, unreadable = {}, [], {}
 for name in names:
-    path = os.path.join(folder, name)
-    if os.path.isfile(path):
+    try:
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
+            continue
         with open(path, "rb") as file:
             content = file.read(most + 1)
-        if len(content) > most:
-            large.append(name)
-        else:
-            most -= len(content)
-            found[name] = base64.b64encode(content).decode()
+    except (OSError, ValueError) as error:
+        unreadable[name] = type(error).__name__
+        continue
+    if len(content) > most:
+        large.append(name)
+    else:
+        most -= len(content)
+        found[name] = base64.b64encode(content).decode()
 with open(1, "w", closefd=False) as out:
-    json.dump([found, large], out)
+    json.dump([found, large, unreadable], out)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FilesResult:
-    """What came of a program with files. files: name -> base64, of those fetched; message: why others are not there."""
+    """The result of a program with files. files: name -> base64; message: which requested files are missing, and why."""
 
     result: CallResult
     files: dict[str, str]
@@ -62,7 +68,7 @@ class FilesResult:
 
 
 def check_files(files: Mapping[str, str | None]) -> None:
-    """Raises ValueError for a file that is no base64."""
+    """Raise ValueError for a file that is not base64."""
     for name, content in files.items():
         try:
             base64.b64decode(content or "")
@@ -76,9 +82,9 @@ async def run_with_files(
     files: Mapping[str, str | None],
     fetch: Sequence[str],
 ) -> FilesResult:
-    """Run a call among its files (name -> base64, None: no file); paths are relative to its folder.
+    """Run a call with files (name -> base64; None: no file) and return those named in `fetch`.
 
-    Raises ValueError where a file cannot be written there.
+    Names are paths relative to the working folder. Raises ValueError if a file cannot be written.
     """
     if not files and not fetch:
         return FilesResult(await run(call), {})
@@ -109,15 +115,22 @@ async def run_with_files(
 
 
 def contents(fetched: CallResult, names: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The files, and what is wrong with them. The program shared its interpreter with what fetched them: nothing is believed."""
+    """Validate the output of READ_FILES; return the files and a message about missing ones.
+
+    The output is untrusted, because the script ran in the program's interpreter.
+    """
     try:
-        found, large = FETCHED.validate_json(fetched.stdout)
+        found, large, unreadable = FETCHED.validate_json(fetched.stdout)
         files = {name: found[name] for name in names if name in found}
         check_files(files)
     except ValueError:
         return {}, reason("fetch_files", fetched)
-    left_out = [name for name in names if name in large]
-    return files, f"fetch_files: {left_out} left out: more than {FETCH_BYTES} bytes together" if left_out else ""
+    messages = []
+    if left_out := [name for name in names if name in large]:
+        messages.append(f"fetch_files: {left_out} left out: more than {FETCH_BYTES} bytes together")
+    if failed := [name for name in names if name in unreadable]:
+        messages.append(f"fetch_files: {failed} cannot be read ({unreadable[failed[0]][:100]})")
+    return files, "; ".join(messages)
 
 
 def reason(field: str, step: CallResult) -> str:

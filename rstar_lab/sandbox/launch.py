@@ -1,4 +1,4 @@
-"""Processes of our own for a bench, a test or a notebook: a service, its workers, a Redis."""
+"""Starts processes for a bench, a test or a notebook: a sandbox service, its workers, a Redis."""
 
 import contextlib
 import json
@@ -16,17 +16,21 @@ from rstar_lab.sandbox.runtime import kernel
 
 
 def exit_with_parent() -> None:
-    """Runs in a child before its program: nothing of ours outlives who started it, killed or not."""
+    """In a child process before exec: have it terminated when its parent ends, even if the parent is killed."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, redis: str | None = None, prefix: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """A `rstar-lab sandbox serve` or `worker` process; prefix: a command that runs it, such as `ip netns exec NAME`.
+def serving(
+    *arguments: str, redis: str | None = None, prefix: Sequence[str] = (), prepare: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Run a `rstar-lab sandbox serve` or `worker` process while the block runs.
 
-    Gives what it says when it is ready, its pid, and `wait(seconds)`, which returns its exit status.
+    Yields its ready message, with `pid` and `wait(seconds)`, which returns the exit status. prefix: a command that runs
+    the process, such as `ip netns exec NAME`. prepare: Python code that it runs first.
     """
-    command = [*prefix, sys.executable, "-c", "from rstar_lab.sandbox.cli import main; main()", *arguments, "--json"]
+    code = f"{prepare}\nfrom rstar_lab.sandbox.cli import main\nmain()"
+    command = [*prefix, sys.executable, "-c", code, *arguments, "--json"]
     environment = {**os.environ, "RSTAR_LAB_REDIS_URL": redis} if redis else os.environ
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=exit_with_parent)
     try:
@@ -45,7 +49,7 @@ def serving(*arguments: str, redis: str | None = None, prefix: Sequence[str] = (
 
 
 class TemporaryRedis:
-    """A redis-server of our own, with a password, in a folder of its own, which can be killed and started again."""
+    """A redis-server with a password and a folder of its own, which can be killed and started again."""
 
     def __init__(self, folder: str, *, append_only: bool = True, bind: str = "127.0.0.1") -> None:
         self.folder, self.append_only, self.bind = folder, append_only, bind
@@ -68,7 +72,7 @@ class TemporaryRedis:
         wait_for_port(self.port)
 
     def kill(self) -> None:
-        """SIGKILL: no time to save anything."""
+        """Kill the server, so that it cannot save anything."""
         if self.process:
             self.process.kill()
             self.process.wait()
@@ -76,7 +80,7 @@ class TemporaryRedis:
 
 @contextlib.contextmanager
 def temporary_redis(*, append_only: bool = True, bind: str = "127.0.0.1") -> Iterator[TemporaryRedis]:
-    """Raises FileNotFoundError where redis-server is not installed."""
+    """Run a TemporaryRedis while the block runs. Raises FileNotFoundError if redis-server is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         redis = TemporaryRedis(folder, append_only=append_only, bind=bind)
         redis.start()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import time
@@ -192,9 +193,8 @@ class LocalSandbox:
                         self.retries += 1
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
-                        return _to_call_result(
-                            await self._run_on_supervisor(tier, message, wall_s, slot), started - queued
-                        )
+                        result = await self._run_on_supervisor(tier, message, wall_s, slot)
+                        return _to_call_result(result, self.limits.output_bytes, started - queued)
                     except SupervisorDied:
                         continue
                     except SupervisorUnresponsive:
@@ -208,6 +208,7 @@ class LocalSandbox:
         link = await pool.acquire(tier)
         try:
             link.on_long = lambda: self._scheduler.mark_long(slot)
+            link.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
             slot.on_preempt = link.preempt
             result = await link.call(message, wall_s)
         except BaseException:
@@ -245,7 +246,7 @@ class LocalSandbox:
                     session.link = None
                     self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
-                return _to_call_result(result, started - queued, note)
+                return _to_call_result(result, self.limits.output_bytes, started - queued, note)
         except TimeoutError:
             return _infrastructure_failure(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
         finally:
@@ -261,6 +262,7 @@ class LocalSandbox:
         link = session.link
         try:
             link.on_long = lambda: self._scheduler.mark_long(slot)
+            link.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
             slot.on_preempt = link.preempt
             return await link.call(message, wall_s)
         except BaseException:
@@ -314,20 +316,26 @@ class LocalSandbox:
             self._sessions.drop_idle()
 
 
-def _to_call_result(result: protocol.Result, queue_s: float, note: str = "") -> CallResult:
+def _to_call_result(result: protocol.Result, output_bytes: int, queue_s: float, note: str = "") -> CallResult:
     return CallResult(
         Outcome(result.outcome),
-        _text(result.stdout, result.stdout_cut),
-        note + _text(result.stderr, result.stderr_cut),
+        _text(result.stdout, result.stdout_cut, output_bytes),
+        note + _text(result.stderr, result.stderr_cut, output_bytes),
         None if result.value is None else result.value.decode("utf-8", "backslashreplace"),
         result.duration_s,
         queue_s,
     )
 
 
-def _text(data: bytes, cut: bool) -> str:
+def _text(data: bytes, cut: bool, output_bytes: int) -> str:
+    """Decode an output. Invalid bytes become `\\xNN`; the text is cut so that it is at most 2 * output_bytes in JSON."""
     text = data.decode("utf-8", "backslashreplace")
-    return f"{text}\n[output cut after {len(data)} bytes]\n" if cut else text
+    note = f"\n[output cut after {len(data)} bytes]\n" if cut else ""
+    limit = 2 * output_bytes
+    while 6 * len(text) > limit and (size := len(json.dumps(text))) > limit:
+        text = text[: len(text) * limit // size]
+        note = f"\n[output cut: it is larger than {limit} bytes in JSON]\n"
+    return text + note
 
 
 def _infrastructure_failure(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:

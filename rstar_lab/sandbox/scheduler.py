@@ -1,94 +1,130 @@
-"""Who may run now: a queue for a fixed number of slots, in which long calls make room for short ones."""
+"""Assigns a fixed number of slots to calls. Long calls are preempted by short ones; calls that wait release their slot."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 
-# Only where long calls are rare does making room for others help: at most this share of the last calls.
+# Calls are preempted only while long calls are rare: at most this share of the last RECENT calls, of at least ENOUGH.
 RARE = 0.1
 RECENT = 64
 ENOUGH = 16
-ASIDE_PER_WORKER = 12
+PREEMPTED_PER_WORKER = 12
+# Calls that sleep or are blocked use no CPU time, but memory: their number is limited.
+WAITING_PER_WORKER = 64
+MAX_WAITING = 1024
+
+
+class SlotState(Enum):
+    """RUNNING holds one of the slots. PREEMPTED runs with low priority. WAITING sleeps or is blocked."""
+
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    WAITING = "waiting"
+    FREE = "free"
 
 
 class Slot:
-    """A call's hold on a slot."""
+    """The permission of one call to run."""
 
     def __init__(self) -> None:
+        self.state = SlotState.RUNNING
         self.long = False
-        self.aside = False
         self.on_preempt: Callable[[], None] = lambda: None
 
 
 class Scheduler:
+    """A queue for `workers` slots, first come first served.
+
+    Transitions: RUNNING -> PREEMPTED (a short call takes the slot), RUNNING <-> WAITING (the call stops or starts to use CPU
+    time), any state -> FREE. A call that returns from WAITING runs at once, so there may be more running calls than slots.
+    """
+
     def __init__(self, workers: int, make_room: bool) -> None:
         self.workers = workers
         self.make_room = make_room
-        self.running = 0
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._max_waiting = min(WAITING_PER_WORKER * workers, MAX_WAITING)
+        self._counts = dict.fromkeys(SlotState, 0)
+        self._queue: deque[asyncio.Future[Slot]] = deque()
         self._long: dict[Slot, None] = {}
-        self._aside = 0
         self._recent: deque[bool] = deque(maxlen=RECENT)
 
     @property
     def depth(self) -> int:
-        """Calls that wait."""
-        return sum(not future.done() for future in self._waiting)
+        """Calls in the queue."""
+        return sum(not future.done() for future in self._queue)
+
+    def count(self, state: SlotState) -> int:
+        """Return the number of calls in a state."""
+        return self._counts[state]
 
     async def take(self, timeout_s: float) -> Slot:
-        """Raises TimeoutError."""
-        if self.running < self.workers:
-            self.running += 1
-            return Slot()
-        waiting: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
-        self._preempt_long_calls()
+        """Wait for a slot. Raises TimeoutError."""
+        queued: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._queue.append(queued)
+        self._start_next()
+        if not queued.done():
+            self._preempt_long_calls()
         try:
             async with asyncio.timeout(timeout_s):
-                return await waiting
+                return await queued
         except BaseException:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self.free(waiting.result())
+            if queued.done() and not queued.cancelled() and queued.exception() is None:
+                self.free(queued.result())
             raise
 
     def free(self, slot: Slot) -> None:
+        """Return a slot at the end of its call."""
         if slot.long:
             self._long.pop(slot, None)
         else:
             self._recent.append(False)
-        if slot.aside:
-            self._aside -= 1
-        else:
-            self._start_next()
+        self._move(slot, SlotState.FREE)
 
     def mark_long(self, slot: Slot) -> None:
-        """This call has run longer than most do."""
-        if not slot.long:
+        """Record that this call uses more CPU time than most do."""
+        if not slot.long and slot.state is not SlotState.FREE:
             slot.long = True
             self._recent.append(True)
             self._long[slot] = None
             self._preempt_long_calls()
 
+    def mark_waiting(self, slot: Slot, waiting: bool) -> None:
+        """Record that a call has stopped (or started again) to use CPU time."""
+        if waiting and slot.state is SlotState.RUNNING and self._counts[SlotState.WAITING] < self._max_waiting:
+            self._move(slot, SlotState.WAITING)
+        elif not waiting and slot.state is SlotState.WAITING:
+            self._move(slot, SlotState.RUNNING)
+            self._preempt_long_calls()
+
     def close(self, error: Exception) -> None:
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_exception(error)
+        """Raise `error` in all calls that are queued."""
+        for queued in self._queue:
+            if not queued.done():
+                queued.set_exception(error)
+
+    def _move(self, slot: Slot, state: SlotState) -> None:
+        if slot.state is not SlotState.FREE:
+            self._counts[slot.state] -= 1
+            slot.state = state
+            self._counts[state] += state is not SlotState.FREE
+        self._start_next()
 
     def _preempt_long_calls(self) -> None:
-        """Move long calls aside, where calls wait and long ones are rare; beside those that had to, the last ones too."""
+        """Preempt long calls while calls are queued and long ones are rare. Once some are, the last ones are preempted too."""
         rare = self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
-        while rare and self._long and (self.depth or self._aside) and self._aside < ASIDE_PER_WORKER * self.workers:
-            slot = next(iter(self._long))
+        limit = PREEMPTED_PER_WORKER * self.workers
+        for slot in [slot for slot in self._long if slot.state is SlotState.RUNNING] if rare else []:
+            preempted = self._counts[SlotState.PREEMPTED]
+            if preempted >= limit or not (self.depth or preempted):
+                return
             del self._long[slot]
-            slot.aside = True
-            self._aside += 1
             slot.on_preempt()
-            self._start_next()
+            self._move(slot, SlotState.PREEMPTED)
 
     def _start_next(self) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(Slot())
-                return
-        self.running -= 1
+        while self._queue and self._counts[SlotState.RUNNING] < self.workers:
+            queued = self._queue.popleft()
+            if not queued.done():
+                self._counts[SlotState.RUNNING] += 1
+                queued.set_result(Slot())

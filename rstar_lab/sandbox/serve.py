@@ -1,4 +1,4 @@
-"""Starting and stopping the processes behind `rstar-lab sandbox serve` and `worker`."""
+"""Starts and stops the processes of `rstar-lab sandbox serve` and `worker`."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rstar_lab.errors import UserError
 from rstar_lab.sandbox.access import LOOPBACK, check_exposure
@@ -20,8 +21,10 @@ from rstar_lab.sandbox.local_backend import LocalBackend
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
 
-# All that is accepted and not answered, in bytes of requests.
-MAX_QUEUED_BYTES = 1024**3
+# Bytes of all requests that are not answered yet.
+MAX_QUEUED_BYTES = 512 * 1024**2
+# A connection must send the complete headers of a request within so many seconds.
+HEADER_TIMEOUT_S = 20.0
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -54,8 +57,37 @@ class ServeOptions:
     strict: bool
 
 
+class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """Closes connections that do not complete the headers of a request in time; uvicorn waits for them for ever."""
+
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._update_header_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_header_timer()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_header_timer()
+        super().connection_lost(error)
+
+    def _update_header_timer(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_header_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM or SIGINT: no new calls; those accepted are finished (or answered) before the connections close.
+    """Server that finishes (or answers) accepted calls on SIGTERM or SIGINT before it closes the connections.
 
     A second SIGINT ends it at once.
     """
@@ -84,7 +116,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def run_server(options: ServeOptions, announce: Announce) -> None:
-    """Blocks until it is told to stop. Raises UserError for what the user can mend."""
+    """Run until a signal stops it. Raises UserError for errors that the user can fix."""
     check_exposure(options.host, options.token)
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -121,6 +153,7 @@ async def serve(options: ServeOptions, listener: socket.socket, announce: Announ
     )
     config = uvicorn.Config(
         app,
+        http=TimedHTTPProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -145,7 +178,7 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
 
 
 def run_worker(options: WorkerOptions, announce: Announce) -> None:
-    """Blocks until it is told to stop. Raises UserError for what the user can mend."""
+    """Run until a signal stops it. Raises UserError for errors that the user can fix."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     uvloop.run(work(options, announce))
 

@@ -1,4 +1,4 @@
-"""The HTTP service: our own calls, code-judge's API and SandboxFusion's /run_code over one Service."""
+"""The HTTP service: POST /calls, code-judge's API and SandboxFusion's /run_code over one Service."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
-from rstar_lab.sandbox.access import AccessMiddleware
-from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.access import AccessMiddleware, BusyError
 from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
-from rstar_lab.sandbox.service import BusyError, Service
-from rstar_lab.sandbox.wire import Work, WorkModel, dumps, failure, result_to_dict
+from rstar_lab.sandbox.service import Service
+from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, result_to_dict
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_BATCH = 4096
+# JSON bytes of all outputs in one response that is not streamed; results past it have no output.
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_BODY = MAX_STDIN_BYTES + 64 * 1024 * 1024
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "not JSON, or not addressed to this service"},
@@ -38,7 +38,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Calls(BaseModel):
-    """Work for POST /calls. A result comes as soon as it is there, with the index of its call."""
+    """Request body of POST /calls. Each result is sent when it is ready, with the index of its call."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class Calls(BaseModel):
 
 
 class GoneError(Exception):
-    """The client has hung up."""
+    """The client has disconnected."""
 
 
 def make_app(
@@ -57,9 +57,9 @@ def make_app(
     loopback_only: bool = False,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """The application. time_limit_s: of a C++ program without its compilation (the backend knows that of Python).
+    """Return the application. The backend must be started; it is closed when the application ends.
 
-    The backend must have been started; it is closed when the application ends.
+    time_limit_s: limit of a C++ program, without its compilation (the backend has the one for Python). max_body: bytes.
     """
 
     @asynccontextmanager
@@ -75,49 +75,44 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
-    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only)
+    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, budget=service)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        # Without the input: it may be large, or hold what JSON cannot.
+        # Without the input, which can be large or not representable in JSON.
         detail = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()[:20]]
         return JSONResponse({"detail": detail}, status_code=422)
 
     @app.exception_handler(BusyError)
     async def busy(_: Request, error: BusyError) -> Response:
-        status = 503 if service.draining else 429
-        return JSONResponse({"detail": str(error)}, status, headers={"Retry-After": str(error.retry_after_s)})
+        return JSONResponse({"detail": str(error)}, error.status, headers={"Retry-After": str(error.retry_after_s)})
 
     @app.exception_handler(GoneError)
     async def gone(_: Request, __: GoneError) -> Response:
         return Response(status_code=499)
 
-    async def answer_all(request: Request, work: list[Work | CallResult]) -> list[CallResult]:
-        """Results in order; what is a result already stays."""
-
-        def begin() -> Awaitable[list[CallResult]]:
-            return gather(item if isinstance(item, CallResult) else service.run(item) for item in work)
-
-        return await admitted(request, len(work), begin)
-
-    async def admitted(request: Request, calls: int, begin: Callable[[], Awaitable[T]]) -> T:
-        """What `begin` gives, once there is room for so many calls."""
-        size = int(request.headers.get("content-length", 0))
-        service.admit(calls, size)
+    async def admitted(request: Request, calls: int, run: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `run` once there is room for so many calls. Raises BusyError or GoneError."""
+        service.admit(calls)
         try:
-            return await while_connected(request, begin())
+            return await while_connected(request, run())
         finally:
-            service.release(calls, size)
+            service.release(calls)
 
-    def planned(submission: code_judge.Submission) -> Work | CallResult:
-        try:
-            return code_judge.to_work(submission, time_limit_s)
-        except ValueError as error:
-            return failure(Outcome.INVALID_ARGUMENTS, str(error))
+    async def submit(
+        request: Request, submissions: list[code_judge.Submission], *, outputs: bool
+    ) -> list[code_judge.SubmissionResult]:
+        """Run submissions; return results in order. outputs: whether the response contains stdout and stderr."""
+        budget = ResponseBudget(MAX_RESPONSE_BYTES if outputs else 0)
 
-    async def submit(request: Request, submissions: list[code_judge.Submission]) -> list[code_judge.SubmissionResult]:
-        results = await answer_all(request, [planned(submission) for submission in submissions])
-        return [code_judge.to_result(*pair) for pair in zip(submissions, results, strict=True)]
+        async def run_one(submission: code_judge.Submission) -> code_judge.SubmissionResult:
+            try:
+                result = await service.run(code_judge.to_work(submission, time_limit_s))
+            except ValueError as error:
+                result = failure(Outcome.INVALID_ARGUMENTS, str(error))
+            return budget.trim(code_judge.to_result(submission, result))
+
+        return await admitted(request, len(submissions), lambda: asyncio.gather(*map(run_one, submissions)))
 
     @app.get("/ping", tags=["code-judge"])
     async def ping() -> str:
@@ -130,23 +125,23 @@ def make_app(
 
     @app.post("/run", tags=["code-judge"], response_model=code_judge.SubmissionResult)
     async def run(request: Request, submission: code_judge.Submission) -> Response:
-        return as_json((await submit(request, [submission]))[0])
+        return as_json((await submit(request, [submission], outputs=True))[0])
 
     @app.post("/judge", tags=["code-judge"], response_model=code_judge.JudgeResult)
     async def judge(request: Request, submission: code_judge.Submission) -> Response:
-        return as_json((await submit(request, [submission]))[0], hide={"stdout", "stderr"})
+        return as_json((await submit(request, [submission], outputs=False))[0], hide={"stdout", "stderr"})
 
-    # Here a short batch is as safe as a long one: both wait for the queue.
+    # Both kinds of batch wait for the queue.
     @app.post("/run/batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
     @app.post("/run/long-batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
     async def run_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
-        results = await submit(request, batch.submissions)
+        results = await submit(request, batch.submissions, outputs=True)
         return as_json(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results))
 
     @app.post("/judge/batch", tags=["code-judge"], response_model=code_judge.BatchJudgeResult)
     @app.post("/judge/long-batch", tags=["code-judge"], response_model=code_judge.BatchJudgeResult)
     async def judge_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
-        results = await submit(request, batch.submissions)
+        results = await submit(request, batch.submissions, outputs=False)
         hidden = {"results": {"__all__": {"stdout", "stderr"}}}
         return as_json(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results), hide=hidden)
 
@@ -160,13 +155,12 @@ def make_app(
         return as_json(sandbox_fusion.to_response(body, staged))
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
-    async def calls(request: Request, body: Calls) -> Response:
-        """One JSON object a line for each call, in the order in which they are done:
+    async def calls(body: Calls) -> Response:
+        """One line of JSON for each call, in the order in which they finish:
         `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`."""
         work = [model.work() for model in body.calls]
-        size = int(request.headers.get("content-length", 0))
-        service.admit(len(work), size)
-        return StreamingResponse(result_lines(service, work, size), media_type="application/x-ndjson")
+        service.admit(len(work))
+        return StreamingResponse(result_lines(service, work), media_type="application/x-ndjson")
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
@@ -175,8 +169,8 @@ def make_app(
     return app
 
 
-async def result_lines(service: Service, work: list[Work], size: int) -> AsyncIterator[bytes]:
-    """The body of an answer to /calls. Takes over the room that was admitted."""
+async def result_lines(service: Service, work: list[Work]) -> AsyncIterator[bytes]:
+    """Yield the body of a response to /calls; then release the admitted calls."""
     done: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def one(index: int, item: Work) -> None:
@@ -195,22 +189,33 @@ async def result_lines(service: Service, work: list[Work], size: int) -> AsyncIt
     finally:
         for task in tasks:
             task.cancel()
-        service.release(len(work), size)
+        service.release(len(work))
 
 
-async def gather(work: Any) -> list[CallResult]:
-    """Results in order. If cancelled, so is everything that still runs."""
-    work = list(work)
-    running = [item for item in work if not isinstance(item, CallResult)]
-    results = iter(await asyncio.gather(*running))
-    return [item if isinstance(item, CallResult) else next(results) for item in work]
+class ResponseBudget:
+    """Removes the output of results once a response has reached its limit in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.left = limit
+
+    def trim(self, result: code_judge.SubmissionResult) -> code_judge.SubmissionResult:
+        """Remove stdout, stderr and value of a result that does not fit. Its outcome stays."""
+        size = sum(json_size(text) for text in (result.stdout, result.stderr, result.value) if text)
+        if not self.limit or size <= self.left:
+            self.left -= min(size, self.left)
+            return result
+        note = f"[output left out: the response is limited to {self.limit} bytes; send smaller batches]\n"
+        return result.model_copy(update={"stdout": "", "stderr": note, "value": None})
+
+
+def json_size(text: str) -> int:
+    """Return an upper bound of the bytes of a text in JSON, where other characters than ASCII take 6 bytes."""
+    return 2 * len(text) if text.isascii() else 6 * len(text)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is given up when the client hangs up: nobody wants it any more.
-
-    Raises GoneError then.
-    """
+    """Return the result of `work`. If the client disconnects first, cancel it and raise GoneError."""
     running = asyncio.ensure_future(work)
     hung_up = asyncio.ensure_future(request.receive())
     try:

@@ -1,21 +1,22 @@
-"""The service behind every protocol: admits calls, sees that each gets its one result, counts what happened."""
+"""The service behind all protocols: admits calls, returns one result for each, and counts outcomes."""
 
 import asyncio
 import time
 from typing import Protocol
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.metrics import Metrics
 from rstar_lab.sandbox.wire import Work, failure
 
 
 class Backend(Protocol):
-    """What runs the work: this machine (local_backend.py) or the workers behind a Redis (redis_backend.py)."""
+    """Runs the work: on this machine (local_backend.py) or on the workers of a Redis (redis_backend.py)."""
 
     @property
     def queued(self) -> int:
-        """Calls that have not begun."""
+        """Calls that have not started."""
 
     @property
     def capacity(self) -> int:
@@ -23,27 +24,19 @@ class Backend(Protocol):
 
     @property
     def zygotes(self) -> int:
-        """Live zygotes, where the backend has them itself."""
+        """Running zygotes of this process; 0 if the backend has none."""
 
     @property
     def sessions(self) -> int:
-        """Sessions whose state is kept, likewise."""
+        """Live sessions of this process; 0 if the backend has none."""
 
     async def run(self, work: Work) -> CallResult: ...
 
     async def aclose(self) -> None: ...
 
 
-class BusyError(Exception):
-    """The queue is full; try again after `retry_after_s`."""
-
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
-
-
 class Service:
-    """One backend, a bounded queue before it, metrics beside it."""
+    """A backend with a bounded queue and metrics."""
 
     def __init__(self, backend: Backend, *, max_calls: int, max_bytes: int) -> None:
         self.backend = backend
@@ -56,7 +49,7 @@ class Service:
         self.recent = ThroughputEstimate()
         self.metrics = Metrics(
             {
-                "queue_depth": ("calls that have not begun", lambda: backend.queued),
+                "queue_depth": ("calls that have not started", lambda: backend.queued),
                 "in_flight": ("calls accepted and not answered", lambda: self.calls),
                 "workers": ("calls that run at full priority at once", lambda: backend.capacity),
                 "zygotes": ("live zygotes of this process", lambda: backend.zygotes),
@@ -64,24 +57,31 @@ class Service:
             }
         )
 
-    def admit(self, calls: int, size: int) -> None:
-        """Make room for so many calls of so many bytes, or raise BusyError: nothing is accepted that could be lost.
-
-        One request larger than all the room is taken when nothing else is there, else it would never be.
-        """
-        full = self.calls + calls > self.max_calls or self.bytes + size > self.max_bytes
-        if self.draining or (full and self.calls):
-            self.metrics.refused.inc(calls)
-            raise BusyError(self.recent.seconds_for(max(1, self.calls + calls - self.max_calls)))
+    def admit(self, calls: int) -> None:
+        """Make room for calls, or raise BusyError. A request with more than `max_calls` is accepted if nothing else runs."""
+        if self.draining or (self.calls and self.calls + calls > self.max_calls):
+            self._refuse(calls)
         self.calls += calls
+
+    def release(self, calls: int) -> None:
+        self.calls -= calls
+
+    def reserve_bytes(self, size: int) -> None:
+        """Make room for the bytes of a request, or raise BusyError."""
+        if self.bytes and self.bytes + size > self.max_bytes:
+            self._refuse(1)
         self.bytes += size
 
-    def release(self, calls: int, size: int) -> None:
-        self.calls -= calls
+    def release_bytes(self, size: int) -> None:
         self.bytes -= size
 
+    def _refuse(self, calls: int) -> None:
+        self.metrics.refused.inc(calls)
+        seconds = self.recent.seconds_for(max(1, self.calls + calls - self.max_calls))
+        raise BusyError(seconds, stopping=self.draining)
+
     async def run(self, work: Work) -> CallResult:
-        """The result of admitted work. An error of ours is a result too."""
+        """Run admitted work. Errors of the service are returned as results."""
         started = time.monotonic()
         task = asyncio.create_task(self.backend.run(work))
         self.running.add(task)
@@ -103,7 +103,7 @@ class Service:
         return result
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, let what was accepted come to its end, then answer the rest as our error."""
+        """Refuse new calls, wait up to `seconds` for accepted ones, then answer the rest with `sandbox_error`."""
         self.draining = True
         deadline = time.monotonic() + seconds
         while self.calls and time.monotonic() < deadline:  # noqa: ASYNC110
@@ -113,14 +113,14 @@ class Service:
 
 
 class ThroughputEstimate:
-    """How fast results come, for the advice when to try again."""
+    """Estimates results per second, to tell refused clients when to retry."""
 
     def __init__(self) -> None:
         self.per_s = 0.0
         self.last = time.monotonic()
 
     def tick(self) -> None:
-        """Count one result: an average over about the last 100."""
+        """Count one result; the estimate averages over about one second."""
         now = time.monotonic()
         gap, self.last = max(now - self.last, 1e-6), now
         self.per_s += (1 / gap - self.per_s) * min(1.0, gap) if self.per_s else 1 / gap

@@ -1,4 +1,4 @@
-"""The trusted side's view of the box: starts the zygotes, asks them for supervisors, talks to supervisors."""
+"""Starts the zygotes, requests supervisors from them, and exchanges messages with supervisors. Runs in the embedding program."""
 
 import array
 import asyncio
@@ -10,14 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rstar_lab.sandbox.runtime import protocol
 
 TIERS = ("bare", "numpy", "sympy", "scipy")
 START_TIMEOUT_S = 60.0
-# A supervisor answers within the limit and its slack; silent for so much longer, it is taken for dead.
+# A supervisor that does not answer for so long after the call's limit and slack is killed.
 SILENCE_S = 2.5
+# A supervisor whose connection was closed gets this long to end its program before it is killed.
+END_S = 5.0
 _BOOT = """import sys
 sys.path.insert(0, {root!r})
 from rstar_lab.sandbox.runtime.zygote import entry
@@ -32,18 +35,24 @@ class SupervisorDied(Exception):
 
 
 class SupervisorUnresponsive(Exception):
-    """A supervisor did not answer in time; it is ended."""
+    """A supervisor did not answer in time and is killed."""
 
 
 class SupervisorConnection(asyncio.Protocol):
-    """The socket to one supervisor."""
+    """The socket to one supervisor.
 
-    def __init__(self, tier: str) -> None:
+    tier: the tier that was requested. zygote: the tier of the zygote that forked the supervisor. number: its number there.
+    """
+
+    def __init__(self, tier: str, zygote: str, number: int) -> None:
         self.tier = tier
+        self.zygote = zygote
+        self.number = number
         self.alive = True
         self.dying = False
-        self.on_long = lambda: None
-        self.on_ready = lambda: None
+        self.on_long: Callable[[], None] = lambda: None
+        self.on_waiting: Callable[[bool], None] = lambda waiting: None
+        self.on_ready: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._pending_result: asyncio.Future[protocol.Result] | None = None
@@ -67,6 +76,8 @@ class SupervisorConnection(asyncio.Protocol):
             del self._buffer[:end]
             if kind == protocol.LONG:
                 self.on_long()
+            elif kind in (protocol.WAITING, protocol.ACTIVE):
+                self.on_waiting(kind == protocol.WAITING)
             elif kind == protocol.READY:
                 self.dying = False
                 self.on_ready()
@@ -95,6 +106,7 @@ class SupervisorConnection(asyncio.Protocol):
         finally:
             timer.cancel()
             self.on_long = lambda: None
+            self.on_waiting = lambda waiting: None
 
     def _on_no_answer(self) -> None:
         if self._pending_result and not self._pending_result.done():
@@ -102,7 +114,7 @@ class SupervisorConnection(asyncio.Protocol):
         self.close()
 
     def preempt(self) -> None:
-        """Tell the supervisor that others need its processor more."""
+        """Tell the supervisor to lower the priority of its call."""
         if self._transport is not None:
             self._transport.write(protocol.HEAD.pack(0, protocol.YIELD))
 
@@ -113,7 +125,7 @@ class SupervisorConnection(asyncio.Protocol):
 
 
 class SupervisorPool:
-    """All zygotes of one sandbox. Ends when closed, and by itself when this process ends."""
+    """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends."""
 
     def __init__(self, workers: int) -> None:
         self.missing: dict[str, str] = {}
@@ -135,7 +147,7 @@ class SupervisorPool:
         return self._process is not None and not self._broken and self._process.poll() is None
 
     async def start(self) -> None:
-        """Return when the bare zygote is ready; the others warm up meanwhile. Raises RuntimeError."""
+        """Start the zygotes; return when the first one is ready, while the others still import. Raises RuntimeError."""
         loop = asyncio.get_running_loop()
         theirs = []
         for tier in TIERS:
@@ -178,7 +190,7 @@ class SupervisorPool:
             started = False
         if not started:
             await self.close()
-            raise RuntimeError("the sandbox's zygote did not start; what it said stands above, on stderr")
+            raise RuntimeError("the sandbox could not start its first process; its error is printed above, on stderr")
 
     def _on_control_message(self, tier: str, control: socket.socket) -> None:
         try:
@@ -193,7 +205,7 @@ class SupervisorPool:
             if ready.done():
                 self._broken = True
             else:
-                # It died of its imports: as good as missing.
+                # It ended during its imports: treat its libraries as not installed.
                 ready.set_result(False)
         elif not ready.done():
             if word[1:].strip():
@@ -201,9 +213,9 @@ class SupervisorPool:
             ready.set_result(word[:1] == b"+")
 
     async def wait_for_tier(self, tier: str) -> str:
-        """Wait until the tier's zygote is warm; its name, or where its libraries are missing that of the next below.
+        """Wait until the tier's zygote is ready and return its name. If its libraries are not installed, use the tier below.
 
-        Raises SupervisorDied where not even the bare one is there.
+        Raises SupervisorDied if no zygote is running.
         """
         for name in reversed(TIERS[: TIERS.index(tier) + 1]):
             if await asyncio.shield(self._ready[name]):
@@ -211,7 +223,7 @@ class SupervisorPool:
         raise SupervisorDied
 
     async def acquire(self, tier: str) -> SupervisorConnection:
-        """An idle supervisor, or a new one."""
+        """Return an idle supervisor, or start one. Raises SupervisorDied."""
         idle = self._idle[tier]
         while idle:
             link = idle.pop()
@@ -220,18 +232,26 @@ class SupervisorPool:
         return await self.start_supervisor(tier)
 
     def release(self, link: SupervisorConnection) -> None:
-        """For the next call; that of processes still dying when they are gone."""
+        """Return a supervisor to the pool, if necessary after the killed processes of its call are gone."""
         link.on_ready = lambda: self._idle[link.tier].append(link)
         if not link.dying:
             link.on_ready()
 
     def discard(self, link: SupervisorConnection) -> None:
-        """Forget a supervisor that ended or is to end."""
+        """Close the connection to a supervisor, which then ends its program and exits. It is killed if it does not."""
         link.close()
         self.supervisors.discard(link)
+        if self._process is not None:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().call_later(END_S, self._kill, link)
+
+    def _kill(self, link: SupervisorConnection) -> None:
+        """Ask the zygote to kill a supervisor. Has no effect if it has exited."""
+        with contextlib.suppress(OSError):
+            self._controls[link.zygote].send(link.number.to_bytes(4, "little"))
 
     async def start_supervisor(self, tier: str) -> SupervisorConnection:
-        """Fork a supervisor from the tier's zygote, or from the nearest one below it that this machine has."""
+        """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed."""
         name, number = await self.wait_for_tier(tier), next(self._numbers)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -243,13 +263,14 @@ class SupervisorPool:
             except OSError as error:
                 ours.close()
                 raise SupervisorDied from error
-        link = SupervisorConnection(tier)
+        link = SupervisorConnection(tier, name, number)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self.supervisors.add(link)
         return link
 
     async def close(self) -> None:
+        """End all zygotes and supervisors."""
         loop = asyncio.get_running_loop()
         for link in self.supervisors:
             link.close()

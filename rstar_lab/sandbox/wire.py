@@ -13,10 +13,12 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.verification import Verification
 
+MAX_BATCH = 4096  # calls in one request
+
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """The interpreter of a session is no longer needed."""
+    """Request to end the interpreter of a session."""
 
     session: str
 

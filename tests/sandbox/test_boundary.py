@@ -342,7 +342,8 @@ async def test_calls_survive_the_death_of_zygotes_and_supervisors():
         await asyncio.gather(*(sandbox.run("import numpy") for _ in range(2)))
         mine = [process for process in box_processes(os.getpid()) if process not in before]
         assert len(mine) > 4
-        calls = [Call(f"import time\ntime.sleep(0.2)\nprint({i})") for i in range(40)]
+        # CPU time and not sleep, because sleeping calls run all at once.
+        calls = [Call(f"import time\nwhile time.process_time() < 0.2: pass\nprint({i})") for i in range(40)]
         # One after another: supervisors, tier zygotes, the first zygote and its parent.
         killer = asyncio.create_task(_kill_one_by_one(sandbox, mine))
         results = await sandbox.run_many(calls)

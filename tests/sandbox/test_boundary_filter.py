@@ -1,10 +1,11 @@
-"""The seccomp filter, run by a small BPF interpreter for both architectures: it decides every number as its list says."""
+"""The seccomp filter of both architectures, executed by a small BPF interpreter."""
 
 import struct
 
 import pytest
 
 from rstar_lab.sandbox.runtime import seccomp
+from rstar_lab.sandbox.runtime.syscalls import NUMBERS
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x50000, 0x80000000
 
@@ -32,32 +33,84 @@ def machine(request):
     return request.param
 
 
+def number_of(name: str, machine: str) -> int:
+    number = NUMBERS[name][seccomp._COLUMN[machine]]
+    assert number is not None
+    return number
+
+
 def test_every_number_is_decided_as_listed(machine):
     program, arch = seccomp.build(machine), seccomp._AUDIT_ARCH[machine]
-    allowed = {n for low, high in seccomp._ranges(seccomp._ALLOWED[machine]) for n in range(low, high + 1)}
-    special = {*seccomp._CHECKED[machine], seccomp._CLONE3}
-    assert not allowed & special
+    allowed = seccomp.allowed_numbers(machine)
+    checked = {NUMBERS[name][seccomp._COLUMN[machine]] for name in seccomp._argument_rules()}
+    assert not allowed & checked
     for number in range(480):
-        verdict = decide(program, arch, number)
+        decision = decide(program, arch, number)
         if number in allowed:
-            assert verdict == ALLOW, number
-        elif number not in special:
-            assert verdict == ERRNO | (38 if number > seccomp._LAST else 1), number
+            assert decision == ALLOW, number
+        elif number not in checked:
+            assert decision == ERRNO | (38 if number > seccomp._LAST else 1), number
     assert decide(program, arch, 0x40000000 + 1) == ERRNO | 1
-    assert decide(program, arch, seccomp._CLONE3) == ERRNO | 38
     assert decide(program, arch ^ 1, 0) == KILL
 
 
-def test_arguments_are_looked_at(machine):
+def test_every_known_call_is_in_exactly_one_list():
+    listed = [name for names in seccomp.ALLOWED.values() for name in names.split()] + list(seccomp._argument_rules())
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(NUMBERS)
+
+
+REFUSED_ARGUMENTS = {
+    "socket": [(2,), (10,), (16,), (17,), (40,)],
+    "socketpair": [(2,), (16,), (40,)],
+    "clone": [(flag | 17,) for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)]
+    + [(0x8000 | 17,), (0x3D0F00 | 0x4000,)],
+    "clone3": [()],
+    "prctl": [(1,), (4,), (22,), (36,), (38,)],
+    "ioctl": [(0, 0x5412)],
+    "fcntl": [(3, 1026), (3, 1024), (3, 10), (3, 8)],
+    "setsockopt": [(3, 1, 26), (3, 1, 50)],
+    "sendto": [(3, 0, 1, 1)],
+    "recvmsg": [(3, 0, 1)],
+    "mmap": [(0, 4096, 3, 0x40022)],
+    "memfd_create": [(0, 4)],
+    "shmget": [(0, 4096, 0o4000)],
+}
+ALLOWED_ARGUMENTS = {
+    "socket": (1,), "socketpair": (1,), "clone": (0x3D0F00,), "prctl": (15,), "ioctl": (0, 0x5401), "fcntl": (3, 2),
+    "setsockopt": (3, 1, 7), "sendto": (3, 0, 1, 0x4000), "recvmsg": (3, 0, 0), "mmap": (0, 4096, 3, 0x22),
+    "memfd_create": (0, 1), "shmget": (0, 4096, 0o1600), "setrlimit": (7, 1), "prlimit64": (0, 4, 0, 1),
+}  # fmt: skip
+# Reported as done, but not done.
+IGNORED_ARGUMENTS = {
+    "flock": [(3, 2)], "fcntl": [(3, 6), (3, 7), (3, 37), (3, 38)], "setrlimit": [(4, 1)],
+    "prlimit64": [(0, 4, 1, 0), (0, 4, 1 << 32, 0)],
+}  # fmt: skip
+
+
+def test_arguments_are_checked(machine):
     program, arch = seccomp.build(machine), seccomp._AUDIT_ARCH[machine]
-    socket, clone, prctl, ioctl = seccomp._CHECKED[machine]
-    assert [decide(program, arch, socket, family) == ALLOW for family in (1, 2, 10, 16, 17, 40)] == [True] + [False] * 5
-    assert decide(program, arch, clone, 0x3D0F00) == ALLOW
-    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
-        assert decide(program, arch, clone, flag | 17) == ERRNO | 1
-    assert [decide(program, arch, prctl, option) == ALLOW for option in (15, 1, 4, 22, 36, 38)] == [True] + [False] * 5
-    assert [decide(program, arch, ioctl, 0, request) == ALLOW for request in (0x5401, 0x5412)] == [True, False]
+    for name, cases in REFUSED_ARGUMENTS.items():
+        for arguments in cases:
+            decision = decide(program, arch, number_of(name, machine), *arguments)
+            assert decision & ERRNO and decision != ERRNO and decision != ALLOW, (name, arguments)
+    for name, arguments in ALLOWED_ARGUMENTS.items():
+        assert decide(program, arch, number_of(name, machine), *arguments) == ALLOW, (name, arguments)
+    for name, cases in IGNORED_ARGUMENTS.items():
+        for arguments in cases:
+            assert decide(program, arch, number_of(name, machine), *arguments) == ERRNO, (name, arguments)
+
+
+def test_the_description_names_every_listed_call():
+    text = seccomp.describe()
+    assert all(name in text for name in NUMBERS)
+
+
+def test_refused_calls_are_not_allowed():
+    for names in seccomp.REFUSED.values():
+        for name in names.split():
+            assert name not in NUMBERS
 
 
 def test_the_program_is_short():
-    assert all(len(seccomp.build(machine)) // 8 < 400 for machine in ("x86_64", "aarch64"))
+    assert all(len(seccomp.build(machine)) // 8 < 600 for machine in ("x86_64", "aarch64"))

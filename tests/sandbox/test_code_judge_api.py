@@ -143,6 +143,14 @@ def test_cpp_that_never_ends_is_worker_timeout(cpp):
 
 
 @pytest.mark.slow
+def test_cpp_that_sleeps_ends_at_its_time_limit(cpp):
+    """The service's limit is 2 s."""
+    result = submit(cpp, type="cpp", solution="#include <unistd.h>\nint main() { sleep(10); return 0; }")
+    assert result["reason"] == "worker_timeout"
+    assert 1.9 < result["cost"] < 3.5
+
+
+@pytest.mark.slow
 def test_cpp_that_crashes_is_an_exception(cpp):
     result = submit(cpp, type="cpp", solution="#include <cstdlib>\nint main() { abort(); }")
     assert (result["run_success"], result["reason"], result["outcome"]) == (False, "", "exception")

@@ -84,15 +84,22 @@ def test_files_that_are_too_large_to_fetch_are_named(http):
     assert reply["files"] == {"small": "YQ=="} and "['large'] left out" in reply["message"]
 
 
+def test_an_unreadable_file_does_not_lose_the_others(http):
+    code = "import os\nopen('a', 'w').write('a')\nopen('locked', 'w').write('b')\nos.chmod('locked', 0)"
+    reply = run_code(http, code, fetch_files=["locked", "bad\0name", "a"])
+    assert reply["files"] == {"a": "YQ=="}
+    assert "'locked'" in reply["message"] and "PermissionError" in reply["message"]
+
+
 def test_a_program_cannot_answer_for_what_fetches_its_files(http):
     lies = [
-        "[1, 2]",
-        '[{"a": 1}, []]',
-        '[{"a": null}, []]',
-        '[{"a": []}, []]',
-        '[{"a": "YQ="}, []]',
-        '[{"b": "YQ=="}, []]',
-        "[[], {}]",
+        "[1, 2, 3]",
+        '[{"a": 1}, [], {}]',
+        '[{"a": null}, [], {}]',
+        '[{"a": []}, [], {}]',
+        '[{"a": "YQ="}, [], {}]',
+        '[{"b": "YQ=="}, [], {}]',
+        "[[], {}, {}]",
         "[" * 10_000,
     ]
     for lie in lies:

@@ -73,7 +73,7 @@ class Group:
         self.above = above or {}
         self._memory_mb = self._processes = 0
         self._weight = 0
-        self._kills = 0
+        self._kills = self._limit_hits = 0
         self._cpu_base = 0.0
         self._out = self._back = -1
         self.in_background = False
@@ -203,6 +203,16 @@ class Group:
         match = re.search(r"^oom_kill (\d+)$", _read(self.folders["memory"], name), re.MULTILINE)
         kills = int(match[1]) if match else 0
         more, self._kills = kills > self._kills, kills
+        return more
+
+    def limit_was_reached(self) -> bool:
+        """Return whether the group's own memory limit was reached since the previous call of this method."""
+        if self.version == 1:
+            hits = int(_read(self.folders["memory"], "memory.failcnt"))
+        else:
+            match = re.search(r"^max (\d+)$", _read(self.folders["memory"], "memory.events"), re.MULTILINE)
+            hits = int(match[1]) if match else 0
+        more, self._limit_hits = hits > self._limit_hits, hits
         return more
 
     def tasks(self) -> list[int]:

@@ -26,7 +26,9 @@ LAYERS = (
     "seccomp",
 )
 INSIDE_ID = 1000
-FIRST_UID, UIDS = 60_000, 5_000
+# Host user ids of programs: a range that systemd does not assign, or a small free one where few ids are mapped.
+FIRST_UID, UIDS = 1_900_000_000, 5_000
+FIRST_MAPPED_UID, MAPPED_UIDS = 60_578, 606
 Missing = dict[str, str]
 Report = Callable[[str, OSError], object]
 
@@ -95,12 +97,22 @@ def create_namespaces(missing: Missing) -> None:
         missing.setdefault("private_proc", "needs the mount namespace")
 
 
+def _is_mapped(uid: int) -> bool:
+    """Return whether a user id exists in this process's user namespace."""
+    with open("/proc/self/uid_map") as lines:
+        ranges = [line.split() for line in lines]
+    return any(int(first) <= uid < int(first) + int(count) for first, _, count in ranges)
+
+
 class Isolation:
     """Isolates the calling process, a fork of a supervisor, with every layer that is not missing."""
 
     def __init__(self, missing: Missing, root: bool, readable: list[str]) -> None:
         self.missing = missing
         self.root = root
+        self._first_uid, self._uids = (
+            (FIRST_UID, UIDS) if _is_mapped(FIRST_UID + UIDS) else (FIRST_MAPPED_UID, MAPPED_UIDS)
+        )
         # The root file system contains only readable files, and only harmless devices in /dev.
         self._devices = ["/dev"] if self.has("mount_namespace") else [f"/dev/{name}" for name in rootfs.DEVICES]
         self._readable = ["/"] if self.has("mount_namespace") else readable
@@ -112,11 +124,12 @@ class Isolation:
 
     def uid(self, number: int) -> int:
         """Return the host user id for programs of supervisor `number`. Separate ids make the kernel's per-user limits separate."""
-        return FIRST_UID + number % UIDS
+        return self._first_uid + number % self._uids
 
     def prepare(self) -> None:
         """Prepare what forks share; called once, in the first zygote."""
-        _bound(resource.RLIMIT_CORE, 0)
+        # 1 and not 0: the kernel ignores a limit of 0 where core_pattern is a pipe.
+        _bound(resource.RLIMIT_CORE, 1)
         _bound(resource.RLIMIT_MSGQUEUE, 0)
         if not self.root:
             self.missing.setdefault("user_id", "programs run under the id of the user who started the sandbox")

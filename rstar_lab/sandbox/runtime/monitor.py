@@ -1,4 +1,4 @@
-"""The verdict on a running call: has it used up what it may?"""
+"""Decides whether a running call has exceeded a limit, and whether it only waits."""
 
 import contextlib
 import os
@@ -8,21 +8,30 @@ from rstar_lab.sandbox.runtime import procfs
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, NORMAL, PREEMPTED, Group
 from rstar_lab.sandbox.runtime.protocol import Request
 
+# Intervals between checks: the first ones are short, so that a call that only sleeps soon releases its slot.
+FIRST_TICKS_S = (0.02, 0.03)
 TICK_S = 0.05
-# A call longer than this may be asked to make room for shorter ones. Less than a tick, so that the first look can tell.
+# A call that has used more CPU time may be preempted by shorter ones.
 LONG_CPU_S = 0.04
-# Of a call in the background there is little to see, and many may be there.
+# Background calls and calls that wait are checked less often, because there may be many.
 BACKGROUND_TICK_S = 0.2
-# One that made room is moved to the background after this share of its limit, where that is not less than so many seconds.
+# A preempted call moves to the background after this share of its time limit, but not before the given seconds.
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
+# A call waits if none of its threads is ready and it has used less than this share of one CPU since the last check.
+WAITING_CPU_SHARE = 0.5
+# Only small process trees move to the background: forks of a zygote share kernel locks, which a large tree would hold there.
+BACKGROUND_TASKS = 8
+# Starvation is measured on at most this many threads of a call.
+MEASURED_TASKS = 64
 
 
 class CallMonitor:
-    """Judges one call at every tick.
+    """Checks one call at every tick.
 
-    The limit is on the seconds the program had: on a processor, or asleep and blocked with all it started. Seconds in
-    which it was ready to run and others had the processor, or a lock of the kernel, do not count, up to the slack; a call
-    that falls behind gets more weight, and one that still has not had its time when the slack is gone was starved by us.
+    The time limit counts seconds on a CPU (all processes together) and seconds in which no thread was ready to run
+    (asleep or blocked). Seconds in which a thread was ready but did not get a CPU do not count, up to the slack. A call
+    that falls behind gets a higher CPU weight. If the slack is used up, the outcome is `sandbox_error` if the call waited
+    for a CPU for at least half of the slack because of other work (run delay in schedstat), else `timeout`.
     """
 
     def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
@@ -31,9 +40,16 @@ class CallMonitor:
         self.group = group
         self.outputs = outputs
         self.start = self._last = time.monotonic()
-        self.yielded = False
+        self.preempted = False
+        self.waiting = False
+        self.ticks = 0
         self.last_cpu_s = 0.0
+        self._checked_cpu_s = 0.0
+        self._needed_s = request.timeout_s
         self._idle_s = 0.0
+        self._starved_s = 0.0
+        self._schedstat: dict[int, tuple[float, float]] = {}
+        self._tasks: list[int] = []
         self._base_s = procfs.usage([pid])[0] if request.session and not group else 0.0
         if group:
             group.start_accounting()
@@ -43,76 +59,97 @@ class CallMonitor:
         return self.group is not None and self.group.in_background
 
     def left_s(self) -> float:
-        """Until it is ended, whatever it had."""
+        """Return the seconds until the call is ended in any case."""
         return max(0.0, self.request.timeout_s + self.request.wall_slack_s - self.wall_s())
 
     def wall_s(self) -> float:
         return time.monotonic() - self.start
 
+    def next_tick_s(self, check_s: float) -> float:
+        """Return the seconds until the next check. check_s: duration of the last check, which must not dominate."""
+        tick_s = BACKGROUND_TICK_S if self.in_background or self.waiting else TICK_S
+        if self.ticks < len(FIRST_TICKS_S):
+            tick_s = FIRST_TICKS_S[self.ticks]
+        return min(max(tick_s, 4 * check_s), self.left_s(), max(self._needed_s, FIRST_TICKS_S[0]))
+
     def cpu_s(self) -> float:
-        """Processor seconds of all processes of the call; without a group those of the last look."""
+        """Return CPU seconds of all processes of the call; without a control group those of the last check."""
         if self.group:
             self.last_cpu_s = self.group.cpu_s()
         return self.last_cpu_s
 
     def preempt(self) -> None:
-        """Shorter calls wait: this one no longer counts among the workers."""
-        self.yielded = True
+        """Lower the priority of this call, because shorter ones wait."""
+        self.preempted = True
 
     def exceeded_limit(self) -> str | None:
-        """The outcome, where the call has to be ended now."""
+        """Check the call; return the outcome if it must be ended now."""
+        self.ticks += 1
         request = self.request
-        tree: list[int] = []
         if self.group is None:
             tree = [self.pid, *procfs.descendants(self.pid)]
             cpu_s, memory_mb = procfs.usage(tree)
             self.last_cpu_s = cpu_s - self._base_s
             if memory_mb > request.memory_mb:
                 return "memory"
-        elif self.group.out_of_memory():
-            return "memory"
+        else:
+            if self.group.out_of_memory():
+                return "memory"
+            tree = self.group.tasks()
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
-        now = time.monotonic()
-        if not self._ready(tree):
-            self._idle_s += now - self._last
-        self._last = now
-        had_s = self.cpu_s() + self._idle_s
+        others = [task for task in tree if task not in (self.pid, os.getpid())]
+        self._measure([self.pid, *others])
+        had_s = self.last_cpu_s + self._idle_s
         if had_s >= request.timeout_s:
             return "timeout"
+        self._needed_s = request.timeout_s - had_s
         left_s = self.left_s()
         if left_s <= 0:
-            return "timeout" if self._belongs_in_background() else "sandbox_error"
-        self._adjust_weight(request.timeout_s - had_s, left_s)
+            starved = self._starved_s >= request.wall_slack_s / 2 and not self._belongs_in_background()
+            return "sandbox_error" if starved else "timeout"
+        self._adjust_weight(others, self._needed_s, left_s)
         return None
 
-    def _ready(self, tree: list[int]) -> bool:
-        """Is any thread of the call running, or would be but for others?"""
-        if procfs.ready(self.pid):
-            return True
-        return any(procfs.ready(task) for task in self._others(tree))
-
-    def _others(self, tree: list[int]) -> list[int]:
-        """Threads of the call beside the program's first one; the namespace's init is among them."""
-        tasks = self.group.tasks() if self.group else tree
-        return [task for task in tasks if task not in (self.pid, os.getpid())]
+    def _measure(self, tasks: list[int]) -> None:
+        """Add the time since the last check to the idle and starved seconds; see whether the call waits."""
+        now = time.monotonic()
+        elapsed_s, self._last = now - self._last, now
+        cpu_s = self.cpu_s() - self._checked_cpu_s
+        self._checked_cpu_s = self.last_cpu_s
+        ready = any(procfs.ready(task) for task in tasks)
+        if not ready:
+            self._idle_s += max(0.0, elapsed_s - cpu_s)
+        self.waiting = not ready and cpu_s < WAITING_CPU_SHARE * elapsed_s
+        stats = {task: procfs.schedstat(task) for task in tasks[:MEASURED_TASKS]}
+        starved_s = 0.0
+        for task, stat in stats.items():
+            if stat is None:
+                continue
+            ran_before_s, delayed_before_s = self._schedstat.get(task, (0.0, 0.0))
+            # While the other threads of the call ran, a thread waited for them and not for other calls.
+            siblings_s = max(0.0, cpu_s - (stat[0] - ran_before_s))
+            starved_s = max(starved_s, stat[1] - delayed_before_s - siblings_s)
+        self._starved_s += min(starved_s, elapsed_s)
+        self._schedstat = {task: stat for task, stat in stats.items() if stat is not None}
 
     def _belongs_in_background(self) -> bool:
-        """Has a call that made room had enough for the background?"""
-        return self.yielded and self.last_cpu_s > max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
+        """Return whether a preempted call has used enough CPU time to move to the background."""
+        least_s = max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
+        return self.preempted and self.last_cpu_s > least_s
 
-    def _adjust_weight(self, needed_s: float, left_s: float) -> None:
+    def _adjust_weight(self, others: list[int], needed_s: float, left_s: float) -> None:
         if self.group is None:
             if self._belongs_in_background():
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, self.pid, 19)
             return
-        # Forks share locks in the kernel with all of their zygote's, so a tree of them is better soon at its end.
-        alone = len(self._others([])) <= 1
-        if alone and self._belongs_in_background():
+        # A tree that forks all the time has other processes at every check, and keeps its weight so that it ends soon.
+        stable = len(others) <= 1 or (len(others) <= BACKGROUND_TASKS and others == self._tasks)
+        self._tasks = others
+        if stable and self._belongs_in_background():
             with contextlib.suppress(OSError):
                 self.group.enter_background()
                 return
-        aside = self.yielded and alone
         behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
-        self.group.set_weight(PREEMPTED if aside else BOOSTED if behind else NORMAL)
+        self.group.set_weight(PREEMPTED if self.preempted and stable else BOOSTED if behind else NORMAL)

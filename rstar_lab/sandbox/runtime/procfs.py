@@ -48,6 +48,14 @@ def usage(pids: list[int]) -> tuple[float, float]:
     return ticks / _TICKS, pages * _PAGE / 2**20
 
 
+def threads(pid: int) -> int:
+    """Return the number of threads of a process; 0 if it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
 def threads_of_user(uid: int) -> int:
     """Return the number of threads of all processes of a user."""
     count = 0
@@ -69,6 +77,15 @@ def ready(task: int) -> bool:
     except (OSError, IndexError):
         return False
     return state == "R" or (state == "D" and not children(task))
+
+
+def schedstat(task: int) -> tuple[float, float] | None:
+    """Return the seconds a thread has run and the seconds it was ready but waited for a CPU; None if it is gone."""
+    try:
+        ran_ns, delayed_ns = _read(f"/proc/{task}/schedstat").split()[:2]
+    except (OSError, ValueError):
+        return None
+    return int(ran_ns) / 1e9, int(delayed_ns) / 1e9
 
 
 def end_all(pid: int) -> None:

@@ -1,7 +1,7 @@
-"""The forked process that becomes the user's program: compile, run, report, end.
+"""The forked process that becomes the user's program: compile, run, report, exit.
 
-Everything here runs beside the user's code and counts as untrusted. What it may say is its own value and whether it
-raised; the supervisor decides everything else by what the kernel tells it.
+This code runs in the process of the user's code and is untrusted. It reports the value of the last expression and whether
+the program raised. The supervisor takes everything else from the kernel.
 """
 
 import ast
@@ -23,17 +23,20 @@ FILENAME = "main.py"
 REPORT_BYTES = 2 * 1024 * 1024
 MARK_BYTES = 64
 _HEAD = struct.Struct("=BBI")
+_SECRET_BYTES = 16
+_CHALLENGE = slice(REPORT_BYTES - 2 * _SECRET_BYTES, REPORT_BYTES - _SECRET_BYTES)
+_ANSWER = slice(REPORT_BYTES - _SECRET_BYTES, REPORT_BYTES)
 NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
 
 
 class Report:
-    """Shared memory in which the program leaves how it ended and its value. No descriptor leads to it."""
+    """Shared memory in which the program stores how it ended and its value. No descriptor refers to it."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, REPORT_BYTES)
 
     def clear(self) -> None:
-        """Give the pages back, so that nothing of the last program is left in them."""
+        """Free the pages, so that they hold nothing of the previous program."""
         self._map.madvise(mmap.MADV_REMOVE)
 
     def write(self, ending: int, value: bytes | None) -> None:
@@ -42,24 +45,44 @@ class Report:
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
 
     def read(self, most: int) -> tuple[int, memoryview | None]:
-        """How it ended and its value, valid until `clear`. Whatever bytes are there give a valid answer."""
+        """Return how the program ended and its value, valid until `clear`. Any content gives a valid answer."""
         ending, has_value, size = _HEAD.unpack_from(self._map)
         value = memoryview(self._map)[_HEAD.size : _HEAD.size + min(size, most + MARK_BYTES)] if has_value else None
         return (ending if ending <= NO_MEMORY else NOTHING), value
 
+    def challenge(self) -> bytes:
+        """Store a new secret, which the interpreter returns with `answer` at the end of the next cell."""
+        secret = os.urandom(_SECRET_BYTES)
+        self._map[_CHALLENGE] = secret
+        return secret
+
+    def answer(self) -> None:
+        """State that the report belongs to the cell of the current secret."""
+        self._map[_ANSWER] = self._map[_CHALLENGE]
+
+    def answered(self, secret: bytes) -> bool:
+        """Return whether the report belongs to the cell of this secret."""
+        return self._map[_ANSWER] == secret
+
+    def hide_from_children(self) -> None:
+        """Unmap the memory in processes that the program forks."""
+        self._map.madvise(mmap.MADV_DONTFORK)
+
 
 def reseed(seed: int | None) -> None:
-    """Without a seed, `random` has drawn fresh state at the fork by itself; numpy has not."""
+    """Seed the random generators; None draws fresh state. `random` does that at a fork by itself, numpy and sympy do not."""
     if seed is not None:
         random.seed(seed)
+    if "sympy.core.random" in sys.modules:
+        sys.modules["sympy.core.random"].seed(seed)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(None if seed is None else seed % 2**32)
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0, 1 and 2 that keep any byte, and whose lines outlive a kill.
+    """Open text streams over descriptors 0, 1 and 2 that accept any byte and are flushed at every line.
 
-    Opened in the zygote: the descriptors beneath them change with every program.
+    Called in the zygote; the files behind the descriptors change with every program.
     """
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", 1, encoding="utf-8", errors="surrogateescape", closefd=False)
@@ -69,8 +92,7 @@ def open_streams() -> None:
 
 
 def warm_up(code: str) -> None:
-    """Run code in the zygote, so that what every program would do for the first time is done once for all of them:
-    caches are filled, lazy imports done, hot bytecode is specialised."""
+    """Run code once in the zygote, which fills caches, does lazy imports and specialises bytecode for all programs."""
     out, err = sys.stdout, sys.stderr
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
@@ -89,7 +111,7 @@ def new_main() -> types.ModuleType:
 
 
 def ends_in_print(source: str) -> bool:
-    """Is the last expression surely the None of a print? Most programs end so, and need no syntax tree then."""
+    """Return whether the last expression is certainly a call of print. Its value is None, so no syntax tree is needed."""
     last = source.rstrip().rpartition("\n")[2]
     if not last.startswith("print(") or '"""' in source or "'''" in source:
         return False
@@ -102,7 +124,7 @@ def ends_in_print(source: str) -> bool:
 
 
 def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """The statements, and the last expression where the code ends in one."""
+    """Compile the statements and, if the code ends in an expression, that expression. Raises what `compile` raises."""
     source = code.decode("utf-8", "surrogatepass")
     linecache.cache[filename] = (lambda: source,)
     if ends_in_print(source):
@@ -113,13 +135,13 @@ def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.Code
         tree.body.pop()
         last = ast.Expression(ending.value)
     body = compile(tree, filename, "exec", dont_inherit=True)
-    # A `from __future__` in the statements holds for the expression too.
+    # `from __future__` imports of the statements apply to the expression too.
     flags = body.co_flags & 0x1FE0000
     return body, compile(last, filename, "eval", flags, dont_inherit=True) if last else None
 
 
 def print_exception(error: BaseException) -> None:
-    """As the interpreter prints it, without our own frames."""
+    """Print an exception as the interpreter does, without the frames of this module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -131,7 +153,7 @@ def print_exception(error: BaseException) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except BaseException:
-        # The program may have closed or replaced it.
+        # The program may have closed or replaced sys.stderr.
         with contextlib.suppress(OSError):
             os.write(2, text.encode("utf-8", "backslashreplace"))
 
@@ -171,7 +193,7 @@ def run_cell(code: bytes, namespace: dict, most: int, filename: str = FILENAME) 
 
 
 def finish() -> None:
-    """What the interpreter does at its end: join threads, run exit handlers, flush."""
+    """Do what the interpreter does at exit: join threads, run exit handlers, flush."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -188,8 +210,9 @@ def flush() -> None:
 
 
 def run_session(channel: int, cell: int, most: int, report: Report) -> None:
-    """Be a session's interpreter: run a cell for each byte on the channel; never return."""
+    """Be the interpreter of a session: run a cell for each byte on the channel. Does not return."""
     me = os.getpid()
+    report.hide_from_children()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         reseed(None)
@@ -201,6 +224,7 @@ def run_session(channel: int, cell: int, most: int, report: Report) -> None:
                 if os.read(channel, 1) != b".":
                     return
                 number += 1
+                os.lseek(0, 0, os.SEEK_SET)
                 seed, _, code = os.pread(cell, os.fstat(cell).st_size, 0).partition(b"\n")
                 sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
                 if seed:
@@ -211,14 +235,17 @@ def run_session(channel: int, cell: int, most: int, report: Report) -> None:
                     return
                 report.write(ending, value)
             except KeyboardInterrupt:
+                if os.getpid() != me:
+                    return
                 report.write(RAISED, None)
+            report.answer()
             os.write(channel, b".")
     finally:
         os._exit(0)
 
 
 def run_program(code: bytes, seed: int | None, most: int, report: Report) -> None:
-    """Be the user's program; never return."""
+    """Be the user's program. Does not return."""
     me = os.getpid()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,10 @@
-"""What the sandbox and its supervisors say to each other over a socket pair: a length, a kind, a body of fixed layout.
+"""Messages between the sandbox and its supervisors over a socket pair: a length, a kind, a body of fixed layout.
 
-Nothing is unpickled on either side. A supervisor must keep no copy of what programs read and wrote, for the next program is
-a fork of it: it receives into one buffer, wipes it, and passes output on from the file that the program wrote.
+CALL (a request) and YIELD (preempt the call) go to the supervisor. LONG (the call has used LONG_CPU_S), WAITING and ACTIVE
+(the call sleeps or runs), RESULT and READY (killed processes are gone) come from it.
+
+Nothing is unpickled on either side. A supervisor keeps no copy of what programs read and wrote, because the next program is
+a fork of it: it receives into one buffer, wipes it, and sends output directly from the file that the program wrote.
 """
 
 import os
@@ -11,18 +14,18 @@ from typing import NamedTuple
 
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
-LONG, RESULT, READY = b"l", b"r", b"d"
+LONG, WAITING, ACTIVE, RESULT, READY = b"l", b"w", b"a", b"r", b"d"
 _REQUEST = struct.Struct("=?q?ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16
 
-# Fixed by position: the outcomes a supervisor can see.
+# The outcomes that a supervisor can report; sent as positions in this tuple.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
 MAX_SEED = 2**63
 
 
 class Request(NamedTuple):
-    """One call's limits, every one of them set."""
+    """The limits of one call."""
 
     seed: int | None
     session: bool
@@ -37,7 +40,10 @@ class Request(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the supervisor saw. alive: the session's interpreter still runs. dying: others do, and READY follows when all are gone."""
+    """The result of a call.
+
+    alive: the session's interpreter still runs. dying: killed processes are not gone yet; READY follows when they are.
+    """
 
     outcome: str
     alive: bool
@@ -76,7 +82,7 @@ def unpack_result(body: bytes) -> Result:
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The other end of the socket is closed."""
 
 
 class Channel:
@@ -92,7 +98,7 @@ class Channel:
         return self.sock.fileno()
 
     def receive(self, stdin: int | None = None) -> tuple[bytes, Request | None, memoryview]:
-        """The next message: its kind and, of a call, the limits and the code, while the input goes to the file `stdin`.
+        """Return the next message: its kind and, for a CALL, the limits and the code. The input is written to the file `stdin`.
 
         The code is valid until `wipe`. Raises Closed.
         """
@@ -125,7 +131,7 @@ class Channel:
         self._used = len(rest)
 
     def _save(self, stdin: int, start: int, size: int) -> None:
-        """Write the call's input to its file; nothing follows it before we answer but a yield."""
+        """Write the call's input to its file. Only YIELD can follow before the result is sent."""
         part = memoryview(self._buffer)[start : min(self._used, start + size)]
         left = size - len(part)
         if part:
@@ -143,7 +149,7 @@ class Channel:
             os.lseek(stdin, 0, os.SEEK_SET)
 
     def wipe(self) -> None:
-        """Forget the call just received; its code must have been copied."""
+        """Overwrite the request just received. Its code must have been copied."""
         self._code.release()
         if len(self._buffer) > _BUFFER:
             self._buffer = bytearray(_BUFFER)
@@ -165,7 +171,7 @@ class Channel:
         outputs: tuple[int, int],
         most: int,
     ) -> None:
-        """Send a result with what the two output files hold, at most so many bytes of each. Raises Closed."""
+        """Send a result with the content of the two output files, at most `most` bytes of each. Raises Closed."""
         sizes = [os.fstat(fd).st_size for fd in outputs]
         kept = [min(size, most) for size in sizes]
         body = memoryview(b"") if value is None else value
@@ -188,7 +194,7 @@ class Channel:
             while at < size:
                 sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
                 if not sent:
-                    # Where the program's processes live on, as a session's do, its file may shrink while we read it.
+                    # The file can shrink while it is read if the program's processes live on, as in a session.
                     self._send(bytes(size - at))
                     break
                 at += sent

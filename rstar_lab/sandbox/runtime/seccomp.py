@@ -1,9 +1,6 @@
-"""Which system calls a program may make: an allowlist, as a classic BPF filter built without a library.
+"""Seccomp filter: an allowlist of system calls by name, compiled to classic BPF without a library.
 
-Left out, among others: mount, unshare, setns, pivot_root, chroot, ptrace, process_vm_*, io_uring, bpf, perf_event_open,
-userfaultfd, keyctl, set*id, capset, set*xattr, setpriority and sched_set* (a program must not be able to starve itself
-and have that taken for our load), msg* queues, inotify, vmsplice, execveat, personality, mlock, quotactl, syslog, time
-setting, modules, kexec and reboot.
+A call that is not listed fails with EPERM, one newer than the list with ENOSYS. `describe()` returns the list as text.
 """
 
 import ctypes
@@ -12,28 +9,54 @@ import struct
 import sys
 
 from rstar_lab.sandbox.runtime import kernel
+from rstar_lab.sandbox.runtime.syscalls import NUMBERS
 
-# Allowed whatever their arguments.
-_ALLOWED = {
-    "x86_64": "0-15,17-40,42-55,57-67,72-100,102,104,107-112,115,118,120-121,124,127-128,130-133,137-138,140,143,145-148,"
-    "158,160,186,200-204,213,217-226,228-235,239,247,257-271,273-277,280-293,295-296,299,302,307,309,316,318-319,324,"
-    "326-328,332,334,424,434,436-437,439,441,452",
-    "aarch64": "17,19-25,32-38,43-50,52-57,59,61-74,76-80,82-88,93-96,98-103,107-111,113-115,120-137,139,141,148,150,"
-    "153-158,160,163-166,168-169,172-179,190-197,199-212,214-216,221-223,226-227,232-233,236,242-243,260-261,269,276,"
-    "278-279,283,285-287,291,293,424,434,436-437,439,441,452",
+ALLOWED = {
+    "files": "access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 "
+    "fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fdatasync fstat fstatfs fsync ftruncate futimesat getcwd "
+    "getdents getdents64 lchown link linkat lseek lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 "
+    "preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat renameat2 rmdir sendfile splice "
+    "stat statfs statx symlink symlinkat sync_file_range tee truncate umask unlink unlinkat utime utimensat utimes write writev",
+    "memory": "brk get_mempolicy madvise membarrier mincore mprotect mremap msync munmap",
+    "processes": "execve exit exit_group fork getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority "
+    "getresgid getresuid getrusage getsid gettid getuid kill pidfd_open pidfd_send_signal sched_get_priority_max "
+    "sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval sched_yield "
+    "set_robust_list get_robust_list set_tid_address setpgid setsid tgkill tkill vfork wait4 waitid getrlimit",
+    "signals": "alarm pause restart_syscall rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend "
+    "rt_sigtimedwait sigaltstack signalfd signalfd4",
+    "events and time": "clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_pwait "
+    "epoll_pwait2 epoll_wait eventfd eventfd2 futex getitimer gettimeofday nanosleep pipe pipe2 poll ppoll pselect6 rseq "
+    "select setitimer time timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create "
+    "timerfd_gettime timerfd_settime times",
+    "Unix sockets": "accept accept4 bind connect getpeername getsockname getsockopt listen shutdown",
+    "System V IPC": "semctl semget semop semtimedop shmat shmctl shmdt",
+    "information": "arch_prctl getcpu getrandom sysinfo uname",
 }
-# socket, clone, prctl, ioctl: allowed for some arguments; clone3 hides its flags in memory, so libc must fall back.
-_CHECKED = {"x86_64": (41, 56, 157, 16), "aarch64": (198, 220, 167, 29)}
-_CLONE3 = 435
+# Examples of calls that are not allowed, with the reason; checked by a test.
+REFUSED = {
+    "new namespaces and mounts": "unshare setns mount umount2 pivot_root chroot fsopen open_tree mount_setattr",
+    "access to other processes": "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp",
+    "a large kernel attack surface": "io_uring_setup bpf perf_event_open userfaultfd keyctl add_key vmsplice",
+    "change of identity": "setuid setgid setresuid setgroups capset personality",
+    "starving itself, which would count as load of the host": "setpriority sched_setaffinity sched_setscheduler sched_setattr",
+    "channels between calls": "setxattr msgget mq_open inotify_init fanotify_init",
+    "administration": "init_module kexec_load reboot syslog quotactl settimeofday mlock",
+}
+
 _LAST = 460
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_COLUMN = {"x86_64": 0, "aarch64": 1}
 
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_EPERM, _ENOTTY, _ENOSYS, _EAFNOSUPPORT = 1, 25, 38, 97
+_SUCCESS, _EPERM, _ENOMEM, _EINVAL, _ENOTTY, _ENOSYS, _EAFNOSUPPORT = 0, 1, 12, 22, 25, 38, 97
 _LOAD, _RETURN, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x20, 0x06, 0x15, 0x35, 0x45
 
-_NAMESPACES = (
-    kernel.CLONE_NEWNS
+_CLONE_VFORK, _CLONE_THREAD = 0x4000, 0x10000
+# CLONE_PARENT makes children that the program's supervisor would have to reap; CLONE_PTRACE hands over the tracer.
+_CLONE_REFUSED = (
+    0x8000
+    | 0x2000
+    | kernel.CLONE_NEWNS
     | kernel.CLONE_NEWCGROUP
     | kernel.CLONE_NEWUTS
     | kernel.CLONE_NEWIPC
@@ -46,6 +69,15 @@ _AF_UNIX = 1
 _PRCTL = (2, 3, 15, 16, 21, 23, 30, 39, 0x53564D41)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, SETPIPE_SZ, GETPIPE_SZ, ADD_SEALS, GET_SEALS.
+# Not F_NOTIFY, F_SETLEASE and F_SETSIG, which report how other processes use files of the host.
+_FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1031, 1032, 1033, 1034)
+# F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: locks on files of the read-only root file system are visible to all calls.
+_FCNTL_LOCKS = (6, 7, 37, 38)
+_RLIMIT_CORE = 4
+# SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
+_SOCKET_FILTERS = (26, 50, 51, 52)
+_MSG_OOB, _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x1, 0x40000, 0x4, 0o4000
 
 Instruction = tuple[int, int, int, int]
 
@@ -58,42 +90,114 @@ def _allow() -> list[Instruction]:
     return [(_RETURN, 0, 0, _ALLOW)]
 
 
-def _argument(index: int) -> Instruction:
-    return (_LOAD, 0, 0, 16 + 8 * index)
+def _argument(index: int, *, high: bool = False) -> Instruction:
+    """Load the low (or high) 32 bits of an argument."""
+    return (_LOAD, 0, 0, 16 + 8 * index + 4 * high)
 
 
-def _one_of(index: int, values: tuple[int, ...], errno: int) -> list[Instruction]:
+def _allow_values(index: int, values: tuple[int, ...], errno: int) -> list[Instruction]:
     tests = [(_JUMP_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [_argument(index), *tests, *_errno(errno), *_allow()]
 
 
-def _ranges(text: str) -> list[tuple[int, int]]:
-    pairs = (part.partition("-") for part in text.split(","))
-    return [(int(low), int(high or low)) for low, _, high in pairs]
+def _refuse_values(index: int, values: tuple[int, ...], errno: int) -> list[Instruction]:
+    tests = [(_JUMP_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+    return [_argument(index), *tests, *_allow(), *_errno(errno)]
+
+
+def _refuse_bits(index: int, mask: int, errno: int) -> list[Instruction]:
+    return [_argument(index), (_JUMP_ANY_BIT, 0, 1, mask), *_errno(errno), *_allow()]
+
+
+def _fcntl() -> list[Instruction]:
+    """Allow some commands; report success for locks without taking them."""
+    commands = _allow_values(1, _FCNTL, _EINVAL)
+    locks = [(_JUMP_EQUAL, len(_FCNTL_LOCKS) - i, 0, value) for i, value in enumerate(_FCNTL_LOCKS)]
+    skip: Instruction = (0x05, 0, 0, 1)
+    return [commands[0], *locks, skip, *_errno(_SUCCESS), *commands[1:]]
+
+
+def _clone() -> list[Instruction]:
+    """Refuse namespaces, CLONE_PARENT and threads with CLONE_VFORK, whose creator waits in uninterruptible sleep."""
+    return [
+        *_refuse_bits(0, _CLONE_REFUSED, _EPERM)[:-1],
+        (_JUMP_ANY_BIT, 0, 2, _CLONE_THREAD),
+        (_JUMP_ANY_BIT, 0, 1, _CLONE_VFORK),
+        *_errno(_EPERM),
+        *_allow(),
+    ]
+
+
+def _prlimit() -> list[Instruction]:
+    """Ignore a new core limit. RLIMIT_CORE of 1 is the only value that also stops dumps to a piped core_pattern."""
+    return [
+        _argument(1),
+        (_JUMP_EQUAL, 0, 5, _RLIMIT_CORE),
+        _argument(2),
+        (_JUMP_EQUAL, 0, 2, 0),
+        _argument(2, high=True),
+        (_JUMP_EQUAL, 1, 0, 0),
+        *_errno(_SUCCESS),
+        *_allow(),
+    ]
+
+
+def _argument_rules() -> dict[str, list[Instruction]]:
+    """Return the instructions for calls whose arguments decide."""
+    no_oob = {"sendto": 3, "recvfrom": 3, "sendmsg": 2, "recvmsg": 2, "sendmmsg": 3, "recvmmsg": 3}
+    return {
+        "socket": _allow_values(0, (_AF_UNIX,), _EAFNOSUPPORT),
+        "socketpair": _allow_values(0, (_AF_UNIX,), _EAFNOSUPPORT),
+        "setsockopt": _refuse_values(2, _SOCKET_FILTERS, _EPERM),
+        **{name: _refuse_bits(flags, _MSG_OOB, _EINVAL) for name, flags in no_oob.items()},
+        "clone": _clone(),
+        "clone3": _errno(_ENOSYS),  # its flags are in memory, so libc must fall back to clone
+        "prctl": _allow_values(0, _PRCTL, _EPERM),
+        "ioctl": _allow_values(1, _IOCTL, _ENOTTY),
+        "fcntl": _fcntl(),
+        "flock": _errno(_SUCCESS),
+        "setrlimit": _refuse_values(0, (_RLIMIT_CORE,), _SUCCESS),
+        "prlimit64": _prlimit(),
+        # Huge pages are not charged to the memory control group.
+        "mmap": _refuse_bits(3, _MAP_HUGETLB, _ENOMEM),
+        "memfd_create": _refuse_bits(1, _MFD_HUGETLB, _ENOMEM),
+        "shmget": _refuse_bits(2, _SHM_HUGETLB, _ENOMEM),
+    }
+
+
+def allowed_numbers(machine: str) -> set[int]:
+    """Return the numbers of the calls that are allowed with any arguments."""
+    column = _COLUMN[machine]
+    numbers = {NUMBERS[name][column] for names in ALLOWED.values() for name in names.split()}
+    return {number for number in numbers if number is not None}
+
+
+def describe() -> str:
+    """Return the filter as text: allowed calls by group, calls with checked arguments, and examples of refused ones."""
+    lines = [f"allowed ({group}): {names}" for group, names in ALLOWED.items()]
+    lines.append("arguments are checked: " + " ".join(sorted(_argument_rules())))
+    lines += [f"refused ({reason}): {names}" for reason, names in REFUSED.items()]
+    return "\n".join(lines)
 
 
 def build(machine: str) -> bytes:
-    """The filter's instructions, as struct sock_filter. Raises KeyError for a machine it does not know."""
-    socket, clone, prctl, ioctl = _CHECKED[machine]
+    """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine."""
+    column = _COLUMN[machine]
     blocks: dict[int, list[Instruction]] = {0: _errno(_EPERM), _LAST + 1: _errno(_ENOSYS), 0x40000000: _errno(_EPERM)}
-    exact = {
-        socket: _one_of(0, (_AF_UNIX,), _EAFNOSUPPORT),
-        clone: [_argument(0), (_JUMP_ANY_BIT, 0, 1, _NAMESPACES), *_errno(_EPERM), *_allow()],
-        prctl: _one_of(0, _PRCTL, _EPERM),
-        ioctl: _one_of(1, _IOCTL, _ENOTTY),
-        _CLONE3: _errno(_ENOSYS),
-    }
-    for low, high in _ranges(_ALLOWED[machine]):
-        blocks[low] = _allow()
-        blocks.setdefault(high + 1, _errno(_EPERM))
-    for number, block in exact.items():
-        after = max(start for start in blocks if start <= number)
-        blocks.setdefault(number + 1, blocks[after])
-        blocks[number] = block
+    decisions = dict.fromkeys(allowed_numbers(machine), _allow())
+    for name, block in _argument_rules().items():
+        number = NUMBERS[name][column]
+        if number is not None:
+            decisions[number] = block
+    for number in sorted(decisions):
+        if decisions.get(number - 1) != decisions[number]:
+            blocks[number] = decisions[number]
+        if number + 1 not in decisions:
+            blocks[number + 1] = _errno(_EPERM)
     starts = sorted(blocks)
 
     def search(low: int, high: int) -> list[Instruction]:
-        """Binary search, so that the kernel's own walk over all numbers at installation stays short."""
+        """Binary search over the numbers, which keeps the kernel's check of the filter at installation short."""
         if high - low == 1:
             return blocks[starts[low]]
         middle = (low + high) // 2
@@ -113,16 +217,16 @@ def build(machine: str) -> bytes:
 
 
 class Filter:
-    """A filter ready to be installed by many forks."""
+    """A compiled filter that many forks can install."""
 
     def __init__(self) -> None:
         machine = platform.machine()
-        if machine not in _ALLOWED or sys.maxsize < 2**32:
-            raise OSError(f"no filter for {machine}")
+        if machine not in _COLUMN or sys.maxsize < 2**32:
+            raise OSError(f"no seccomp filter for {machine}")
         program = build(machine)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 
     def install(self) -> None:
-        """For this process and all it starts; no_new_privs must be set."""
+        """Install the filter for this process and its children. Requires no_new_privs."""
         kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.addressof(self._header))

@@ -1,10 +1,11 @@
-"""A supervisor runs one call at a time: forks the program, watches it, ends all of it, answers.
+"""A supervisor runs one call at a time: it forks the program, monitors it, ends all its processes and sends the result.
 
-It is a fork of a zygote, so its own forks start with the zygote's imports. It lives on the trusted side: programs
-cannot reach it, and what it reports of time, memory and endings comes from the kernel.
+It is a fork of a zygote, so that its own forks start with the zygote's imports. Programs cannot reach it. The times,
+memory use and exit status that it reports come from the kernel.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import select
@@ -15,8 +16,8 @@ import time
 from rstar_lab.sandbox.runtime import kernel, procfs, program
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
 from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
-from rstar_lab.sandbox.runtime.monitor import BACKGROUND_TICK_S, LONG_CPU_S, TICK_S, CallMonitor
-from rstar_lab.sandbox.runtime.protocol import LONG, READY, YIELD, Channel, Closed, Request
+from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
+from rstar_lab.sandbox.runtime.protocol import ACTIVE, LONG, READY, WAITING, YIELD, Channel, Closed, Request
 
 ENDINGS = {
     program.DONE: "ok",
@@ -24,31 +25,56 @@ ENDINGS = {
     program.INVALID: "syntax_error",
     program.NO_MEMORY: "memory",
 }
-# Processes of a slot's group that are not the program's: the supervisor and the namespace's init.
+# Processes of a group that do not belong to the program: the supervisor and the namespace's init.
 OWN_PROCESSES = 2
 OWN_MEMORY_MB = 16
+# Seconds that an interrupted cell has to stop before its session is ended.
 GRACE_S = 0.5
-# What was killed may take so long to die; then its call is answered first.
+# If killed processes take longer to die, the result is sent before they are gone.
 DEATH_S = 1.0
+# Between its cells a session may use this much CPU time per interval, and keep this many processes and threads.
 IDLE_TICK_S = 10.0
 IDLE_CPU_S = 1.0
+IDLE_TASKS = 64
 
 
 class Streams:
-    """The program's standard streams: files in memory, so that nobody has to pump them while it runs."""
+    """The program's standard streams as memory files, so that no process has to copy them while the program runs."""
 
     def __init__(self) -> None:
-        self.stdin, self.stdout, self.stderr = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+        self.stdin = os.memfd_create("stdin")
+        self.stdout, self.stderr = (
+            os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) for name in ("stdout", "stderr")
+        )
         self.fds = [self.stdin, self.stdout, self.stderr]
 
     @property
     def outputs(self) -> tuple[int, int]:
         return self.stdout, self.stderr
 
+    def forbid_truncation(self) -> None:
+        """Make `> /dev/stdout` fail where it would delete earlier output."""
+        for fd in self.outputs:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+
     def attach(self) -> None:
-        """In the program: become its descriptors 0, 1 and 2."""
-        for target, fd in enumerate(self.fds):
+        """In the program: open the files as descriptors 0, 1 and 2.
+
+        They are opened again, so that the program does not share offset and flags with the supervisor's descriptors.
+        """
+        for target, flags in ((0, os.O_RDONLY), (1, os.O_RDWR | os.O_APPEND), (2, os.O_RDWR | os.O_APPEND)):
+            fd = os.open(f"/proc/self/fd/{self.fds[target]}", flags)
             os.dup2(fd, target)
+            os.close(fd)
+
+    def rewind(self, stdin: int) -> None:
+        """Prepare for the next cell of a session: empty the outputs and copy the file `stdin` to the input."""
+        for fd in self.fds:
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        size = os.fstat(stdin).st_size
+        while (at := os.fstat(self.stdin).st_size) < size:
+            os.sendfile(self.stdin, stdin, at, size - at)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -56,31 +82,50 @@ class Streams:
 
 
 class Program:
-    """A forked program with all it started."""
+    """A forked program with all processes that it starts. Raises OSError if it cannot be forked."""
 
     def __init__(self, supervisor: "Supervisor", request: Request, code: memoryview, streams: Streams) -> None:
         self.streams = streams
-        self.channel, theirs, self.cell = None, None, -1
+        self.report = supervisor.report
+        self.channel: socket.socket | None = None
+        self.cell = -1
         self._status: int | None = None
+        self._secret = b""
+        theirs: socket.socket | None = None
         if request.session:
             self.channel, theirs = socket.socketpair()
+            # A session that does not read must not block the supervisor.
+            self.channel.setblocking(False)
             self.cell = os.memfd_create("cell")
-        # The program's last sign before the user's code is a byte here; then it lets go of the page for ever.
+        else:
+            streams.forbid_truncation()
+        # The program sets a byte in this page before it runs user code, and unmaps the page.
         self._started = mmap.mmap(-1, mmap.PAGESIZE)
-        self.init = kernel.new_pid_namespace() if supervisor.isolation.has("pid_namespace") else 0
-        self.pid = fork_into(self.init, supervisor.own_pid_namespace)
+        self.init, self.pid = 0, -1
+        try:
+            self.init = kernel.new_pid_namespace() if supervisor.isolation.has("pid_namespace") else 0
+            self.pid = fork_into(self.init, supervisor.own_pid_namespace)
+        except OSError:
+            if self.init:
+                os.kill(self.init, signal.SIGKILL)
+                os.waitpid(self.init, 0)
+            self._close()
+            raise
+        finally:
+            if theirs is not None and self.pid:
+                theirs.close()
         if self.pid == 0:
             try:
                 self._become(supervisor, request, code, theirs)
             finally:
                 os._exit(70)
-        if theirs is not None:
-            theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
 
     def _become(
         self, supervisor: "Supervisor", request: Request, code: memoryview, channel: socket.socket | None
     ) -> None:
+        # kill(0) signals the whole process group, across PID namespaces.
+        os.setpgid(0, 0)
         self.streams.attach()
         if channel is not None:
             os.dup2(channel.fileno(), 3)
@@ -95,32 +140,47 @@ class Program:
 
     @property
     def started(self) -> bool:
+        """Whether the program has reached user code. False means that isolating it failed."""
         return self._started[0] == 1
 
     def submit(self, request: Request, code: memoryview, stdin: int) -> None:
-        """Hand a session its next cell, and the input that came with it."""
+        """Send a session its next cell, and the input of the cell."""
         assert self.channel is not None
-        for fd in self.streams.fds:
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-        size = os.fstat(stdin).st_size
-        while (at := os.fstat(self.streams.stdin).st_size) < size:
-            os.sendfile(self.streams.stdin, stdin, at, size - at)
-        os.lseek(self.streams.stdin, 0, os.SEEK_SET)
+        self.streams.rewind(stdin)
         seed = "" if request.seed is None else str(request.seed)
         os.ftruncate(self.cell, 0)
         os.pwrite(self.cell, b"%s\n%s" % (seed.encode(), code), 0)
+        # Answers that came before this cell are not for it.
+        with contextlib.suppress(OSError):
+            while self.channel.recv(4096):
+                pass
+        self._secret = self.report.challenge()
         with contextlib.suppress(OSError):
             self.channel.send(b".")
 
+    def cell_done(self) -> bool | None:
+        """Read the session's channel. Returns True if this cell is done, False if the interpreter closed the channel.
+
+        None means that the message does not answer this cell: any code of the session can write to the channel.
+        """
+        assert self.channel is not None
+        try:
+            if not self.channel.recv(4096):
+                return False
+        except BlockingIOError:
+            return None
+        except OSError:
+            return False
+        return True if self.report.answered(self._secret) else None
+
     def kill(self) -> None:
-        """All of it, or where there is no PID namespace its first process."""
+        """Kill all its processes; without a PID namespace only the first one."""
         if self.init or self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.init or self.pid, signal.SIGKILL)
 
     def gone(self, within_s: float) -> bool:
-        """Is nothing left of what was killed?"""
+        """Return whether all killed processes ended within so many seconds."""
         deadline = time.monotonic() + within_s
         if not select.select([self.pidfd], [], [], within_s)[0]:
             return False
@@ -134,25 +194,31 @@ class Program:
             os.close(pidfd)
 
     def _reap(self) -> int:
-        """Wait for the first process, without which the namespace's init does not end; its status."""
+        """Wait for the first process and return its status. The namespace's init ends only after it was reaped."""
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
         return self._status
 
     def end(self) -> int:
-        """Kill whatever still runs; return the program's wait status."""
+        """Kill all processes that still run; return the program's wait status."""
         self.kill()
         status = self._reap()
         if self.init:
             os.waitpid(self.init, 0)
         else:
             procfs.end_all(os.getpid())
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         os.close(self.pidfd)
+        self._close()
+        return status
+
+    def _close(self) -> None:
         self._started.close()
         if self.channel is not None:
             self.channel.close()
             os.close(self.cell)
-        return status
 
 
 class Supervisor:
@@ -167,16 +233,16 @@ class Supervisor:
         self.scratch = ""
 
     def serve(self) -> None:
-        """Until the other side is gone."""
+        """Run calls until the socket closes."""
         try:
             while True:
                 if self.running is not None:
-                    self._idle()
+                    self._watch_idle_session(self.running)
                 streams = Streams()
                 _, request, code = self.channel.receive(streams.stdin)
                 if request is not None:
-                    answer = self._cell if request.session else self._call
-                    answer(request, code, streams)
+                    run = self._run_cell if request.session else self._run_call
+                    run(request, code, streams)
                 if self.running is None or self.running.streams is not streams:
                     streams.close()
         except Closed:
@@ -187,37 +253,54 @@ class Supervisor:
 
                 shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _call(self, request: Request, code: memoryview, streams: Streams) -> None:
-        """One call in a process of its own."""
+    def _run_call(self, request: Request, code: memoryview, streams: Streams) -> None:
+        """Run one call in a process of its own."""
         self._prepare(request)
-        self.running = running = Program(self, request, code, streams)
+        try:
+            self.running = running = Program(self, request, code, streams)
+        except OSError:
+            self._report_failed_fork(request, streams)
+            return
         self.channel.wipe()
         monitor = CallMonitor(request, running.pid, self.group, streams.outputs)
-        outcome_by_limit, _ = self._wait(monitor, running)
-        self._finish_call(request, outcome_by_limit, running, monitor)
+        exceeded, _ = self._wait(monitor, running)
+        self._finish_call(request, exceeded, running, monitor)
 
-    def _cell(self, request: Request, code: memoryview, streams: Streams) -> None:
-        """One cell of a session; the first starts its interpreter."""
+    def _run_cell(self, request: Request, code: memoryview, streams: Streams) -> None:
+        """Run one cell of a session; the first one starts the interpreter."""
         self._prepare(request)
         if self.running is None:
-            self.running = Program(self, request, code, Streams())
+            session_streams = Streams()
+            try:
+                self.running = Program(self, request, code, session_streams)
+            except OSError:
+                session_streams.close()
+                self._report_failed_fork(request, streams)
+                return
         running = self.running
         running.submit(request, code, streams.stdin)
         self.channel.wipe()
         monitor = CallMonitor(request, running.pid, self.group, running.streams.outputs)
-        outcome_by_limit, done = self._wait(monitor, running)
-        if outcome_by_limit == "timeout":
-            # An interrupt keeps the session's state, if the cell lets it through.
+        exceeded, done = self._wait(monitor, running)
+        if exceeded == "timeout":
+            # An interrupt keeps the session's state, unless the cell catches it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGINT)
-            done = self._finished(running, GRACE_S)
+            done = self._cell_done_within(running, GRACE_S)
         if not done:
-            self._finish_call(request, outcome_by_limit, running, monitor)
+            self._finish_call(request, exceeded, running, monitor)
             running.streams.close()
             return
         ending, value = self.report.read(request.value_bytes)
-        outcome = outcome_by_limit or ENDINGS.get(ending, "killed")
-        self._send_result(request, outcome, value, running.streams, monitor.wall_s(), monitor.cpu_s(), alive=True)
+        outcome = exceeded or ENDINGS.get(ending, "killed")
+        duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
+        alive = self._session_usage(running)[1] <= IDLE_TASKS
+        if not alive:
+            running.end()
+            self.running = None
+        self._send_result(request, outcome, value, running.streams, duration_s, cpu_s, alive=alive)
+        if not alive:
+            running.streams.close()
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
@@ -227,8 +310,14 @@ class Supervisor:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
             self.group.leave_background()
 
+    def _report_failed_fork(self, request: Request, streams: Streams) -> None:
+        """Send the result of a call whose program could not be forked: its own memory limit, or a limit of the host."""
+        self.channel.wipe()
+        out_of_memory = self.group is not None and self.group.limit_was_reached()
+        self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0, 0.0)
+
     def _new_scratch(self) -> None:
-        """A folder on the host's disk, for programs that cannot have a file system of their own."""
+        """Create a folder on the host's disk for programs that cannot have a file system of their own."""
         import shutil
 
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -238,85 +327,107 @@ class Supervisor:
             os.chown(self.scratch, self.isolation.uid(self.number), -1)
 
     def _wait(self, monitor: CallMonitor, running: Program) -> tuple[str | None, bool]:
-        """Wait until the program or its cell ends, or has to be ended: (outcome_by_limit, the cell is done)."""
+        """Wait until the program or its cell ends, or exceeds a limit.
+
+        Returns the outcome if a limit was exceeded, and whether the cell is done.
+        """
         poller = select.poll()
         poller.register(running.pidfd, select.POLLIN)
         poller.register(self.channel, select.POLLIN)
         if running.channel is not None:
             poller.register(running.channel, select.POLLIN)
-        reported_long = False
-        tick_s = TICK_S
+        reported_long = reported_waiting = False
+        tick_s = monitor.next_tick_s(0.0)
+        checked = time.monotonic()
         while True:
-            for fd, _ in poller.poll(tick_s * 1000):
+            # A program that sends many messages does not postpone the next check.
+            wait_s = max(0.0, checked + tick_s - time.monotonic())
+            for fd, _ in poller.poll(wait_s * 1000):
                 if fd == self.channel.fileno():
                     if self.channel.receive()[0] == YIELD:
                         monitor.preempt()
                 elif fd == running.pidfd:
                     return None, False
-                else:
-                    assert running.channel is not None
-                    return None, running.channel.recv(1) == b"."
-            looked = time.monotonic()
-            outcome_by_limit = monitor.exceeded_limit()
-            if outcome_by_limit:
-                return outcome_by_limit, False
+                elif (done := running.cell_done()) is not None:
+                    return None, done
+            if time.monotonic() < checked + tick_s and not monitor.preempted:
+                continue
+            before = time.monotonic()
+            exceeded = monitor.exceeded_limit()
+            if exceeded:
+                return exceeded, False
             if not reported_long and monitor.last_cpu_s > LONG_CPU_S:
                 reported_long = True
                 self.channel.send_message(LONG)
-            # Looking at hundreds of processes takes a while; it must not become the work.
-            least_s = BACKGROUND_TICK_S if monitor.in_background else TICK_S
-            tick_s = min(max(least_s, 4 * (time.monotonic() - looked)), monitor.left_s())
+            if monitor.waiting != reported_waiting:
+                reported_waiting = monitor.waiting
+                self.channel.send_message(WAITING if reported_waiting else ACTIVE)
+            checked = time.monotonic()
+            tick_s = monitor.next_tick_s(checked - before)
 
-    def _finished(self, running: Program, within_s: float) -> bool:
+    def _cell_done_within(self, running: Program, within_s: float) -> bool:
         assert running.channel is not None
-        return bool(select.select([running.channel], [], [], within_s)[0]) and running.channel.recv(1) == b"."
+        deadline = time.monotonic() + within_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not select.select([running.channel], [], [], left_s)[0]:
+                return False
+            done = running.cell_done()
+            if done is not None:
+                return done
+        return False
 
-    def _idle(self) -> None:
-        """Wait for the session's next cell; end it where it works on meanwhile."""
-        if self.group:
-            self.group.start_accounting()
+    def _watch_idle_session(self, running: Program) -> None:
+        """Wait for the session's next cell. Raises Closed to end a session that works or keeps many processes meanwhile."""
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
+        cpu_s, tasks = self._session_usage(running)
+        if tasks > IDLE_TASKS:
+            raise Closed
         while not poller.poll(IDLE_TICK_S * 1000):
-            if self.group and self.group.cpu_s() > IDLE_CPU_S:
+            before_s = cpu_s
+            cpu_s, tasks = self._session_usage(running)
+            if cpu_s - before_s > IDLE_CPU_S or tasks > IDLE_TASKS:
                 raise Closed
 
-    def _finish_call(
-        self, request: Request, outcome_by_limit: str | None, running: Program, monitor: CallMonitor
-    ) -> None:
-        """End the program and answer for it."""
+    def _session_usage(self, running: Program) -> tuple[float, int]:
+        """Return the CPU seconds so far and the number of processes and threads of a session."""
+        if self.group:
+            return self.group.cpu_s(), len(self.group.tasks()) - OWN_PROCESSES
+        tree = [running.pid, *procfs.descendants(running.pid)]
+        return procfs.usage(tree)[0], sum(procfs.threads(pid) for pid in tree)
+
+    def _finish_call(self, request: Request, exceeded: str | None, running: Program, monitor: CallMonitor) -> None:
+        """End the program and send its result."""
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
         if self.group:
-            # Dying takes processor time too: that of a bomb's processes seconds, in the background.
+            # Processes need CPU time to die; those of a fork bomb need seconds in the background.
             self.group.set_weight(BOOSTED)
-        if outcome_by_limit:
+        if exceeded:
             running.kill()
-        # Hundreds of processes die slowly, and one that waits for a lock which they hold does too.
-        dying = outcome_by_limit is not None and not running.gone(DEATH_S)
-        if outcome_by_limit and dying:
-            self._send_result(request, outcome_by_limit, None, running.streams, duration_s, cpu_s, dying=True)
-        outcome, value = self._ending(request, outcome_by_limit, running)
+        # Hundreds of processes die slowly, as does one that waits for a lock which they hold.
+        dying = exceeded is not None and not running.gone(DEATH_S)
+        if exceeded and dying:
+            self._send_result(request, exceeded, None, running.streams, duration_s, cpu_s, dying=True)
+        outcome, value = self._ending(request, exceeded, running)
         self.running = None
         if dying:
             self.channel.send_message(READY)
         else:
             self._send_result(request, outcome, value, running.streams, duration_s, cpu_s)
 
-    def _ending(
-        self, request: Request, outcome_by_limit: str | None, running: Program
-    ) -> tuple[str, memoryview | None]:
-        """End the program; its outcome by what the kernel says, and its own word last."""
+    def _ending(self, request: Request, exceeded: str | None, running: Program) -> tuple[str, memoryview | None]:
+        """End the program; return its outcome and value. The kernel's information overrides the program's report."""
         started = running.started
         status = running.end()
-        # Asked in any case: a kill that nobody asked about would be the next call's.
+        # Read in any case: otherwise the next call would be blamed for this kill.
         out_of_memory = self.group is not None and self.group.out_of_memory()
         ending, value = self.report.read(request.value_bytes)
-        if outcome_by_limit:
-            return outcome_by_limit, None
-        if not started:
-            return "sandbox_error", None
+        if exceeded:
+            return exceeded, None
         if out_of_memory:
             return "memory", None
+        if not started:
+            return "sandbox_error", None
         if status == 0 and ending != program.NOTHING:
             return ENDINGS[ending], value
         return "ok" if status == 0 else "killed", None
@@ -343,16 +454,30 @@ class Supervisor:
 def run_supervisor(
     sock: socket.socket, isolation: Isolation, group: Group | None, background: Group | None, number: int
 ) -> None:
-    """Serve calls on this socket until it closes; `background` takes this process while its program is in the background."""
+    """Run calls from this socket until it closes.
+
+    background: group to which this process moves while its program runs in the background.
+    """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
-    # No handler: what has none cannot be woken in its sleep (kernel.new_pid_namespace).
+    # No signal handlers: they would end the sleep of an init (kernel.new_pid_namespace).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if group and background:
         group.join(background)
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
-    # Above its programs, so that a fork bomb cannot keep it from the kill.
+    if isolation.has("network_namespace"):
+        # Concurrent calls must not see each other's sockets in /proc/net/unix. Without it they share the zygote's namespace.
+        with contextlib.suppress(OSError):
+            kernel.unshare(kernel.CLONE_NEWNET)
+    # The OOM killer kills the program, never the supervisor.
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        try:
+            os.write(fd, b"-999")
+        finally:
+            os.close(fd)
+    # Higher priority than programs, so that a fork bomb cannot delay its own end.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     if not isolation.has("pid_namespace"):

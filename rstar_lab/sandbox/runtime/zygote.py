@@ -97,15 +97,47 @@ class Zygote:
                     os.read(woken, 4096)
                     self._reap_children()
                     continue
-                data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
+                data, fds = self._receive()
+
                 if not data:
                     return
-                self._fork(socket.socket(fileno=fds[0]), int.from_bytes(data, "little"))
+                number = int.from_bytes(data[:4], "little")
+                if fds:
+                    self._fork(socket.socket(fileno=fds[0]), number)
+                else:
+                    self._kill(number)
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        """Return the next message (a supervisor's number, 4 bytes) and its descriptors; b"" at the end of the stream."""
+        data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
+        while data and len(data) < 4:
+            more = self.control.recv(4 - len(data))
+            if not more:
+                return b"", fds
+            data += more
+        return data, fds
+
+    def _kill(self, number: int) -> None:
+        """Kill a supervisor that did not end by itself; its processes then become orphans and are killed too."""
+        for pid, name in self.supervisors.items():
+            if name == f"{self.tier}-{number}":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _fork(self, sock: socket.socket, number: int) -> None:
+        """Fork a supervisor. If the host's limits do not allow it, the socket is closed, which the pool sees as its death."""
         name = f"{self.tier}-{number}"
-        group = self.group.child(name) if self.group else None
-        pid = os.fork()
+        group = None
+        try:
+            group = self.group.child(name) if self.group else None
+            pid = os.fork()
+        except OSError as error:
+            os.write(2, f"sandbox: cannot fork a supervisor: {error}\n".encode())
+            sock.close()
+            self.stale.add(name)
+            if group:
+                group.close()
+            return
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,0 +1,189 @@
+"""Programs that try to block others, or to have their failure attributed to the sandbox."""
+
+import asyncio
+import contextlib
+import os
+import time
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import Limits, LocalSandbox
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+SLEEPER = "import time\ntime.sleep(99)"
+MODEL = {Outcome.OK, Outcome.EXCEPTION, Outcome.TIMEOUT, Outcome.MEMORY, Outcome.KILLED, Outcome.OUTPUT_LIMIT}
+CLONE = """
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None, use_errno=True)
+pid = libc.syscall(56, {flags} | signal.SIGCHLD, 0, 0, 0, 0)
+if pid == 0:
+    time.sleep(99)
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox():
+    async with LocalSandbox(Limits(timeout_s=2.0, wall_slack_s=4.0, memory_mb=256), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run(f"import {name}") for name in ("math", "numpy", "sympy")))
+        yield sandbox
+
+
+async def honest_rate(sandbox: LocalSandbox, seconds: float) -> float:
+    """Calls per second of eight clients that make short calls; each result is checked."""
+    end, count = time.monotonic() + seconds, 0
+
+    async def client() -> None:
+        nonlocal count
+        while time.monotonic() < end:
+            assert (await sandbox.run("print(1 + 1)")).stdout == "2\n"
+            count += 1
+
+    await asyncio.gather(*(client() for _ in range(8)))
+    return count / seconds
+
+
+@pytest.mark.parametrize("sleepers", [2, 64])
+async def test_sleeping_calls_leave_honest_calls_their_rate(sleepers):
+    async with LocalSandbox(Limits(timeout_s=30.0), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import math") for _ in range(64)))
+        shares = []
+        for _ in range(3):
+            alone = await honest_rate(sandbox, 1.5)
+            sleeping = [asyncio.create_task(sandbox.run(SLEEPER)) for _ in range(sleepers)]
+            await asyncio.sleep(0.5 + 0.05 * sleepers)
+            shares.append(await honest_rate(sandbox, 1.5) / alone)
+            for task in sleeping:
+                task.cancel()
+            await asyncio.gather(*sleeping, return_exceptions=True)
+            await asyncio.sleep(0.5)
+        assert max(shares) >= 0.8, shares
+
+
+async def test_sleeping_calls_end_as_timeout_at_their_limit(sandbox):
+    results = await asyncio.gather(*(sandbox.run(SLEEPER, timeout_s=1.0) for _ in range(8)))
+    assert {result.outcome for result in results} == {Outcome.TIMEOUT}
+    assert max(result.duration_s for result in results) < 2.0
+
+
+async def test_a_call_that_wakes_up_still_has_its_cpu_limit(sandbox):
+    result = await sandbox.run("import time\ntime.sleep(0.5)\nwhile True: pass", timeout_s=1.0)
+    assert result.outcome == Outcome.TIMEOUT
+
+
+async def test_clone_parent_is_refused_and_leaves_no_process(sandbox):
+    """A child made with CLONE_PARENT would be the supervisor's child, which it does not expect."""
+    before = set(psutil.Process(os.getpid()).children(recursive=True))
+    results = await asyncio.gather(*(sandbox.run(CLONE.format(flags="0x8000") + "print(pid)") for _ in range(4)))
+    assert {(result.outcome, result.stdout) for result in results} == {(Outcome.OK, "-1\n")}
+    assert (await sandbox.run("print('next')")).stdout == "next\n"
+    started = set(psutil.Process(os.getpid()).children(recursive=True)) - before
+    assert len(started) <= 2 + 1
+
+
+ATTRIBUTION = {
+    "a thread made with CLONE_VFORK": (
+        "import ctypes, time\nlibc = ctypes.CDLL(None)\n"
+        "stack = ctypes.create_string_buffer(1 << 16)\n"
+        "top = ctypes.addressof(stack) + (1 << 16) - 64\n"
+        "libc.clone(libc.pause, ctypes.c_void_p(top), 0x4000 | 0x10000 | 0x800 | 0x100 | 0x200 | 0x400, None)\n"
+        "time.sleep(99)"
+    ),
+    "CLONE_VFORK with CLONE_PARENT": CLONE.format(flags="0xC000") + "time.sleep(99)",
+    "vfork": "import ctypes, time\nctypes.CDLL(None).vfork()\ntime.sleep(99)",
+    "affinity to one CPU beside loops": (
+        "import os, threading\n"
+        "try: os.sched_setaffinity(0, {0})\nexcept OSError: pass\n"
+        "for _ in range(8): threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
+        "while True: pass"
+    ),
+    "threads that compete with each other": (
+        "import os, time\nfor _ in range(40):\n if os.fork() == 0: break\n"
+        "while True:\n time.sleep(0.05)\n end = time.perf_counter() + 0.001\n while time.perf_counter() < end: pass"
+    ),
+    "direct reads": (
+        "import mmap, os\nbuffer = mmap.mmap(-1, 1 << 20)\n"
+        "import sys\nfd = os.open(sys.executable, os.O_RDONLY | os.O_DIRECT)\n"
+        "while True: os.preadv(fd, [buffer], 0)"
+    ),
+    "a small memory limit": "x = []\nwhile True: x.append(bytearray(1 << 16))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTRIBUTION)
+async def test_a_program_cannot_cause_a_sandbox_error(sandbox, name):
+    for _ in range(3):  # on a busy machine a call may really starve
+        memory_mb = 16 if "memory" in name else None
+        result = await sandbox.run(ATTRIBUTION[name], timeout_s=1.0, memory_mb=memory_mb)
+        if result.outcome in MODEL:
+            break
+    assert result.outcome in MODEL, result
+    assert (await sandbox.run("print('next')")).stdout == "next\n"
+
+
+async def test_a_session_that_appends_to_stdin_does_not_break_its_supervisor(sandbox):
+    code = "import fcntl, os\nfor fd in (0, 1):\n fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)"
+    await sandbox.run(code, session="append")
+    result = await sandbox.run("print(input())", "line\n", session="append")
+    assert (result.outcome, result.stdout) == (Outcome.OK, "line\n")
+
+
+FORGE = {
+    "answers in advance": "import os\nfor _ in range(50): os.write(3, b'.')",
+    "a thread answers": (
+        "import os, threading, time\n"
+        "def answer():\n"
+        " while True:\n"
+        "  os.read(3, 1)\n"
+        "  os.write(1, b'all tests passed'); os.write(3, b'.')\n"
+        "threading.Thread(target=answer, daemon=True).start()"
+    ),
+    "a child answers": (
+        "import os\n"
+        "if os.fork() == 0:\n"
+        " while True:\n"
+        "  os.read(3, 1)\n"
+        "  os.write(1, b'all tests passed'); os.write(3, b'.')"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGE)
+async def test_a_cell_cannot_answer_for_later_cells_through_the_channel(sandbox, name):
+    await sandbox.run(FORGE[name], session=name, timeout_s=1.0)
+    results = [await sandbox.run("print(6 * 7)", session=name, timeout_s=1.0) for _ in range(4)]
+    for result in results:
+        if result.outcome == Outcome.OK:
+            assert result.stdout == "42\n"
+        else:
+            assert result.outcome in MODEL
+
+
+async def test_a_session_that_never_reads_does_not_block_its_supervisor(sandbox):
+    """300 cells fill the channel of an interpreter that does not read."""
+    stop = "import os, time\nos.dup2(os.open('/dev/null', 0), 3)\n"
+    result = await sandbox.run(stop, session="unread", timeout_s=1.0)
+    assert result.outcome in MODEL
+    assert (await sandbox.run("print(1)", session="unread", timeout_s=1.0)).outcome in MODEL
+
+
+async def test_a_loop_with_a_sleeping_thread_can_be_preempted():
+    """Without preemption each loop would keep half of the workers for its whole time limit."""
+    loop = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nwhile True: pass"
+    )
+    async with LocalSandbox(Limits(timeout_s=20.0, wall_slack_s=4.0), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("print(1)") for _ in range(64)))
+        alone = await honest_rate(sandbox, 1.5)
+        loops = [asyncio.create_task(sandbox.run(loop)) for _ in range(2)]
+        try:
+            await asyncio.sleep(2.5)
+            assert await honest_rate(sandbox, 1.5) > 0.5 * alone
+        finally:
+            for task in loops:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*loops, return_exceptions=True)
