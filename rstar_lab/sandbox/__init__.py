@@ -14,7 +14,7 @@ _HOMES = {"Call": "call", "CallResult": "call", "Limits": "limits", "LocalSandbo
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, because the zygotes live in this package and must stay small.
+    # Imported lazily, because zygotes import this package and must stay small.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

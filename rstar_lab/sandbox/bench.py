@@ -1,7 +1,7 @@
-"""`rstar-lab bench sandbox --against URL`: this sandbox beside another service with code-judge's API, in one run.
+"""`rstar-lab bench sandbox --against URL`: compares this sandbox with another service that has code-judge's API.
 
-Both are asked the same, over HTTP, in turns, so that other load on the machine meets both. The other one is expected to
-have two workers, as the one started here has. Rates are calls a second; a ratio is the median over the rounds.
+Both get the same requests over HTTP in alternating rounds, so that other load on the machine affects both. The other service
+must have two workers, like the one started here. Rates are calls per second; a ratio is the median over the rounds.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ ENDLESS = "while True: pass"
 MIX = ((SHORT, 0.70), (NUMPY, 0.15), (SYMPY, 0.10), (BROKEN, 0.03), (ENDLESS, 0.02))
 
 
-# Connections stay open: what is measured is calls, not handshakes.
+# Keep connections open, so that calls are measured and not TCP handshakes.
 KEEP_ALL = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 
 def bench(against: str | None) -> Iterator[dict[str, Any]]:
-    """One line a measurement: name, value, unit, against, ratio, n. Takes about ten minutes with `against`."""
+    """Yield one row per measurement: name, value, unit, against, ratio, n. Takes about ten minutes with `against`."""
     with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
         ours = ready["url"]
         warm_up(ours)
         for name, code, count, rounds in (("a", SHORT, 384, 3), ("b", NUMPY, 128, 3), ("c", SYMPY, 64, 3)):
             yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
-        # Long enough that the last loops, which end alone, do not make the rate.
+        # Many calls, so that the last endless loops, which run alone, do not dominate the rate.
         yield compare("mix", ours, against, mixed(1600), 1, batch=1, clients=64)
         yield from many_in_flight(ours)
         yield from beside_endless_loops(ours)
@@ -62,21 +62,21 @@ def line(
 
 
 def mixed(count: int, seed: int = 0) -> list[str]:
-    """The mix of probe runs, in a fixed random order; every kind is there in its exact share."""
+    """Return programs in the shares of MIX, in a fixed random order."""
     codes = [code for code, share in MIX for _ in range(round(share * count))]
     random.Random(seed).shuffle(codes)
     return codes
 
 
 def warm_up(url: str) -> None:
-    """Return when every zygote is up: they import their libraries while the service answers already."""
+    """Return when all zygotes are ready; the service answers before they have imported their libraries."""
     asyncio.run(load(url, [SHORT, NUMPY, SYMPY, "import scipy"] * BATCH, batch=BATCH, clients=1))
 
 
 def compare(
     name: str, ours: str, against: str | None, codes: list[str], rounds: int, *, batch: int, clients: int
 ) -> dict[str, Any]:
-    """The same calls to both, in turns, after one call to warm each up."""
+    """Send the same calls to both services in alternating rounds, after one warm-up batch each."""
     mine: list[float] = []
     other: list[float] = []
     sides = [(ours, mine)] if against is None else [(against, other), (ours, mine)]
@@ -91,7 +91,7 @@ def compare(
 
 
 class Load:
-    """What came of a load: results in no order, the latency of each request, the wall time of all."""
+    """Result of a load: results in any order, the latency (s) of each request, and the total wall time."""
 
     def __init__(self) -> None:
         self.results: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ async def load(url: str, codes: list[str], *, batch: int, clients: int, path: st
     """Send the calls in batches, `clients` requests at a time."""
     left = [codes[start : start + batch] for start in range(0, len(codes), batch)][::-1]
     done = Load()
-    # Several pools: the search for a free connection is linear in their number.
+    # Several pools, because a pool searches linearly for a free connection.
     async with contextlib.AsyncExitStack() as stack:
         pools = [
             await stack.enter_async_context(httpx.AsyncClient(timeout=600, limits=KEEP_ALL, trust_env=False))
@@ -121,7 +121,7 @@ async def load(url: str, codes: list[str], *, batch: int, clients: int, path: st
                 try:
                     reply = (await http.post(url + path, json=body)).json()
                     done.results += reply.get("results", [reply])
-                except (httpx.HTTPError, ValueError) as error:  # a call that is lost
+                except (httpx.HTTPError, ValueError) as error:  # counted as a lost call
                     print(f"{url}{path}: {type(error).__name__}: {error}", file=sys.stderr)
                 done.latencies.append((codes[0], time.perf_counter() - began))
 
@@ -141,7 +141,7 @@ def many_in_flight(url: str, count: int = 20_000, clients: int = 512) -> Iterato
 
 
 def beside_endless_loops(url: str, count: int = 2_000, clients: int = 16) -> Iterator[dict[str, Any]]:
-    """The tail of short calls while 2% of all calls never end by themselves."""
+    """Measure the latency of short calls while 2% of all calls are endless loops."""
     codes = [ENDLESS] * (count // 50) + [SHORT] * (count - count // 50)
     random.Random(1).shuffle(codes)
     done = asyncio.run(load(url, codes, batch=1, clients=clients))
@@ -153,7 +153,7 @@ def beside_endless_loops(url: str, count: int = 2_000, clients: int = 16) -> Ite
 
 
 def all_at_once(ready: dict[str, Any], count: int = 512) -> Iterator[dict[str, Any]]:
-    """Mean latency of a burst, beside what the queue of docs/sandbox.md predicts from the CPU time of its calls."""
+    """Compare the mean latency of a burst with the queue simulation of docs/sandbox.md, given the CPU time of its calls."""
     codes = [code for code in mixed(count) if code not in (ENDLESS, BROKEN)]
     before = cpu_ms(ready["pid"])
     latencies = asyncio.run(burst(ready["url"], codes))
@@ -175,7 +175,7 @@ async def burst(url: str, codes: list[str]) -> list[float]:
 
 
 def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:
-    """CPU time of a call, service and HTTP included, beside a fork that runs the same code with nothing around it."""
+    """Compare the CPU time of a call, with service and HTTP, with a bare fork that runs the same code."""
     for name, code in (("a", SHORT), ("b", NUMPY), ("c", SYMPY)):
         bare = bare_fork_ms(code, count)
         with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
@@ -214,7 +214,7 @@ def bare_fork_ms(code: str, count: int) -> float:
 
 
 def cpu_ms(pid: int) -> float:
-    """CPU time of a process, its live descendants and all that any of them has waited for."""
+    """Return the CPU time (ms) of a process, its live descendants, and all reaped children."""
     ticks, todo = 0, [pid]
     while todo:
         with contextlib.suppress(OSError):
@@ -228,12 +228,12 @@ def cpu_ms(pid: int) -> float:
 
 
 def over_redis(count: int = 768) -> Iterator[dict[str, Any]]:
-    """Rates with one, two and three one-call workers behind a Redis of our own."""
+    """Measure rates with one, two and three workers, of one slot each, behind a temporary Redis."""
     with contextlib.ExitStack() as stack:
         try:
             redis = stack.enter_context(temporary_redis()).url
         except FileNotFoundError:
-            print("redis-server is not installed: the Redis lines are left out", file=sys.stderr)
+            print("redis-server is not installed: skipping the Redis measurements", file=sys.stderr)
             return
         ready = stack.enter_context(serving("serve", "--port", "0", redis=redis))
         first = None

@@ -1,4 +1,4 @@
-"""A call and its result: the data that cross the sandbox's border."""
+"""A call to the sandbox and its result."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from rstar_lab.outcomes import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One piece of code to run. `None` for a limit means the sandbox's default.
+    """Code to run. A limit of None means the sandbox's default.
 
-    seed: makes the call reproducible; None draws fresh randomness.
-    session: name of a live interpreter whose state is kept between calls; None runs in a fresh process.
+    seed: seeds the random generators; None draws fresh randomness. timeout_s: CPU seconds. memory_mb: MiB.
+    session: name of a live interpreter that keeps its state between calls; None runs the code in a new process.
     """
 
     code: str
@@ -23,10 +23,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What came of one call.
+    """The result of a call.
 
-    value: repr of the last expression (as a notebook echoes it), None where there is none.
-    duration_s: seconds the code ran; queue_s: seconds it waited before that.
+    value: repr of the last expression, as a notebook shows it; None if there is none.
+    duration_s: seconds the code ran. queue_s: seconds the call waited before.
     """
 
     outcome: Outcome

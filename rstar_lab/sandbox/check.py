@@ -1,4 +1,4 @@
-"""Which layers of the boundary this machine gives, and what a missing one leaves open."""
+"""Reports which isolation layers this machine supports, and the risk of each missing one."""
 
 import asyncio
 import os
@@ -9,25 +9,25 @@ from rstar_lab.sandbox.runtime.isolation import LAYERS
 from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
 _LEAVES_OPEN = {
-    "cgroup": "a call's memory is watched, not bounded: one that eats it fast can take its neighbours with it",
-    "pid_namespace": "programs see and may signal other processes of the same user; ends are found by search",
-    "mount_namespace": "Landlock alone keeps programs from the host's files, and they have no folder to write to",
+    "cgroup": "memory is checked every 50 ms, not limited by the kernel: a program that allocates fast can harm other calls",
+    "pid_namespace": "programs see other processes of the same user and can signal them",
+    "mount_namespace": "only Landlock protects the host's files, and programs have no private folder to write to",
     "network_namespace": "abstract sockets are shared with the host; seccomp still refuses every network socket",
-    "ipc_namespace": "System V shared memory of the host can be reached, and outlives a call",
+    "ipc_namespace": "programs can use System V shared memory of the host, which outlives a call",
     "uts_namespace": "programs see the host's name",
-    "user_namespace": "programs share the per-user limits of the kernel with each other",
-    "user_id": "programs run as the user who started the sandbox; only the other layers keep them from that user's files",
-    "private_proc": "programs have no /proc, or the zygotes'",
-    "landlock": "the read-only view alone keeps programs from files and abstract sockets",
-    "seccomp": "programs may make every system call: the kernel's whole surface is open to them",
+    "user_namespace": "programs share the kernel's per-user limits with each other",
+    "user_id": "programs run as the user who started the sandbox; only the other layers protect that user's files",
+    "private_proc": "programs have no /proc, or see the zygotes' /proc",
+    "landlock": "only the read-only root file system protects files, and abstract sockets are shared",
+    "seccomp": "programs can make every system call",
 }
-# A user's own id is what an ordinary user has: the namespaces make up for it.
+# Without root, programs can only run under the user's own id; the namespaces compensate for it.
 _ACCEPTED = {"user_id"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. detail: how it is given, or why not; leaves_open: what its lack means, empty where it is present."""
+    """One isolation layer. detail: why it is missing; leaves_open: the risk if it is missing, else empty."""
 
     name: str
     present: bool
@@ -36,7 +36,7 @@ class Layer:
 
 
 def layers(missing: dict[str, str]) -> list[Layer]:
-    """From what the zygotes found missing."""
+    """Return all layers, given the missing ones (name -> reason) as the zygotes report them."""
     found = []
     for name in [*LAYERS, *sorted(set(missing) - set(LAYERS))]:
         label = name.replace("_", " ")
@@ -59,7 +59,7 @@ async def _probe() -> dict[str, str]:
 
 
 def check() -> list[Layer]:
-    """Start a sandbox's zygotes, see which layers took hold, end them. Raises RuntimeError where they do not start."""
+    """Start the zygotes, return the layers that they set up, and stop them. Raises RuntimeError if they do not start."""
     with ThreadPoolExecutor(1) as thread:
-        # Of its own, so that a notebook, whose event loop runs, may ask too.
+        # In another thread, because a notebook already runs an event loop in this one.
         return layers(thread.submit(lambda: asyncio.run(_probe())).result())

@@ -11,47 +11,46 @@ import typer
 from rstar_lab.errors import UserError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Run model-written code: as a service, as one of its workers; or check this machine."
+    no_args_is_help=True,
+    help="Run model-written code as a service or as a worker, or check the isolation of this machine.",
 )
 
 TOKEN = "RSTAR_LAB_SANDBOX_TOKEN"
 
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="Calls that run at full priority at once (default: the cores).")
-]
-TimeLimit = Annotated[float, typer.Option(min=0.1, max=600, help="CPU seconds of a call that asks for no other limit.")]
-MemoryMb = Annotated[int, typer.Option(min=64, help="Memory of a call, over all its processes, in MB.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Calls that use CPU time at once (default: one per core).")]
+TimeLimit = Annotated[float, typer.Option(min=0.1, max=600, help="Default time limit of a call, in CPU seconds.")]
+MemoryMb = Annotated[int, typer.Option(min=64, help="Default memory limit of a call and all its processes, in MiB.")]
 QueueTimeout = Annotated[
-    float, typer.Option(min=1, help="Seconds a call may wait before it is answered queue_timeout.")
+    float, typer.Option(min=1, help="Seconds a call may wait before its outcome is queue_timeout.")
 ]
-MakeRoom = Annotated[
-    bool, typer.Option(help="Rare long calls step aside while others wait; without, each has its whole time limit.")
-]
+MakeRoom = Annotated[bool, typer.Option(help="Preempt long calls while short ones wait and long ones are rare.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Refuse to start where this machine lacks a layer of isolation.")
+    bool, typer.Option("--strict", help="Refuse to start if this machine does not support an isolation layer.")
 ]
-REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0; the environment's RSTAR_LAB_REDIS_URL keeps it out of the process list."
+REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
 
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is required.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other than loopback requires a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8088,
     workers: Workers = None,
     time_limit: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
     make_room: MakeRoom = True,
     queue_timeout: QueueTimeout = 600.0,
-    max_queue: Annotated[int, typer.Option(min=1, help="Calls accepted and not answered; past it: 429.")] = 65536,
+    max_queue: Annotated[int, typer.Option(min=1, help="Calls in flight; more are refused with status 429.")] = 65536,
     redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)] = None,
     token_file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
     ] = None,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it is ready: url, workers.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
 ) -> None:
-    """Serve over HTTP: /calls, code-judge's API and SandboxFusion's /run_code. Code runs here, or on --redis workers."""
+    """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on --redis workers."""
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
@@ -86,9 +85,9 @@ def worker(
     queue_timeout: QueueTimeout = 600.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it is ready: worker, workers.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
 ) -> None:
-    """Take calls from Redis and run them on this machine. Any number of workers, on any number of nodes."""
+    """Take calls from Redis and run them on this machine. Any number of workers can share a Redis."""
     from rstar_lab.sandbox.serve import WorkerOptions, run_worker
 
     run_worker(
@@ -108,10 +107,10 @@ def worker(
 
 @app.command()
 def check(
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 where a layer is missing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a layer.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a layer is missing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer.")] = False,
 ) -> None:
-    """Say which layers of isolation this machine gives, and what a missing one leaves open."""
+    """Print which isolation layers this machine supports, and the risk of each missing one."""
     from dataclasses import asdict
 
     from rstar_lab.sandbox.check import check as find_layers
@@ -121,14 +120,14 @@ def check(
         if as_json:
             typer.echo(json.dumps(asdict(layer)))
         else:
-            told = "yes" if layer.present else f"NO   {layer.detail}\n{'':21}leaves open: {layer.leaves_open}"
-            typer.echo(f"{layer.name:20} {told}")
+            state = "yes" if layer.present else f"NO   {layer.detail}\n{'':21}risk: {layer.leaves_open}"
+            typer.echo(f"{layer.name:20} {state}")
     if strict and not all(layer.present for layer in layers):
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """The commands by themselves, for processes that need nothing else of the package."""
+    """Run these commands alone, without importing the rest of the package."""
     try:
         app()
     except UserError as error:

@@ -45,13 +45,13 @@ class Waiting:
 class SandboxClient:
     """Runs calls on a `rstar-lab sandbox serve`.
 
-    Calls made at the same time share requests of up to 64; results come back one by one. What fails by our doing (a
-    lost connection, a full queue, `sandbox_error`, `queue_timeout`) is tried again with growing pauses until
-    `deadline_s` after the call was made; then the last such result is returned, so that every call has exactly one
-    result. A call of a session is tried again only where it cannot have run.
+    Calls made at the same time share requests of up to 64 calls; results arrive one by one. Failures of the
+    infrastructure (lost connection, full queue, `sandbox_error`, `queue_timeout`) are retried with growing pauses until
+    `deadline_s` after the call; then the last failure is returned. A call of a session is retried only if it cannot have
+    run.
 
-    token: the service's; by default that of the environment's RSTAR_LAB_SANDBOX_TOKEN.
-    Raises UserError from `run` where the token is refused, ValueError where the service finds an argument wrong.
+    token: default: the environment variable RSTAR_LAB_SANDBOX_TOKEN.
+    `run` raises UserError if the token is refused, ValueError if the service rejects an argument.
     """
 
     def __init__(self, url: str, token: str | None = None, *, deadline_s: float = 600.0, connections: int = 32) -> None:
@@ -97,22 +97,19 @@ class SandboxClient:
         memory_mb: int | None = None,
         session: str | None = None,
     ) -> CallResult:
-        """One call, as LocalSandbox.run."""
+        """Run one call; see LocalSandbox.run."""
         return await self.submit(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
-        """Many calls at once; results in order."""
+        """Run calls concurrently; results are in the order of the calls."""
         return list(await asyncio.gather(*map(self.submit, calls)))
 
     async def close_session(self, name: str) -> None:
-        """End a session's interpreter. A name that is not in use is fine."""
+        """End a session's interpreter. An unknown name is ignored."""
         await self.submit(SessionEnd(name))
 
     async def verify(self, response_text: str, answer: str) -> bool:
-        """rstar_lab.verify.verify, on the service's machines.
-
-        Raises RuntimeError where it could not be done before the deadline.
-        """
+        """Run rstar_lab.verify.verify on the service. Raises RuntimeError if there is no result before the deadline."""
         result = await self.submit(Verification(response_text, answer))
         if result.outcome is not Outcome.OK:
             raise RuntimeError(f"not verified: {result.outcome}: {result.stderr}")
@@ -140,7 +137,7 @@ class SandboxClient:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """Put what has come in this turn of the event loop into as few requests as may be."""
+        """Send the calls made in this iteration of the event loop, in as few requests as possible."""
         self.flush_planned = False
         while self.waiting:
             batch: list[Waiting] = []
@@ -167,7 +164,7 @@ class SandboxClient:
                     if sent and item.in_session:
                         item.future.set_result(result)
         except Exception as error:
-            if len(batch) > 1:  # one of them is wrong: let each speak for itself
+            if len(batch) > 1:  # one call is invalid: send each alone to find out which
                 await asyncio.gather(*(self.send([item]) for item in batch))
                 return
             batch[0].future.set_exception(error)
@@ -176,7 +173,7 @@ class SandboxClient:
             await self.retry(left, pause)
 
     async def request(self, batch: list[Waiting]) -> float:
-        """Send a batch and hand out its results. Returns the pause the service asks for before it is asked again."""
+        """Send a batch and set its results. Returns the seconds to wait before unanswered calls are sent again."""
         body = dumps({"calls": [work_to_dict(item.work) for item in batch]})
         headers = {"Content-Type": "application/json"}
         async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
@@ -213,17 +210,19 @@ class SandboxClient:
 
 
 def refused(url: str, response: httpx.Response, body: bytes) -> float:
-    """What to make of a request that was not accepted: the pause before the next try, or an error for the caller."""
+    """Return the seconds to wait before a refused request is sent again, or raise the error for the caller."""
     status = response.status_code
     if status in (429, 503):
         return retry_after(response)
     detail = error_detail(body)
     if status == 401:
-        raise UserError(f"{url} refuses the token: set RSTAR_LAB_SANDBOX_TOKEN, or give SandboxClient its token")
+        raise UserError(f"{url}: wrong token; set RSTAR_LAB_SANDBOX_TOKEN or pass `token` to SandboxClient")
     if status in (400, 413, 415, 422):
         raise ValueError(f"{url}: {detail}")
     if status == 404:
-        raise UserError(f"{url} is no `rstar-lab sandbox serve`: it has no /calls")
+        raise UserError(
+            f"{url}: no sandbox service (POST /calls returned 404); start one with `rstar-lab sandbox serve`"
+        )
     raise httpx.HTTPStatusError(f"{status}: {detail}", request=response.request, response=response)
 
 

@@ -1,7 +1,7 @@
-"""code-judge's HTTP API, field by field, so that its clients work against this service unchanged.
+"""code-judge's HTTP API, compatible with its clients.
 
-Two fields are added to a result: `outcome` (the taxonomy of rstar_lab.outcomes) and `value` (repr of the last
-expression, which is not printed).
+A result has two additional fields: `outcome` (see rstar_lab.outcomes) and `value` (repr of the last expression, which is
+not printed).
 """
 
 import base64
@@ -19,19 +19,19 @@ from rstar_lab.sandbox.wire import MAX_BATCH
 
 
 class Submission(BaseModel):
-    """One program to run, or (type math) one answer to check.
+    """A program to run, or (type math) an answer to verify.
 
-    math: `solution` is a model's response, or an answer alone; `expected_output` is the right answer. A response is
-    told by its tags; options {"as": "response"} treats `solution` as one even without them, as a reward should.
+    math: `solution` is a model's response or an answer alone; `expected_output` is the correct answer. A response is
+    recognised by its tags. With options {"as": "response"}, `solution` is a response even without tags; use it in rewards.
     """
 
-    sub_id: str | None = Field(None, description="echoed in the result; made up where missing")
+    sub_id: str | None = Field(None, description="returned with the result; default: a random id")
     type: Literal["python", "cpp", "math"]
     options: dict[str, str] | None = Field(None, description='math only: {"as": "response" | "answer"}')
     solution: str = Field(description="the program")
     input: str | None = Field(None, description="its standard input")
     expected_output: str | None = Field(
-        None, description="compared with standard output, white space at both ends aside"
+        None, description="compared with standard output, without white space at both ends"
     )
 
     def model_post_init(self, _context: object) -> None:
@@ -64,11 +64,11 @@ REASONS = {
 
 
 class JudgeResult(BaseModel):
-    """What /judge tells: whether it ran, and whether the output was the expected one."""
+    """Result of /judge: whether the program ran and whether its output is as expected."""
 
     sub_id: str
-    success: bool = Field(description="it ran to its end without error and the output, where one is expected, is right")
-    run_success: bool = Field(description="it ran to its end without error")
+    success: bool = Field(description="run_success, and the output equals expected_output if that is set")
+    run_success: bool = Field(description="the program ended without error")
     cost: float = Field(description="seconds")
     reason: ResultReason = ResultReason.UNSPECIFIED
     outcome: Outcome
@@ -76,7 +76,7 @@ class JudgeResult(BaseModel):
 
 
 class SubmissionResult(JudgeResult):
-    """What /run tells: the same, and what the program wrote."""
+    """Result of /run: that of /judge, with the program's output."""
 
     stdout: str | None = None
     stderr: str | None = None
@@ -93,12 +93,12 @@ class BatchSubmissionResult(BaseModel):
 
 
 class Status(BaseModel):
-    queue: int = Field(description="calls waiting")
-    num_workers: int = Field(description="calls that run at full priority at once, over all nodes")
+    queue: int = Field(description="queued calls")
+    num_workers: int = Field(description="calls that use CPU time at once, over all nodes")
 
 
 def base64_pieces(name: str) -> list[str]:
-    """What is certain of a name's base64 text, for each of its three places relative to the groups of three bytes."""
+    """Return the parts of a name's base64 text that do not depend on its context, for the three possible alignments."""
     pieces = []
     for shift, skip in ((0, 0), (1, 2), (2, 3)):
         text = base64.b64encode(b"\0" * shift + name.encode()).decode()
@@ -110,7 +110,10 @@ HIDDEN = {name: base64_pieces(name) for name in ("scipy", "sympy", "numpy")}
 
 
 def with_imports_shown(code: str) -> str:
-    """The release's client sends programs in base64; a comment after the last line tells which warm zygote they need."""
+    """Append a comment that names the library which a base64-encoded program imports, so that its zygote is chosen.
+
+    The client of the rStar release sends programs in base64.
+    """
     for name, pieces in HIDDEN.items():
         if name not in code and any(piece in code for piece in pieces):
             return f"{code}\n# {name}"
@@ -118,10 +121,7 @@ def with_imports_shown(code: str) -> str:
 
 
 def to_work(submission: Submission, time_limit_s: float) -> Call | Verification:
-    """What the backend is asked to do.
-
-    Raises ValueError where a math submission has no expected_output or an unknown option.
-    """
+    """Return the work for a submission. Raises ValueError if a math submission has no expected_output or a bad option."""
     if submission.type == "math":
         return Verification.of(submission.solution, submission.expected_output, (submission.options or {}).get("as"))
     if submission.type == "cpp":
@@ -130,7 +130,7 @@ def to_work(submission: Submission, time_limit_s: float) -> Call | Verification:
 
 
 def to_result(submission: Submission, result: CallResult) -> SubmissionResult:
-    """The result in code-judge's words."""
+    """Convert a result to code-judge's format."""
     if submission.type == "cpp":
         result = cpp_outcome(result)
     ran = result.outcome is Outcome.OK

@@ -1,4 +1,4 @@
-"""Figures of a load on a sandbox. Needs plotly (the `notebooks` extra)."""
+"""Figures of a load test of a sandbox. Requires plotly (the `notebooks` extra)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ GOOD, MODELS, OUR = "#2a9d8f", ("#e9c46a", "#f4a261", "#e76f51", "#bc6c25", "#9b
 
 
 def plot_load(samples: Sequence[Sample], *, bin_s: float = 0.5) -> go.Figure:
-    """Calls answered a second, and the median and 99th percentile of their latency, over time."""
+    """Plot calls answered per second, and the median and 99th percentile of their latency, over time."""
     at = np.array([sample.at_s for sample in samples])
     latency_ms = 1000 * np.array([sample.latency_s for sample in samples])
     bins = np.arange(int(at.max() / bin_s) + 1) if len(at) else np.arange(0)
@@ -34,7 +34,7 @@ def plot_load(samples: Sequence[Sample], *, bin_s: float = 0.5) -> go.Figure:
 
 
 def plot_outcomes(samples: Sequence[Sample]) -> go.Figure:
-    """Of each kind of call, the share of every outcome; errors of ours are grey."""
+    """Plot the share of each outcome per kind of call. Failures of the infrastructure are grey."""
     kinds = list(dict.fromkeys(sample.kind for sample in samples))
     counts = Counter((sample.kind, sample.outcome) for sample in samples)
     totals = Counter(sample.kind for sample in samples)

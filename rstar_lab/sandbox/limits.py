@@ -1,4 +1,4 @@
-"""What a call may use."""
+"""Limits of calls, sessions and of the whole sandbox."""
 
 from dataclasses import dataclass, fields
 
@@ -9,17 +9,18 @@ MAX_STDIN_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Defaults of every call, over all of its processes together. A call may ask for another time or memory limit.
+    """Limits of a call, over all its processes together. A call can set another time or memory limit.
 
-    timeout_s: CPU seconds; seconds spent waiting (sleeping, blocked) count too, waiting for a busy processor does not.
-    wall_slack_s: a call that other load starves of the processor may run this much longer before it is ended.
-    memory_mb: memory, temporary files included. processes: processes and threads.
-    open_files: descriptors of one process. file_mb: one file; all files of a call together stay under four of them.
-    output_bytes: each of stdout and stderr. value_bytes: the echoed value of the last expression.
-    make_room: while calls wait and long ones are rare, a long call steps aside for the others, and is a timeout when its slack
-    is gone, whatever it had. False: no call is a timeout that has not had its time.
-    queue_timeout_s: waiting for a free slot, after which the call is answered `queue_timeout`.
-    session_idle_s: a session unused for so long is dropped. max_sessions: past it the longest idle one is dropped.
+    timeout_s: seconds on a CPU, or asleep or blocked. Seconds in which it is ready but does not get a CPU do not count.
+    wall_slack_s: how much longer than timeout_s a call may take in wall time because it did not get a CPU.
+    memory_mb: MiB, with temporary files. processes: processes and threads.
+    open_files: descriptors of one process. file_mb: MiB of one file; all files of a call together have four times as much.
+    output_bytes: of stdout and of stderr. value_bytes: of the repr of the last expression.
+    make_room: preempt long calls while calls are queued and long ones are rare. A preempted call ends as `timeout` when its
+    slack is used up, even if it did not get its CPU seconds.
+    queue_timeout_s: seconds in the queue after which the outcome is `queue_timeout`.
+    session_idle_s: a session that is unused for so long is dropped. max_sessions: if there are more, the least recently
+    used one is dropped.
     """
 
     timeout_s: float = 10.0

@@ -1,4 +1,4 @@
-"""Load on a sandbox, and what came of it: for notebooks."""
+"""Runs many calls on a sandbox and records their latency and outcome. Used by notebooks."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call. kind: what was asked; at_s: when it was answered, since the load began."""
+    """One answered call. kind: label of the call; at_s: time of the answer, in seconds since the start."""
 
     kind: str
     outcome: Outcome
@@ -31,7 +31,7 @@ class Sample:
 async def run_load(
     sandbox: Sandbox, calls: Sequence[tuple[str, str]], *, in_flight: int, every_s: float = 0.5
 ) -> AsyncIterator[list[Sample]]:
-    """Run (kind, code) pairs, `in_flight` at a time; every `every_s`, and at the end, all samples so far."""
+    """Run (kind, code) pairs, `in_flight` at a time. Yields all samples so far every `every_s` seconds and at the end."""
     began = time.monotonic()
     samples: list[Sample] = []
     left = list(calls)[::-1]

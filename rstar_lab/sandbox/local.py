@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class LayersMissing(UserError):
-    """This machine cannot give the whole boundary, and the sandbox was asked to be strict."""
+    """An isolation layer is missing and the sandbox is strict."""
 
 
 def tier_of(code: str) -> str:
-    """Which zygote has what this code imports; a wrong guess costs time only."""
+    """Return the zygote that has the libraries which this code imports. A wrong guess only costs time."""
     if "scipy" in code:
         return "scipy"
     if "sympy" in code or "mpmath" in code:
@@ -43,9 +43,9 @@ class LocalSandbox:
         async with LocalSandbox() as sandbox:
             result = await sandbox.run("print(6 * 7)")
 
-    workers: calls that run at full priority at once (default: the cores this process may use). Any number may be in
-    flight; the others wait. strict: refuse to start where a layer of the boundary is missing, instead of warning.
-    To be used from one event loop. What the boundary holds and what not: docs/sandbox-boundary.md.
+    workers: calls that use CPU time at once (default: the cores that this process may use). Any number of calls can be in
+    flight; the others are queued. strict: raise LayersMissing if an isolation layer is missing, instead of a warning.
+    All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
     def __init__(self, limits: Limits = Limits(), workers: int | None = None, *, strict: bool = False) -> None:
@@ -68,22 +68,22 @@ class LocalSandbox:
 
     @property
     def queue_depth(self) -> int:
-        """Calls that wait for a slot."""
+        """Calls in the queue."""
         return self._scheduler.depth
 
     @property
     def zygotes(self) -> int:
-        """Zygotes that are warm."""
+        """Zygotes that are ready."""
         return self._pool.zygotes if self._pool else 0
 
     @property
     def sessions(self) -> int:
-        """Sessions whose state is kept."""
+        """Live sessions."""
         return len(self._sessions)
 
     @property
     def missing_layers(self) -> dict[str, str]:
-        """Layers of the boundary that this machine did not give, and why. Known once started."""
+        """Missing isolation layers with the reason. Empty before `start`."""
         return dict(self._pool.missing) if self._pool else {}
 
     async def __aenter__(self) -> "LocalSandbox":
@@ -94,18 +94,18 @@ class LocalSandbox:
         await self.aclose()
 
     async def start(self) -> None:
-        """Start the zygotes; `run` does so where it was not done.
+        """Start the zygotes; otherwise the first `run` starts them.
 
-        Raises RuntimeError where they cannot start, LayersMissing where the sandbox is strict and a layer is missing.
+        Raises RuntimeError if they cannot start, LayersMissing if the sandbox is strict and a layer is missing.
         """
         await self._running_pool()
 
     async def drain(self) -> None:
-        """Wait until every call is answered."""
+        """Wait until no call is in flight."""
         await self._idle.wait()
 
     async def aclose(self) -> None:
-        """End every process; calls that wait raise RuntimeError. Closing twice is fine."""
+        """End all processes. Queued calls raise RuntimeError. Closing twice has no effect."""
         self._closed = True
         self._scheduler.close(RuntimeError("the sandbox was closed"))
         if self._session_cleaner:
@@ -126,18 +126,18 @@ class LocalSandbox:
         memory_mb: int | None = None,
         session: str | None = None,
     ) -> CallResult:
-        """Run code and say what came of it. Never raises for what the code does.
+        """Run code and return its result. Errors of the code are outcomes, not exceptions.
 
-        Raises ValueError for a limit past its maximum, RuntimeError where the sandbox is closed or cannot start.
+        Raises ValueError for a limit above its maximum, RuntimeError if the sandbox is closed or cannot start.
         """
         return await self._run(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
     async def run_many(self, calls: Iterable[Call]) -> list[CallResult]:
-        """Run calls side by side; results come in the order of the calls."""
+        """Run calls concurrently; results are in the order of the calls."""
         return list(await asyncio.gather(*(self._run(call) for call in calls)))
 
     async def close_session(self, name: str) -> None:
-        """End a session's interpreter. A name that is not in use is fine."""
+        """End a session's interpreter. An unknown name is ignored."""
         self._sessions.drop(name, None)
         self._sessions.pop_loss(name)
 
@@ -257,7 +257,7 @@ class LocalSandbox:
     ) -> protocol.Result:
         pool = await self._running_pool()
         if session.link is None:
-            # Later cells may import what the first does not.
+            # At least the sympy zygote, because later cells may import more than the first one.
             session.link = await pool.start_supervisor("scipy" if tier == "scipy" else "sympy")
         link = session.link
         try:
@@ -270,7 +270,7 @@ class LocalSandbox:
             raise
 
     async def _wait_for_tier(self, tier: str) -> None:
-        """Wait for the tier's zygote outside the slots, so that an import holds up nobody else."""
+        """Wait for the tier's zygote before taking a slot, so that its imports delay no other call."""
         with contextlib.suppress(SupervisorDied):
             await (await self._running_pool()).wait_for_tier(tier)
 
@@ -289,7 +289,7 @@ class LocalSandbox:
             if self._closed:
                 raise RuntimeError("the sandbox is closed")
             if self._pool and not self._pool.alive:
-                log.warning("the sandbox's zygotes ended; starting new ones")
+                log.warning("the sandbox's zygotes have ended; starting new ones")
                 pool, self._pool = self._pool, None
                 await pool.close()
             if self._pool is None:
@@ -306,9 +306,9 @@ class LocalSandbox:
         if missing and self.strict:
             await pool.close()
             names = "; ".join(f"{layer.name} ({layer.detail})" for layer in missing)
-            raise LayersMissing(f"the sandbox is strict and this machine does not give: {names}")
+            raise LayersMissing(f"the sandbox is strict and this machine does not support: {names}")
         for layer in missing:
-            log.warning("sandbox without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
+            log.warning("sandbox runs without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
 
     async def _drop_idle_sessions(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""This machine as a backend: code goes to a LocalSandbox, answers to warm verification processes."""
+"""Backend that runs code in a LocalSandbox and verifies answers in processes of this machine."""
 
 import asyncio
 import time
@@ -13,17 +13,17 @@ from rstar_lab.verify import verify, warm_up
 
 
 class LocalBackend:
-    """A LocalSandbox, and the threads that wait for verification."""
+    """A LocalSandbox and a thread pool for verification."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
         self.sandbox = sandbox
         self.workers = sandbox.workers
-        # `verify` bounds each answer; a few more threads than cores let honest answers pass the hung ones.
+        # `verify` limits the time of each answer. More threads than cores, so that slow answers do not block fast ones.
         self.threads = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
 
     async def start(self) -> "LocalBackend":
         await self.sandbox.start()
-        self.threads.submit(warm_up)  # the first answer that comes waits for it, calls do not
+        self.threads.submit(warm_up)
         return self
 
     async def aclose(self) -> None:
@@ -74,5 +74,5 @@ class LocalBackend:
 
     @property
     def prefetch_limit(self) -> int:
-        """How many calls a worker holds at once: no core waits for the next one, and other workers get some too."""
+        """Calls that a worker takes from Redis at once: enough to keep all cores busy, few enough to share the load."""
         return 4 * self.workers + 8

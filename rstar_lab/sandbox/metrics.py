@@ -1,4 +1,4 @@
-"""What Prometheus sees of the service."""
+"""Prometheus metrics of the service."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 
 
 class Metrics:
-    """Names begin with rstar_lab_sandbox_. The gauges are read when they are asked for."""
+    """Metrics with the prefix rstar_lab_sandbox_. Gauges are read at each scrape."""
 
     def __init__(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> None:
-        """gauges: what each is and how to read it, by name."""
+        """gauges: name -> (description, function that returns the value)."""
         self.registry = CollectorRegistry()
         self.latency = Histogram(
             "rstar_lab_sandbox_call_seconds",
@@ -30,7 +30,7 @@ class Metrics:
             registry=self.registry,
         )
         self.refused = Counter(
-            "rstar_lab_sandbox_refused", "calls turned away because the queue was full", registry=self.registry
+            "rstar_lab_sandbox_refused", "calls refused because the queue was full", registry=self.registry
         )
         for name, (what, read) in gauges.items():
             Gauge(f"rstar_lab_sandbox_{name}", what, registry=self.registry).set_function(read)

@@ -1,4 +1,4 @@
-"""The client's side of Redis: hands calls to the workers of any number of nodes, and gives each exactly one result."""
+"""Backend that sends calls to workers through Redis and returns exactly one result for each."""
 
 import asyncio
 import contextlib
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 SESSION_KEPT_MS = 3_600_000
-# A call delivered to a worker is answered within its limits; past this much more, nobody will answer it.
+# A call that a worker took and has not answered for so long after its limits counts as lost.
 ANSWER_GRACE_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A call that waits for its result."""
+    """A call without a result yet."""
 
     call_id: str
     stream: str
@@ -38,18 +38,18 @@ class Pending:
     session: bool
     submitted: float = field(default_factory=time.monotonic)
     entry: bytes | None = None
-    # How often in a row its entry was not there, though no result had come: twice means that Redis lost it.
+    # Consecutive checks in which its entry was missing without a result. Two mean that Redis lost it.
     missing: int = 0
 
 
 class RedisBackend:
-    """Runs work on the workers that share a Redis (start them by `rstar-lab sandbox worker`)."""
+    """Runs work on the workers of a Redis, which are started with `rstar-lab sandbox worker`."""
 
-    # They are the workers'.
+    # Zygotes and sessions belong to the workers.
     zygotes = sessions = 0
 
     def __init__(self, url: str, *, wait_s: float) -> None:
-        """wait_s: the longest a call may queue before a worker takes it."""
+        """wait_s: seconds a call may wait until a worker takes it."""
         self.url = url
         self.redis = transport.connect(url)
         self.client = secrets.token_hex(8)
@@ -64,7 +64,7 @@ class RedisBackend:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Self:
-        """Raises UserError where Redis is not there or not protected."""
+        """Connect and start the background tasks. Raises UserError if Redis is unreachable or has no password."""
         await transport.check(self.redis, self.url)
         await self.refresh_workers()
         self.tasks = [
@@ -91,7 +91,7 @@ class RedisBackend:
 
     @property
     def queued(self) -> int:
-        """Calls of ours that no worker has taken yet."""
+        """Calls of this client that no worker has taken yet."""
         return sum(self.is_waiting(pending) for pending in self.pending.values())
 
     @property
@@ -99,7 +99,7 @@ class RedisBackend:
         return sum(self.workers.values())
 
     async def run(self, work: Work) -> CallResult:
-        """One result for one piece of work, whatever happens to workers and Redis."""
+        """Return one result for the work, also if workers or Redis fail."""
         session = session_of(work)
         if session is None:
             return await self.submit(work, transport.CALLS)
@@ -130,12 +130,12 @@ class RedisBackend:
             return await pending.future
         finally:
             self.pending.pop(pending.call_id, None)
-            if pending.entry:  # given up, or the caller has gone
+            if pending.entry:  # expired or cancelled
                 with contextlib.suppress(RedisError, OSError):
                     await self.redis.xdel(pending.stream, pending.entry)
 
     async def worker_of_session(self, session: str) -> tuple[str | None, bool]:
-        """The worker that holds the session, and whether an earlier one died with it."""
+        """Return the worker that holds the session (None: no worker), and whether an earlier holder has died."""
         deadline = time.monotonic() + self.wait_s
         while not self.workers:
             if time.monotonic() > deadline:
@@ -154,7 +154,7 @@ class RedisBackend:
         self.something_to_send.set()
 
     def answer(self, pending: Pending, result: CallResult) -> None:
-        """The one place where a call gets its result; a second one finds nobody waiting."""
+        """Set the result of a call. Every result passes through here; a second one is ignored."""
         self.pending.pop(pending.call_id, None)
         if not pending.future.done():
             queue_s = max(0.0, time.monotonic() - pending.submitted - result.duration_s)
@@ -171,7 +171,7 @@ class RedisBackend:
                     pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
                 entries = await pipe.execute() if batch else []
         except BaseException:
-            # What was sent all the same runs twice; the second result finds nobody waiting.
+            # Calls that were sent in spite of the error run twice; the second result is ignored.
             self.to_send.extendleft(reversed(batch))
             raise
         for pending, entry in zip(batch, entries, strict=True):
@@ -197,7 +197,7 @@ class RedisBackend:
         await self.redis.pexpire(self.results, transport.RESULTS_KEPT_MS)
 
     def is_waiting(self, pending: Pending) -> bool:
-        """No worker has it yet, as far as we know (a session's calls are not watched: they go to one worker)."""
+        """Return whether no worker has taken the call, as of the last refresh. Calls of sessions count as taken once sent."""
         return pending.entry is None or (not pending.session and entry_number(pending.entry) > self.last_delivered)
 
     def expire_calls(self) -> None:
@@ -218,7 +218,7 @@ class RedisBackend:
                 self.answer(pending, failure(Outcome.SANDBOX_ERROR, why))
 
     async def resend_lost_calls(self) -> None:
-        """Send again what Redis has lost: it restarted without its append-only file."""
+        """Send calls again that Redis has lost because it restarted without its append-only file."""
         now = time.monotonic()
         old = [p for p in self.pending.values() if p.entry and now - p.submitted > 2 * transport.HEARTBEAT_S][:4096]
         async with self.redis.pipeline(transaction=False) as pipe:
@@ -232,7 +232,7 @@ class RedisBackend:
                 lost.append(pending)
         if lost:
             log.error(
-                "Redis has lost %d calls (was it restarted without `appendonly yes`?): they are sent again", len(lost)
+                "Redis has lost %d calls and they are sent again; was it restarted without `appendonly yes`?", len(lost)
             )
         for pending in lost:
             if pending.session:
@@ -243,7 +243,7 @@ class RedisBackend:
 
 
 class Reader:
-    """Reads the results of one client, in order, across lost connections."""
+    """Reads the results of one client in order, also after a lost connection."""
 
     def __init__(self, backend: RedisBackend) -> None:
         self.backend = backend
@@ -256,7 +256,7 @@ class Reader:
             self.last = entry
             pending = backend.pending.get(fields.get(b"id", b"").decode(errors="replace"))
             if pending:
-                pending.entry = None  # the worker has deleted it
+                pending.entry = None  # deleted by the worker
                 try:
                     result = result_from_dict(json.loads(fields[b"body"]))
                 except (KeyError, TypeError, ValueError) as error:
@@ -272,7 +272,7 @@ def entry_number(entry: bytes) -> tuple[int, int]:
 
 
 async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
-    """Repeat `step`; where Redis does not answer, wait and go on: the calls stay where they are."""
+    """Repeat `step` for ever. After an error of Redis, wait and continue; calls stay in the streams."""
     delay = 0.05
     while True:
         try:
@@ -286,13 +286,13 @@ async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
             await asyncio.sleep(delay)
             delay = min(2 * delay, 1.0)
         except Exception:
-            # A defect of ours; the next step may well do better, and calls must not wait for ever.
+            # A bug here must not stop the task, because calls would wait for ever.
             log.exception("cannot %s", what)
             await asyncio.sleep(1.0)
 
 
 async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel until they have ended: a cancellation that meets a time-out inside the Redis client is lost."""
+    """Cancel tasks until they have ended. The Redis client can swallow a cancellation during a timeout."""
     left = set(tasks)
     while left:
         for task in left:

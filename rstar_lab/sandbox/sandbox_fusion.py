@@ -1,4 +1,4 @@
-"""SandboxFusion's POST /run_code, as verl's tools and others call it: python and cpp."""
+"""SandboxFusion's POST /run_code for python and cpp, as used by verl's tools and rewards."""
 
 from enum import StrEnum
 
@@ -19,8 +19,8 @@ class RunCodeRequest(BaseModel):
     code: str
     stdin: str | None = None
     language: str = Field(description="python or cpp")
-    files: dict[str, str | None] = Field({}, description="path -> base64, laid there before the program runs")
-    fetch_files: list[str] = Field([], description="paths to give back, those that the program left")
+    files: dict[str, str | None] = Field({}, description="path -> base64 content, written before the program runs")
+    fetch_files: list[str] = Field([], description="paths of files to return after the program")
 
 
 class RunStatus(StrEnum):
@@ -38,7 +38,7 @@ class CommandRunStatus(StrEnum):
 class CommandRunResult(BaseModel):
     status: CommandRunStatus
     execution_time: float | None = None
-    return_code: int | None = Field(None, description="0 or 1 for python; -9 where the program was killed")
+    return_code: int | None = Field(None, description="0 or 1 for python; -9 if the program was killed")
     stdout: str | None = None
     stderr: str | None = None
 
@@ -55,9 +55,9 @@ class RunCodeResponse(BaseModel):
 
 
 def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
-    """Raises ValueError for what this service does not do."""
+    """Return the call for a request. Raises ValueError for a language or file that is not supported."""
     if request.language not in LANGUAGES:
-        raise ValueError(f"language {request.language!r} is not served here: use {' or '.join(LANGUAGES)}")
+        raise ValueError(f"language: {request.language!r} is not supported; use {' or '.join(LANGUAGES)}")
     check_files(request.files)
     memory_mb = request.memory_limit_MB if request.memory_limit_MB > 0 else None
     timeout_s = min(request.run_timeout, max_timeout_s)
@@ -116,7 +116,7 @@ def compile_result(built: Command) -> CommandRunResult:
 
 
 def return_code(outcome: Outcome) -> int | None:
-    """An exit status in the shell's sense; None where time ran out, as SandboxFusion has it."""
+    """Return the exit status as SandboxFusion defines it: None for a timeout."""
     if outcome is Outcome.TIMEOUT:
         return None
     if outcome is Outcome.OK:

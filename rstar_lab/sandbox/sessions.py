@@ -1,4 +1,4 @@
-"""Names of live interpreters, and what became of them."""
+"""Registry of live sessions, and of the reasons why earlier ones ended."""
 
 import asyncio
 import time
@@ -7,12 +7,12 @@ from collections import OrderedDict
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection
 
 REMEMBERED = 10_000
-# Stands before a cell's stderr.
+# Prefix of the stderr of the last cell of a session.
 ENDED = "[the session's interpreter has ended; the next call starts a new one]\n"
 
 
 class Session:
-    """One name. link: its supervisor, None before the first cell and after its interpreter ended."""
+    """A session. link: its supervisor; None before the first cell and after its interpreter ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -27,7 +27,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a sandbox; the longest idle ones are dropped first."""
+    """All sessions of a sandbox. If there are too many, the least recently used ones are dropped."""
 
     def __init__(self, idle_s: float, most: int) -> None:
         self.idle_s = idle_s
@@ -39,7 +39,7 @@ class Sessions:
         return len(self._live)
 
     def open(self, name: str) -> Session:
-        """The session of this name, now the most recently used; the caller calls `done` after use."""
+        """Return the session of this name and mark it as most recently used. The caller must call `done` after use."""
         session = self._live.get(name)
         if session is None:
             session = self._live[name] = Session(name)
@@ -57,7 +57,7 @@ class Sessions:
         session.used = time.monotonic()
 
     def drop(self, name: str, reason: str | None) -> None:
-        """End a session; with a reason, its name remembers that its state is gone."""
+        """End a session. With a reason, the next call of that name is told that the state is gone."""
         session = self._live.pop(name, None)
         if session is None:
             return
@@ -72,7 +72,7 @@ class Sessions:
             self._lost.popitem(last=False)
 
     def pop_loss(self, name: str) -> str | None:
-        """Why an earlier state of this name is gone; told once."""
+        """Return, once, why an earlier state of this name is gone."""
         return self._lost.pop(name, None)
 
     def drop_idle(self) -> None:

@@ -1,6 +1,6 @@
-"""How many cores a sandbox needs: the arithmetic, and a simulation of the queue to check it.
+"""Computes how many cores a sandbox needs, with a simulation of the queue as a check.
 
-The CPU time of a call is what `rstar-lab bench sandbox` measures (its lines cpu_a, cpu_b, cpu_c).
+The CPU time of a call is measured by `rstar-lab bench sandbox` (lines cpu_a, cpu_b, cpu_c).
 """
 
 import heapq
@@ -8,31 +8,31 @@ import math
 
 import numpy as np
 
-# The share of each kind of call and its CPU time in ms, zygote, HTTP and JSON included; docs/sandbox.md names the machine.
+# Kind of call -> (share, CPU ms with zygote, HTTP and JSON). docs/sandbox.md describes the machine.
 MIX = {"bare": (0.72, 3.1), "numpy": (0.16, 4.2), "sympy": (0.12, 15.0)}
 
 
 def mean_cpu_ms(mix: dict[str, tuple[float, float]]) -> float:
-    """Of one call: the mean over kinds of (share, CPU ms)."""
+    """Return the mean CPU ms of a call. mix: kind -> (share, CPU ms)."""
     total = sum(share for share, _ in mix.values())
     return sum(share * ms for share, ms in mix.values()) / total
 
 
 def cores_for_burst(calls: int, mean_latency_s: float, cpu_ms: float) -> int:
-    """Cores that answer `calls` arriving at once within `mean_latency_s` on average.
+    """Return the cores that answer `calls` arriving at once with a mean latency of `mean_latency_s`.
 
-    The k-th of n calls on c cores is done after about k * cpu / c, the mean call after n * cpu / (2 c).
+    On c cores, the k-th of n calls ends after about k * cpu / c, so the mean latency is n * cpu / (2 c).
     """
     return math.ceil(calls * cpu_ms / 1000 / (2 * mean_latency_s))
 
 
 def cores_for_rate(calls_per_s: float, cpu_ms: float, utilisation: float = 0.7) -> int:
-    """Cores for calls that arrive spread over time, busy for `utilisation` of it so that queues stay short."""
+    """Return the cores for calls spread over time. A utilisation below 1 keeps the queue short."""
     return math.ceil(calls_per_s * cpu_ms / 1000 / utilisation)
 
 
 def simulate(arrivals_s: np.ndarray, service_s: np.ndarray, cores: int) -> np.ndarray:
-    """Latency (s) of each call: first come, first served by `cores` servers.
+    """Return the latency (s) of each call, with `cores` servers and first come, first served.
 
     arrivals_s: (calls,), ascending. service_s: (calls,), CPU seconds.
     """
@@ -46,7 +46,7 @@ def simulate(arrivals_s: np.ndarray, service_s: np.ndarray, cores: int) -> np.nd
 
 
 def draw_service_s(calls: int, mix: dict[str, tuple[float, float]], seed: int = 0) -> np.ndarray:
-    """Service times (s) of so many calls of the mix, in random order, scattered by 20% about each kind's mean."""
+    """Draw service times (s) of calls of the mix in random order, with a standard deviation of 20% of each kind's mean."""
     rng = np.random.default_rng(seed)
     shares = np.array([share for share, _ in mix.values()])
     means = np.array([ms for _, ms in mix.values()]) / 1000

@@ -1,9 +1,9 @@
-"""How calls and results travel over Redis: the keys, the connection and the two steps that must be atomic.
+"""Transport of calls and results over Redis: keys, connection, and the two steps that must be atomic.
 
-A call is an entry of the stream `calls` (or of one worker's own stream, for a session), read through a consumer group,
-so that it belongs to one worker until it is acknowledged. A result is an entry of the stream `results:CLIENT` of the
-client that asked. Acknowledging the call, deleting it and adding its result are one script: whoever acknowledges first
-answers, and nobody answers twice. The clock is Redis's own (the entry's id): nodes need not agree about the time.
+A call is an entry of the stream `calls` (for a session: of its worker's own stream), read through a consumer group, so that
+it belongs to one worker until it is acknowledged. A result is an entry of the stream `results:CLIENT`. One script
+acknowledges a call, deletes it and adds its result, so that only the first worker that acknowledges can answer. Times are
+taken from Redis (entry ids), so the clocks of nodes need not agree.
 """
 
 from typing import Any
@@ -22,9 +22,9 @@ WORKERS = PREFIX + "workers"  # sorted set: name|capacity -> Redis time of its l
 GROUP = "workers"
 
 BLOCK_MS = 1000
-SOCKET_TIMEOUT_S = 8.0  # must exceed BLOCK_MS: a blocked read is not a dead socket
+SOCKET_TIMEOUT_S = 8.0  # must exceed BLOCK_MS, the duration of a blocking read
 HEARTBEAT_S = 1.0
-# A worker that has not been heard of for this long is dead: its calls go to others.
+# A worker without a heartbeat for so long counts as dead, and other workers claim its calls.
 DEAD_AFTER_MS = 6000
 MAX_DELIVERIES = 3
 RESULTS_KEPT_MS = 3_600_000
@@ -38,7 +38,7 @@ redis.call('PEXPIRE', KEYS[2], ARGV[5])
 return 1
 """
 
-# Which live worker holds a session; the caller's proposal if none does, and whether an earlier holder has died.
+# Returns the live worker that holds a session and whether an earlier holder has died. If none does, the proposal becomes it.
 # KEYS: the session, the workers. ARGV: the proposal, how long a session is kept, when a worker counts as dead (ms).
 CLAIM_SESSION = """
 local holder = redis.call('GET', KEYS[1])
@@ -56,7 +56,7 @@ return {ARGV[1], holder and 1 or 0}
 
 
 def calls_of(worker: str) -> str:
-    """The stream of one worker's own calls: those of the sessions it holds."""
+    """Return the key of the stream for calls of the sessions that a worker holds."""
     return f"{CALLS}:{worker}"
 
 
@@ -69,7 +69,7 @@ def session_key(session: str) -> str:
 
 
 def connect(url: str) -> aioredis.Redis:
-    """A client that raises at once where Redis does not answer: retrying is for those who know what may run twice."""
+    """Return a client that does not retry: only the caller knows whether a command may run twice. Raises UserError."""
     try:
         return aioredis.from_url(
             url,
@@ -84,30 +84,27 @@ def connect(url: str) -> aioredis.Redis:
 
 
 def redacted(url: str) -> str:
-    """The address without its password, for logs."""
+    """Return the address without its password, for logs."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 async def check(redis: aioredis.Redis, url: str) -> None:
-    """Make sure that Redis is there, lets us in, and is not open to everybody.
-
-    Raises UserError with what to do.
-    """
+    """Raise UserError if Redis is unreachable, refuses the password, or does not require one."""
     where = redacted(url)
     try:
         await redis.ping()
         protected = await needs_password(url)
     except (AuthenticationError, NoPermissionError) as error:
-        raise UserError(f"{where} refuses the password: {error}") from error
+        raise UserError(f"{where}: wrong password: {error}") from error
     except ResponseError as error:
         raise UserError(f"{where}: {error}; give the password as redis://:PASSWORD@HOST:PORT/0") from error
     except (RedisError, OSError) as error:
         raise UserError(f"no Redis at {where}: {error}") from error
     if not protected:
         raise UserError(
-            f"{where} lets anybody in, and whoever reaches it can run code on every worker: "
-            "give it a password (requirepass) and put it in the address, redis://:PASSWORD@HOST:PORT/0"
+            f"{where} does not require a password, so anyone who can connect could run code on every worker: "
+            "set one (requirepass) and use redis://:PASSWORD@HOST:PORT/0"
         )
 
 
@@ -133,7 +130,7 @@ async def needs_password(url: str) -> bool:
 
 
 async def make_group(redis: aioredis.Redis, stream: str) -> None:
-    """Create the stream and its group where missing; the group begins with the oldest entry."""
+    """Create the stream and its consumer group if they do not exist. The group starts with the oldest entry."""
     try:
         await redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
     except ResponseError as error:
@@ -147,12 +144,12 @@ async def now_ms(redis: aioredis.Redis) -> int:
 
 
 def entry_ms(entry: bytes) -> int:
-    """When Redis took the entry, in its own ms."""
+    """Return the time at which Redis added the entry, in milliseconds."""
     return int(entry.split(b"-")[0])
 
 
 async def live_workers(redis: aioredis.Redis) -> dict[str, int]:
-    """Capacity by worker, of those heard of lately."""
+    """Return name -> capacity of the workers with a recent heartbeat."""
     since = await now_ms(redis) - DEAD_AFTER_MS
     members: list[Any] = await redis.zrangebyscore(WORKERS, since, "+inf")
     names = [member.decode() for member in members]

@@ -1,28 +1,28 @@
-"""One answer to check: what a `math` call asks for, and the processes that check it."""
+"""The request of a `math` call: an answer to verify."""
 
 import re
 from dataclasses import dataclass
 from typing import Self
 
-# A model's response carries the tags of the chat format; an answer alone carries none.
+# A model's response contains tags of the chat format; an answer alone does not.
 RESPONSE_TAGS = re.compile(r"</?(answer|reason|tool_call)>")
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Is the answer in `response_text` (the boxed one inside the last <answer>) equal to `answer`?"""
+    """Asks whether the answer in `response_text` (the boxed one in the last <answer>) equals `answer`."""
 
     response_text: str
     answer: str
 
     @classmethod
     def of(cls, solution: str, answer: str | None, kind: str | None = None) -> Self:
-        """kind: `response`, `answer`, or None to tell by the tags.
+        """Return the verification of a solution. kind: `response`, `answer`, or None to decide by the tags.
 
-        Raises ValueError where `answer` is missing or `kind` unknown.
+        Raises ValueError if `answer` is None or `kind` is unknown.
         """
         if answer is None:
-            raise ValueError("a math submission needs expected_output, the right answer")
+            raise ValueError("expected_output: a math submission requires the correct answer")
         if kind not in (None, "response", "answer"):
             raise ValueError(f'options: "as" is {kind!r}; use "response" or "answer"')
         if kind == "response" or (kind is None and RESPONSE_TAGS.search(solution)):

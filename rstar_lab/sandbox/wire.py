@@ -1,6 +1,6 @@
-"""Calls and results as JSON: what travels between client, server, Redis and workers.
+"""JSON format of calls and results between client, server, Redis and workers.
 
-JSON is written with ASCII escapes only, so that lone surrogates (bytes that were no UTF-8) come out as they went in.
+JSON is written in ASCII, so that lone surrogates (from bytes that are not UTF-8) survive the transport.
 """
 
 import json
@@ -27,7 +27,7 @@ Work = Call | Verification | SessionEnd
 
 
 class CallModel(BaseModel):
-    """A Call from outside, checked."""
+    """Validates a Call received from a client."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +56,7 @@ class SessionEndModel(BaseModel):
 
 
 class VerificationModel(BaseModel):
-    """A Verification from outside, checked."""
+    """Validates a Verification received from a client."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +69,7 @@ class VerificationModel(BaseModel):
 
 
 def kind_of(work: Any) -> str:
-    """`code` where it is not said."""
+    """Return the kind of a piece of work; default: code."""
     return str(work.get("kind", "code") if isinstance(work, dict) else getattr(work, "kind", ""))
 
 
@@ -86,7 +86,7 @@ KINDS = {Call: "code", Verification: "math", SessionEnd: "end"}
 
 
 def session_of(work: Work) -> str | None:
-    """The session that this work belongs to: it must go where that lives, and must not run twice."""
+    """Return the session of this work or None. Work of a session must go to its worker, and must not run twice."""
     return None if isinstance(work, Verification) else work.session
 
 
@@ -99,7 +99,7 @@ def work_to_dict(work: Work) -> dict[str, Any]:
 
 
 def work_from_json(body: bytes) -> Work:
-    """Raises ValueError (pydantic's among them) or RecursionError for what is no work."""
+    """Parse work. Raises ValueError or RecursionError for invalid input."""
     return WORK.validate_python(json.loads(body)).work()
 
 
@@ -112,5 +112,5 @@ def result_from_dict(data: dict[str, Any]) -> CallResult:
 
 
 def failure(outcome: Outcome, message: str, *, queue_s: float = 0.0) -> CallResult:
-    """The result of a call that never ran, or whose run is lost; the message says why."""
+    """Return the result of a call that did not run or whose result is lost. The message goes to stderr."""
     return CallResult(outcome, "", message, None, 0.0, queue_s)

@@ -1,4 +1,4 @@
-"""A worker: takes calls from Redis, runs them on this machine, answers. Any number of them, on any number of nodes."""
+"""A worker takes calls from Redis, runs them on this machine and sends the results. Any number can share a Redis."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ RESULTS_BATCH = 64
 
 
 class Backend(Protocol):
-    """What runs the calls: see local_backend.py."""
+    """Runs the calls; see local_backend.py."""
 
     workers: int
 
@@ -38,7 +38,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A call as it came: from which stream, under which entry, asked by whom."""
+    """A call as received: its stream, entry, client and body. wait_s: seconds it may wait."""
 
     stream: str
     entry: bytes
@@ -49,7 +49,7 @@ class Delivery:
 
     @classmethod
     def of(cls, stream: str, entry: bytes, fields: dict[bytes, bytes]) -> "Delivery":
-        """Raises KeyError or ValueError for an entry that no client of ours has written."""
+        """Parse an entry. Raises KeyError or ValueError for an invalid one."""
         wait_s = float(fields[b"wait"])
         if not math.isfinite(wait_s):
             raise ValueError(f"wait: {wait_s}")
@@ -57,7 +57,7 @@ class Delivery:
 
 
 class Worker:
-    """Moves calls from Redis to `backend` and results back, in batches both ways."""
+    """Moves calls from Redis to `backend` and results back, in batches."""
 
     def __init__(self, url: str, backend: Backend, *, drain_s: float) -> None:
         self.url = url
@@ -74,9 +74,9 @@ class Worker:
         self.answered = 0
 
     async def serve(self, announce: Callable[[], None]) -> None:
-        """Work until `stopping` is set, then finish what runs and hand back the rest.
+        """Run calls until `stopping` is set; then finish running calls and return the others to Redis.
 
-        Raises UserError where Redis is not there or not protected.
+        Raises UserError if Redis is unreachable or has no password.
         """
         await transport.check(self.redis, self.url)
         await self.make_groups()
@@ -126,7 +126,7 @@ class Worker:
         try:
             delivery = Delivery.of(stream, entry, fields)
         except (KeyError, ValueError, UnicodeDecodeError) as error:
-            log.error("entry %s of %s is no call (%s): dropped", entry.decode(), stream, error)
+            log.error("dropped entry %s of %s: not a valid call (%s)", entry.decode(), stream, error)
             task = asyncio.create_task(self.drop(stream, entry))
         else:
             task = asyncio.create_task(self.run(delivery))
@@ -171,7 +171,7 @@ class Worker:
                     )  # fmt: skip
                 published = await pipe.execute()
         except BaseException:
-            # If it went through all the same, the second try acknowledges nothing and so answers nothing.
+            # If the commands were executed in spite of the error, the second attempt acknowledges and answers nothing.
             for item in batch:
                 self.results.put_nowait(item)
             raise
@@ -184,7 +184,7 @@ class Worker:
         await self.heartbeat()
 
     async def heartbeat(self) -> None:
-        """Say that we live and that what we hold is still ours."""
+        """Send a heartbeat and renew the claim on all calls in flight."""
         before = time.time() * 1000
         server = await transport.now_ms(self.redis)
         self.clock_offset_ms = server - (before + time.time() * 1000) / 2
@@ -199,7 +199,7 @@ class Worker:
             await pipe.execute()
 
     async def claim_stale_calls(self) -> None:
-        """Take the calls of workers that have not been heard of, as far as there is room."""
+        """Claim calls of dead workers, as many as there is room for."""
         await asyncio.sleep(transport.HEARTBEAT_S)
         room = self.backend.prefetch_limit - len(self.in_flight)
         if room <= 0:
@@ -225,13 +225,13 @@ class Worker:
         self.results.put_nowait((delivery, dumps(result_to_dict(failure(Outcome.SANDBOX_ERROR, why)))))
 
     async def drain(self) -> None:
-        """Let what has begun come to its end."""
+        """Wait up to `drain_s` for running calls."""
         deadline = time.monotonic() + self.drain_s
         while self.in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async def deregister(self) -> None:
-        """Hand back what was not finished, at once, and say good-bye."""
+        """Return unfinished calls to Redis at once and remove this worker."""
         for stream, entry in self.in_flight:
             if stream == transport.CALLS:
                 await self.redis.xclaim(

@@ -1,4 +1,4 @@
-"""A call that made room for others takes what they leave; any is ended, and answered, in time all the same."""
+"""Preempted calls run in the background, and are still ended and answered in time."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ BOMB = b"import os\nwhile True:\n try: os.fork()\n except OSError: pass"
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Four ordinary processes a core that never rest."""
+    """Run four busy processes per core while the block runs."""
     burners = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(4 * (os.cpu_count() or 1))]
     try:
         yield
@@ -36,7 +36,7 @@ def busy() -> Iterator[None]:
 
 
 def first_group(owner: int) -> Path:
-    """That of the first supervisor, where processors are shared out."""
+    """Return the control group of the first supervisor in the CPU hierarchy."""
     for path in GROUPS.rglob("cpu.idle"):
         if f"rstar-sandbox-{owner}" in str(path) and path.parent.name.split("-")[-2:] == ["bare", "1"]:
             return path.parent
@@ -48,7 +48,7 @@ def in_background(owner: int) -> bool:
 
 
 def weighs_less(owner: int) -> bool:
-    """Has it a smaller share than an ordinary process?"""
+    """Return whether its CPU weight is less than that of an ordinary process."""
     files = {"cpu.shares": 1024, "cpu.weight": 100}
     return any(
         int((first_group(owner) / name).read_text()) < share
@@ -67,7 +67,7 @@ def supervisors_outside(owner: int) -> int:
 
 
 @pytest.mark.parametrize(("code", "alone"), [(LOOP, True), (BOMB, False)], ids=["loop", "fork bomb"])
-async def test_what_made_room_is_ended_in_time_beside_a_busy_machine(code: bytes, alone: bool):
+async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone: bool):
     pool = SupervisorPool(1)
     try:
         await pool.start()

@@ -166,6 +166,89 @@ print(json.dumps([
     assert await seen(sandbox, code) == [1, 1, 1, 25, 97, 97, 97, 97]
 
 
+@needs_every_layer
+async def test_concurrent_calls_do_not_see_each_other_s_sockets(sandbox):
+    """/proc/self/net/unix lists the sockets of a network namespace."""
+    speak = "import socket, time\ns = socket.socket(socket.AF_UNIX); s.bind('/tmp/spoken word')\ntime.sleep(1.5)"
+    listen = "import time\ntime.sleep(0.7)\nprint('spoken' in open('/proc/self/net/unix').read())"
+    _, heard = await asyncio.gather(sandbox.run(speak), sandbox.run(listen))
+    assert (heard.outcome, heard.stdout) == (Outcome.OK, "False\n")
+
+
+@needs_every_layer
+async def test_locks_on_shared_files_carry_nothing_between_calls(sandbox):
+    """Locks are not taken, so one call cannot see the lock of another."""
+    lock = "import fcntl, sys, time\nf = open(sys.executable)\n{}"
+    speak = lock.format("fcntl.flock(f, fcntl.LOCK_EX)\nfcntl.lockf(f, fcntl.LOCK_SH)\ntime.sleep(1.5)")
+    listen = lock.format("time.sleep(0.7)\nfcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\nprint('free')")
+    first, second = await asyncio.gather(sandbox.run(speak), sandbox.run(listen))
+    assert (first.outcome, second.stdout) == (Outcome.OK, "free\n"), (first, second)
+
+
+@needs_every_layer
+async def test_programs_get_no_notice_of_file_accesses(sandbox):
+    code = """
+import fcntl, json, os
+fd = os.open("/usr/lib", os.O_RDONLY)
+def refused(command, argument):
+    try:
+        fcntl.fcntl(fd, command, argument)
+    except OSError:
+        return True
+    return False
+print(json.dumps([refused(fcntl.F_NOTIFY, fcntl.DN_ACCESS), refused(fcntl.F_SETLEASE, 0), refused(fcntl.F_SETSIG, 10)]))"""
+    assert await seen(sandbox, code) == [True, True, True]
+
+
+@needs_every_layer
+async def test_the_process_group_does_not_contain_the_supervisor(sandbox):
+    code = "import json, os\nprint(json.dumps([os.getpgrp(), os.getpgid(1)]))"
+    assert await seen(sandbox, code) == [1, 1]
+    assert (await sandbox.run("import os\nos.kill(0, 9)")).outcome == Outcome.KILLED
+    assert (await sandbox.run("import os\nos.setsid()\nprint(1)")).stdout == "1\n"
+
+
+async def test_no_core_is_dumped_to_a_piped_core_pattern(sandbox):
+    """Only a core limit of 1 prevents it; a program cannot change that."""
+    code = """
+import json, resource
+before = resource.getrlimit(resource.RLIMIT_CORE)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+print(json.dumps([before, resource.getrlimit(resource.RLIMIT_CORE)]))"""
+    assert await seen(sandbox, code) == [[1, 1], [1, 1]]
+
+
+async def test_only_unix_socket_pairs_without_filters_and_urgent_data(sandbox):
+    code = """
+import json, socket
+def works(action):
+    try:
+        action()
+    except OSError:
+        return False
+    return True
+a, b = socket.socketpair()
+print(json.dumps([
+    works(lambda: socket.socketpair(socket.AF_INET)),
+    works(lambda: a.setsockopt(socket.SOL_SOCKET, 26, bytes(16))),
+    works(lambda: a.send(b"x", socket.MSG_OOB)),
+    works(lambda: a.send(b"x")),
+]))"""
+    assert await seen(sandbox, code) == [False, False, False, True]
+
+
+async def test_sympy_s_random_numbers_differ_between_calls_and_follow_the_seed(sandbox):
+    code = "import sympy\nprint(sympy.randprime(10**9, 10**12))"
+    results = await asyncio.gather(*(sandbox.run(code, seed=seed) for seed in (None, None, None, 7, 7)))
+    texts = [result.stdout for result in results]
+    assert len(set(texts[:4])) == 4 and texts[3] == texts[4]
+
+
+async def test_opening_dev_stdout_does_not_delete_earlier_output(sandbox):
+    result = await sandbox.run("import os\nprint('before', flush=True)\nos.system('echo after > /dev/stdout')")
+    assert result.stdout.startswith("before\n")
+
+
 async def test_no_socket_of_the_host_is_in_reach(sandbox):
     name = f"\0rstar-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as abstract, socket.create_server(("127.0.0.1", 0)) as tcp:

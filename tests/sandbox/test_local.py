@@ -226,7 +226,7 @@ async def test_hundreds_in_flight_each_get_their_answer(sandbox):
 
 async def test_a_full_queue_times_out_as_ours():
     async with LocalSandbox(Limits(queue_timeout_s=0.3), workers=1) as sandbox:
-        running = asyncio.create_task(sandbox.run("import time\ntime.sleep(2)"))
+        running = asyncio.create_task(sandbox.run("import time\nwhile time.process_time() < 2: pass"))
         await asyncio.sleep(0.1)
         waiting = await sandbox.run("1")
         assert waiting.outcome == Outcome.QUEUE_TIMEOUT

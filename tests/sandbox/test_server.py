@@ -67,7 +67,7 @@ async def test_with_a_token_nobody_passes_without_it(monkeypatch):
         async with SandboxClient(ready["url"]) as client:
             assert (await client.run("print(1)")).stdout == "1\n"
         async with SandboxClient(ready["url"], "another token, a wrong one") as client:
-            with pytest.raises(UserError, match="refuses the token"):
+            with pytest.raises(UserError, match="wrong token"):
                 await client.run("print(1)")
 
 

@@ -103,7 +103,9 @@ class Program:
         self._started = mmap.mmap(-1, mmap.PAGESIZE)
         self.init, self.pid = 0, -1
         try:
-            self.init = kernel.new_pid_namespace() if supervisor.isolation.has("pid_namespace") else 0
+            if supervisor.isolation.has("pid_namespace"):
+                self.init = kernel.new_pid_namespace()
+                os.setpgid(self.init, self.init)
             self.pid = fork_into(self.init, supervisor.own_pid_namespace)
         except OSError:
             if self.init:
@@ -124,8 +126,9 @@ class Program:
     def _become(
         self, supervisor: "Supervisor", request: Request, code: memoryview, channel: socket.socket | None
     ) -> None:
-        # kill(0) signals the whole process group, across PID namespaces.
-        os.setpgid(0, 0)
+        # Leave the supervisor's process group, because kill(0) signals all of it, across PID namespaces. Join that of init,
+        # because the leader of a group cannot call setsid.
+        os.setpgid(0, 1 if self.init else 0)
         self.streams.attach()
         if channel is not None:
             os.dup2(channel.fileno(), 3)
