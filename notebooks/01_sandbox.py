@@ -12,13 +12,13 @@
 # ---
 
 # %% [markdown]
-# # A sandbox for code that a model wrote
+# # Run model-written code in a sandbox
 #
-# Call it, break it, load it. Everything runs on this machine, in isolated processes: no server to start, no Redis.
+# Run programs, try attacks, and measure a load. Everything runs in isolated processes on this machine, without a server or Redis.
 
 # %% tags=["parameters"]
-calls = 400  # of the load further down
-in_flight = 32  # of them at a time
+calls = 400  # number of calls in the load
+in_flight = 32  # concurrent calls
 time_limit_s = 2.0  # CPU seconds a call may use
 
 # %%
@@ -31,81 +31,81 @@ sandbox = LocalSandbox(Limits(timeout_s=time_limit_s))
 await sandbox.start()
 
 # %% [markdown]
-# ## Call it
+# ## Run a program
 #
-# A call has an **outcome**, what it wrote, and, like a notebook cell, the value of its last expression.
+# A result has an **outcome**, the output, and, like a notebook cell, the value of the last expression.
 
 # %%
 await sandbox.run("name = input()\nprint('hello', name)\nlen(name)", stdin="world")
 
 # %% [markdown]
-# A traceback keeps the program's own line numbers, so a model can mend its code.
+# A traceback has the line numbers of the program, so that a model can correct its code.
 
 # %%
 print((await sandbox.run("def f(x):\n    return 1 / x\n\nf(0)")).stderr)
 
 # %% [markdown]
-# Every call draws fresh random numbers; a seed makes it reproducible.
+# Random numbers differ between calls; a seed makes a call reproducible.
 
 # %%
 dice = "import random\n[random.randint(1, 6) for _ in range(5)]"
 [(await sandbox.run(dice)).value, (await sandbox.run(dice)).value, (await sandbox.run(dice, seed=7)).value]
 
 # %% [markdown]
-# A **session** is a live interpreter that remembers, for tools that work as a notebook does.
+# A **session** is an interpreter that keeps its state between calls, for tools that work like a notebook.
 
 # %%
 await sandbox.run("import sympy as sp\nx = sp.symbols('x')\np = x**2 - 5*x + 6", session="tour")
 (await sandbox.run("sp.factor(p)", session="tour")).value
 
 # %% [markdown]
-# ## Break it
+# ## Try attacks
 #
-# Each of these runs beside the others. The outcome is observed, never read from the text that a program prints.
+# These programs run concurrently. The outcome comes from the kernel, never from the text that a program prints.
 
 # %%
 attacks = {
     "never ends": "while True: pass",
     "sleeps": "import time\ntime.sleep(1000)",
     "hangs in C": "9**9**8",
-    "wants 20 GB": "x = bytearray(20 * 2**30)",
+    "allocates 20 GB": "x = bytearray(20 * 2**30)",
     "fork bomb": "import os\nwhile True: os.fork()",
-    "writes for ever": "while True: print('spam' * 1000)",
-    "kills everything": "import os, signal\nos.kill(-1, signal.SIGKILL)",
+    "endless output": "while True: print('spam' * 1000)",
+    "kills all processes": "import os, signal\nos.kill(-1, signal.SIGKILL)",
     "crashes": "import ctypes\nctypes.string_at(0)",
-    "reads the host": "print(open('/etc/shadow').read())",
-    "calls home": "import socket\nsocket.create_connection(('1.1.1.1', 80))",
-    "looks around": "import os\nprint(sorted(os.environ), os.listdir('/proc')[:3], os.getuid())",
-    "no Python": "for i in range(3) print(i)",
+    "reads a host file": "print(open('/etc/shadow').read())",
+    "opens a connection": "import socket\nsocket.create_connection(('1.1.1.1', 80))",
+    "lists its environment": "import os\nprint(sorted(os.environ), os.listdir('/proc')[:3], os.getuid())",
+    "syntax error": "for i in range(3) print(i)",
 }
 results = await sandbox.run_many([Call(code) for code in attacks.values()])
-last_words = [result.stderr.strip().splitlines()[-1:] or [result.stdout.strip()[:80]] for result in results]
+last_lines = [result.stderr.strip().splitlines()[-1:] or [result.stdout.strip()[:80]] for result in results]
 pd.DataFrame(
     {
         "outcome": [str(result.outcome) for result in results],
         "seconds": [round(result.duration_s, 2) for result in results],
-        "last words": [words[0][:80] for words in last_words],
+        "last line": [words[0][:80] for words in last_lines],
     },
     index=list(attacks),
 )
 
 # %% [markdown]
-# And the sandbox is as it was:
+# The sandbox still works:
 
 # %%
 await sandbox.run("print('still here')")
 
 # %% [markdown]
-# Which layers hold the boundary on this machine: `rstar-lab sandbox check`. They share the host's kernel: a boundary
-# against what a model writes, not against an exploit of the kernel.
+# `rstar-lab sandbox check` prints which isolation layers this machine supports. Programs share the host's kernel: the sandbox
+# isolates model-written code, but does not stop an exploit of the kernel.
 
 # %%
-sandbox.missing_layers or "nothing is missing"
+sandbox.missing_layers or "no layer is missing"
 
 # %% [markdown]
-# ## Load it
+# ## Measure a load
 #
-# What a rollout sends, roughly: most programs are short, some import numpy or sympy, a few fail, 2% never end.
+# A mix like that of a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end.
 
 # %%
 from rstar_lab.analysis import LinkedFigure
@@ -132,11 +132,11 @@ frame = pd.DataFrame(samples)
 frame.groupby("kind")[["latency_s", "queue_s", "duration_s"]].quantile([0.5, 0.99]).unstack().round(3)
 
 # %% [markdown]
-# Programs that never end step aside after a moment, and the short ones pass: compare the columns above.
+# Endless programs are preempted by short ones: compare the columns above.
 #
-# ## How many cores does a training step need?
+# ## Number of cores for a training step
 #
-# The paper's step makes 45,000 calls at a mean of 0.3 s. If they all come at once:
+# A step in the paper makes 45,000 calls with a mean latency of 0.3 s. If all arrive at once:
 
 # %%
 from rstar_lab.sandbox.sizing import MIX as COSTS
@@ -148,12 +148,12 @@ latencies = simulate(pd.Series(0.0, range(45_000)).to_numpy(), draw_service_s(45
 print(f"{cpu_ms:.1f} CPU ms a call: {cores} cores; simulated: mean {latencies.mean():.2f} s, last {latencies.max():.2f} s")
 
 # %% [markdown]
-# `docs/sandbox.md` says what these costs were measured on, and what to do with fewer cores.
+# `docs/sandbox.md` describes the machine on which these costs were measured.
 #
-# ## The same, over HTTP
+# ## Use it over HTTP
 #
-# `rstar-lab sandbox serve` is a service; with `--redis`, workers on any number of nodes stand behind it. The client has
-# the sandbox's own interface.
+# `rstar-lab sandbox serve` is a service. With `--redis` it uses workers on any number of nodes. The client has the interface
+# of LocalSandbox.
 
 # %%
 from rstar_lab.sandbox.launch import serving

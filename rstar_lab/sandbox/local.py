@@ -17,7 +17,7 @@ from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, chec
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.sessions import ENDED, Session, Sessions
-from rstar_lab.sandbox.supervisor_pool import SupervisorDied, SupervisorPool, SupervisorUnresponsive
+from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorDied, SupervisorPool, SupervisorUnresponsive
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
@@ -235,6 +235,10 @@ class LocalSandbox:
                     session.link = None
                 try:
                     result = await self._on_session(session, tier, message, wall_s, slot)
+                except SessionRefused:
+                    session.link = None
+                    refused = "[session not started: the sandbox has too many processes; close sessions or try later]\n"
+                    return _infrastructure_failure(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
                 except (SupervisorDied, SupervisorUnresponsive):
                     session.link = None
                     self._sessions.record_loss(session.name, "it was lost")
@@ -258,7 +262,7 @@ class LocalSandbox:
         pool = await self._running_pool()
         if session.link is None:
             # At least the sympy zygote, because later cells may import more than the first one.
-            session.link = await pool.start_supervisor("scipy" if tier == "scipy" else "sympy")
+            session.link = await pool.start_supervisor("scipy" if tier == "scipy" else "sympy", session=True)
         link = session.link
         try:
             link.on_long = lambda: self._scheduler.mark_long(slot)

@@ -38,6 +38,10 @@ class SupervisorUnresponsive(Exception):
     """A supervisor did not answer in time and is killed."""
 
 
+class SessionRefused(Exception):
+    """The sandbox has too many processes for another session."""
+
+
 class SupervisorConnection(asyncio.Protocol):
     """The socket to one supervisor.
 
@@ -49,6 +53,7 @@ class SupervisorConnection(asyncio.Protocol):
         self.zygote = zygote
         self.number = number
         self.alive = True
+        self.refused = False
         self.dying = False
         self.on_long: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
@@ -78,6 +83,10 @@ class SupervisorConnection(asyncio.Protocol):
                 self.on_long()
             elif kind in (protocol.WAITING, protocol.ACTIVE):
                 self.on_waiting(kind == protocol.WAITING)
+            elif kind == protocol.REFUSED:
+                self.refused = True
+                if self._pending_result and not self._pending_result.done():
+                    self._pending_result.set_exception(SessionRefused())
             elif kind == protocol.READY:
                 self.dying = False
                 self.on_ready()
@@ -91,6 +100,8 @@ class SupervisorConnection(asyncio.Protocol):
 
         Raises SupervisorDied, or SupervisorUnresponsive if no result arrives in time.
         """
+        if self.refused:
+            raise SessionRefused
         if not self.alive or self._transport is None:
             raise SupervisorDied
         loop = asyncio.get_running_loop()
@@ -250,14 +261,14 @@ class SupervisorPool:
         with contextlib.suppress(OSError):
             self._controls[link.zygote].send(link.number.to_bytes(4, "little"))
 
-    async def start_supervisor(self, tier: str) -> SupervisorConnection:
+    async def start_supervisor(self, tier: str, *, session: bool = False) -> SupervisorConnection:
         """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed."""
         name, number = await self.wait_for_tier(tier), next(self._numbers)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 self._controls[name].sendmsg(
-                    [number.to_bytes(4, "little")],
+                    [(number | (protocol.FOR_SESSION if session else 0)).to_bytes(4, "little")],
                     [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))],
                 )
             except OSError as error:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -187,3 +188,35 @@ async def test_a_loop_with_a_sleeping_thread_can_be_preempted():
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*loops, return_exceptions=True)
+
+
+HOLD_THREADS = (
+    "import threading, time\nfor _ in range({}): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+)
+
+
+async def test_a_session_cannot_keep_hundreds_of_idle_threads(sandbox):
+    """Three of them would exhaust the process limit of a small machine."""
+    result = await sandbox.run(HOLD_THREADS.format(200), session="threads")
+    assert result.outcome == Outcome.OK and "interpreter has ended" in result.stderr
+    assert (await sandbox.run(HOLD_THREADS.format(20) + "\nx = 1", session="few")).stderr == ""
+    assert (await sandbox.run("x", session="few")).value == "1"
+
+
+async def test_sessions_are_refused_before_calls_run_out_of_processes():
+    async with LocalSandbox(Limits(timeout_s=5.0), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import sympy") for _ in range(2)))
+        assert sandbox._pool and sandbox._pool._process
+        limits = [path for path in Path("/sys/fs/cgroup").rglob(f"rstar-sandbox-{sandbox._pool._process.pid}/pids.max")]
+        if not limits:
+            pytest.skip("no control groups here")
+        assert int(limits[0].read_text()) > 1000
+        limits[0].write_text("200")
+        results = [await sandbox.run(HOLD_THREADS.format(40), session=str(i)) for i in range(5)]
+        refused = [result for result in results if result.outcome == Outcome.SANDBOX_ERROR]
+        assert 1 <= len(refused) <= 3 and all("too many processes" in result.stderr for result in refused), results
+        honest = await asyncio.gather(*(sandbox.run("print(1)") for _ in range(16)))
+        assert {result.stdout for result in honest} == {"1\n"}
+        await asyncio.gather(*(sandbox.close_session(str(i)) for i in range(5)))
+        await asyncio.sleep(0.5)
+        assert (await sandbox.run("1", session="again")).value == "1"

@@ -8,6 +8,8 @@ import time
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # CPU shares; an ordinary process has 1024. Rollouts wait for calls, so a call gets four times that. A preempted call gets less
 # than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
+# Processes of a whole sandbox, as a share of what the machine can still start, and at least.
+SANDBOX_SHARE, LEAST_PROCESSES = 0.8, 1024
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
 
@@ -187,6 +189,9 @@ class Group:
     def start_accounting(self) -> None:
         """Start counting CPU time for a new call."""
         self._cpu_base = self._cpu()
+        if self.version == 1:
+            with contextlib.suppress(OSError):
+                _write(self.folders["memory"], "memory.max_usage_in_bytes", "0")
 
     def cpu_s(self) -> float:
         """Return CPU seconds since `start_accounting`."""
@@ -206,8 +211,13 @@ class Group:
         return more
 
     def limit_was_reached(self) -> bool:
-        """Return whether the group's own memory limit was reached since the previous call of this method."""
+        """Return whether the group itself used its memory: not if other groups filled the memory of the host or of a parent.
+
+        True if its limit was reached since the previous call of this method or (version 1) it has used half of it.
+        """
         if self.version == 1:
+            if int(_read(self.folders["memory"], "memory.max_usage_in_bytes")) >= self._memory_mb << 19:
+                return True
             hits = int(_read(self.folders["memory"], "memory.failcnt"))
         else:
             match = re.search(r"^max (\d+)$", _read(self.folders["memory"], "memory.events"), re.MULTILINE)
@@ -215,11 +225,43 @@ class Group:
         more, self._limit_hits = hits > self._limit_hits, hits
         return more
 
+    def limit_all_processes(self) -> None:
+        """Limit the processes of a whole sandbox to a share of those that this machine can still start."""
+        available = _available_processes(os.readlink(f"/proc/self/fd/{self.folders['pids']}"))
+        with contextlib.suppress(OSError):
+            _write(self.folders["pids"], "pids.max", str(max(LEAST_PROCESSES, int(SANDBOX_SHARE * available))))
+
+    def process_share(self) -> float:
+        """Return the processes and threads in this group and below it as a share of the group's limit."""
+        try:
+            limit = _read(self.folders["pids"], "pids.max").strip()
+            return 0.0 if limit == "max" else int(_read(self.folders["pids"], "pids.current")) / max(1, int(limit))
+        except OSError:
+            return 0.0
+
     def tasks(self) -> list[int]:
         """Return the thread ids in this group, as seen in this process's PID namespace."""
         folder = next(iter(self.folders.values()))
         name = "tasks" if self.version == 1 else "cgroup.threads"
         return [int(line) for line in _read(folder, name).split()]
+
+
+def _available_processes(folder: str) -> int:
+    """Return how many more processes and threads the kernel and all groups above `folder` allow."""
+    limits = []
+    for name in ("pid_max", "threads-max"):
+        with open(f"/proc/sys/kernel/{name}") as file:
+            limits.append(int(file.read()))
+    with open("/proc/loadavg") as file:
+        available = min(limits) - int(file.read().split()[3].partition("/")[2])
+    while len(folder) > 1:
+        folder = os.path.dirname(folder)
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"{folder}/pids.max") as file:
+                limit = int(file.read())
+            with open(f"{folder}/pids.current") as file:
+                available = min(available, limit - int(file.read()))
+    return available
 
 
 def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -283,6 +325,7 @@ def create(name: str) -> Group | None:
     if set(folders) != set(CONTROLLERS):
         destroy(group, name)
         return None
+    group.limit_all_processes()
     return group
 
 

@@ -94,7 +94,7 @@ class CallMonitor:
                 return "memory"
         else:
             if self.group.out_of_memory():
-                return "memory"
+                return "memory" if self.group.limit_was_reached() else "sandbox_error"
             tree = self.group.tasks()
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"

@@ -1,7 +1,8 @@
 """Messages between the sandbox and its supervisors over a socket pair: a length, a kind, a body of fixed layout.
 
 CALL (a request) and YIELD (preempt the call) go to the supervisor. LONG (the call has used LONG_CPU_S), WAITING and ACTIVE
-(the call sleeps or runs), RESULT and READY (killed processes are gone) come from it.
+(the call sleeps or runs), RESULT and READY (killed processes are gone) come from it. A zygote answers REFUSED instead of
+forking a supervisor for a session, when the sandbox has too many processes.
 
 Nothing is unpickled on either side. A supervisor keeps no copy of what programs read and wrote, because the next program is
 a fork of it: it receives into one buffer, wipes it, and sends output directly from the file that the program wrote.
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
-LONG, WAITING, ACTIVE, RESULT, READY = b"l", b"w", b"a", b"r", b"d"
+LONG, WAITING, ACTIVE, RESULT, READY, REFUSED = b"l", b"w", b"a", b"r", b"d", b"f"
 _REQUEST = struct.Struct("=?q?ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16
@@ -22,6 +23,8 @@ _BUFFER = 1 << 16
 # The outcomes that a supervisor can report; sent as positions in this tuple.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
 MAX_SEED = 2**63
+# Flag in the number of a requested supervisor: it is for a session.
+FOR_SESSION = 1 << 31
 
 
 class Request(NamedTuple):

@@ -423,12 +423,14 @@ class Supervisor:
         started = running.started
         status = running.end()
         # Read in any case: otherwise the next call would be blamed for this kill.
-        out_of_memory = self.group is not None and self.group.out_of_memory()
+        out_of_memory = ""
+        if self.group is not None and self.group.out_of_memory():
+            out_of_memory = "memory" if self.group.limit_was_reached() else "sandbox_error"
         ending, value = self.report.read(request.value_bytes)
         if exceeded:
             return exceeded, None
         if out_of_memory:
-            return "memory", None
+            return out_of_memory, None
         if not started:
             return "sandbox_error", None
         if status == 0 and ending != program.NOTHING:

@@ -12,9 +12,10 @@ import os
 import select
 import signal
 import socket
+from collections import deque
 
 from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, procfs, program, rootfs
-from rstar_lab.sandbox.runtime.protocol import Request
+from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import run_supervisor
 from rstar_lab.sandbox.runtime.warm_up import LIBRARY_WARM_UPS
 
@@ -54,6 +55,8 @@ optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), o
 """,
 }
 PREFIX = "rstar-sandbox"
+# No new session starts while the sandbox has more than this share of its processes.
+SESSIONS_SHARE = 0.5
 _DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
@@ -74,6 +77,7 @@ class Zygote:
         self.supervisors: dict[int, str] = {}
         self.zygotes: set[int] = set()
         self.stale: set[str] = set()
+        self.refused: deque[socket.socket] = deque(maxlen=64)
 
     def warm_up(self) -> None:
         """Run typical code once, so that programs do not pay for first-time work."""
@@ -103,7 +107,13 @@ class Zygote:
                     return
                 number = int.from_bytes(data[:4], "little")
                 if fds:
-                    self._fork(socket.socket(fileno=fds[0]), number)
+                    sock = socket.socket(fileno=fds[0])
+                    if number & FOR_SESSION and self._is_full():
+                        sock.send(HEAD.pack(0, REFUSED))
+                        # Kept open: after a failed write the other side would not read the message.
+                        self.refused.append(sock)
+                    else:
+                        self._fork(sock, number & ~FOR_SESSION)
                 else:
                     self._kill(number)
 
@@ -116,6 +126,10 @@ class Zygote:
                 return b"", fds
             data += more
         return data, fds
+
+    def _is_full(self) -> bool:
+        """Return whether the sandbox has so many processes that a new session could take those of calls."""
+        return self.group is not None and self.group.process_share() > SESSIONS_SHARE
 
     def _kill(self, number: int) -> None:
         """Kill a supervisor that did not end by itself; its processes then become orphans and are killed too."""
