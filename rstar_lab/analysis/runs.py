@@ -1,7 +1,7 @@
-"""Runs as dataframes at four levels (runs, steps, trajectories, tool calls), DuckDB beneath.
+"""Runs as data frames at four levels: runs, steps, trajectories, tool calls. Queries run in DuckDB.
 
-Queries read only the columns and files they need; transcripts are read when asked for, one at a time. A run that is
-being written is seen up to its last whole step, anew at every query.
+Queries read only the columns and files that they need. Transcripts are read on request, one at a time. Every query sees
+a run that is being written up to its last committed step.
 """
 
 import json
@@ -21,33 +21,33 @@ from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
 
-_SEARCH_BYTES = 64 * 2**20  # texts kept for the next search
+_SEARCH_BYTES = 64 * 2**20  # size of the texts cached for the next search
 _FOUND = ["traj_id", "run_id", "stage", "step"]
 Where = str | dict[str, Any] | None
 
 
 class Runs:
-    """Some runs, opened for reading. Made by `open_runs`; safe to use from several threads."""
+    """Runs opened for reading with `open_runs`. Thread-safe."""
 
     def __init__(self, folders: Sequence[Path], root: Path | None):
         self._views = Views(folders, root, {"runs": self.runs, "steps": self.steps, "rewards": self.rewards})
         self._vocabularies: dict[str, list[str] | None] = {}
-        # The texts searched last: who searches changes the word more often than the steps.
+        # Texts of the last search: consecutive searches usually cover the same steps.
         self._searched: tuple[tuple, pa.Table] | None = None
 
     @property
     def path(self) -> str:
-        """What was opened, in words."""
+        """The opened folders as text."""
         return self._views.path
 
     def run_dir(self, run_id: str) -> Path:
-        """A run's folder. Raises RunStoreError where no run has this id."""
+        """Return the folder of a run. Raises RunStoreError if no run has this id."""
         return self._views.reader(run_id).run_dir
 
     # Levels
 
     def runs(self) -> pd.DataFrame:
-        """One row a run: id, kind, status, created, seed, parent, steps, trajectories, path, and `recipe.<key>` columns."""
+        """Return one row per run: id, kind, status, created, seed, parent, steps, trajectories, path, `recipe.<key>`."""
         rows = []
         for reader in self._views.readers():
             info = reader.info
@@ -73,7 +73,7 @@ class Runs:
         return pd.DataFrame(rows)
 
     def steps(self, where: Where = None) -> pd.DataFrame:
-        """One row a step: run_id, stage, step, what the trainer measured, and n, mean and sd of the rollup's columns."""
+        """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup."""
         rollup = self._query("SELECT * FROM rollup", where, order="run_id, step")
         lines = [line | {"run_id": reader.run_id} for reader in self._views.readers() for line in reader.metrics()]
         measured = pd.DataFrame(lines, columns=None if lines else ["run_id", "stage", "step"])
@@ -92,10 +92,12 @@ class Runs:
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """One row a trajectory, dropped ones too.
+        """Return one row per trajectory, including dropped ones.
 
+        Besides the stored columns: rewarded (reward > 0), verified (the reward is the result of answer verification) and
+        correct (the answer is correct; null if the run has a reward function of the user).
         where: an SQL condition on the columns, or a dict of column to value or list of values.
-        order_by: SQL, such as "reward DESC, step". Raises RunStoreError for a wrong column or a damaged file.
+        order_by: SQL, such as "reward DESC, step". Raises RunStoreError for an unknown column or a damaged file.
         """
         return self._query(f"SELECT {_names(columns)} FROM trajectories", where, order_by, limit, offset)
 
@@ -108,7 +110,7 @@ class Runs:
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """One row a tool call. Runs without this level (imported ones) are named in a warning, or an error if all are."""
+        """Return one row per tool call. Runs without calls are named in a warning, or in an error if all lack them."""
         return self._query(f"SELECT {_names(columns)} FROM calls", where, order_by, limit, offset)
 
     def rewards(self, where: Where = None) -> pd.DataFrame:
@@ -126,22 +128,22 @@ class Runs:
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["traj_id", "run_id"])
 
     def count(self, where: Where = None) -> int:
-        """How many trajectories there are."""
+        """Return the number of trajectories."""
         return int(self._query("SELECT count(*) AS n FROM trajectories", where)["n"][0])
 
     # One trajectory
 
     def trajectory(self, traj_id: str) -> pd.Series:
-        """One trajectory's small columns. Raises RunStoreError where no run has it."""
+        """Return the columns of one trajectory. Raises RunStoreError if no run has it."""
         found = self.trajectories({"traj_id": traj_id})
         if found.empty:
             raise RunStoreError(f"no trajectory {traj_id!r} in {self._views.path}")
         return found.iloc[0]
 
     def transcript(self, traj_id: str) -> pd.DataFrame:
-        """One row a message: traj_id, message, turn, role, content, tool, outcome. `turn` counts the model's turns from 0.
+        """Return one row per message: traj_id, message, turn (of the model, from 0), role, content, tool, outcome.
 
-        `.attrs` has question, truth, run_id, stage and step. Raises RunStoreError where there is none.
+        `.attrs` has question, truth, run_id, stage and step. Raises RunStoreError if the transcript is missing.
         """
         row = self._transcript_row(self._place(traj_id), "question, truth, messages")
         rows, turn = [], -1
@@ -163,20 +165,20 @@ class Runs:
         return frame
 
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A transcript as it is stored (columns of TRANSCRIPTS), and token_texts where the run kept its vocabulary.
+        """Return a transcript as stored (columns of TRANSCRIPTS), and token_texts if the run has a vocabulary.
 
-        place: its row of the trajectories, where that was read already.
+        place: the trajectory's row, if it has been read before.
         """
         row = self._transcript_row(self._place(traj_id) if place is None else place, "*")
         return row | {"token_texts": self.texts(row["run_id"], row["response_ids"])}
 
     def turns(self, traj_id: str) -> pd.DataFrame:
-        """One row a turn of the model: its text, calls, outcomes, and seconds its calls queued and ran."""
+        """Return one row per turn of the model: text, calls, outcomes, and the seconds that its calls queued and ran."""
         messages = self.transcript(traj_id)
-        said = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
+        texts = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
         calls = self._calls_of(self._place(traj_id)).sort_values(["turn", "index"])
         of_turn = calls.groupby("turn")
-        frame = pd.DataFrame({"traj_id": traj_id, "turn": said.index, "text": said.to_numpy()})
+        frame = pd.DataFrame({"traj_id": traj_id, "turn": texts.index, "text": texts.to_numpy()})
         frame["calls"] = frame.turn.map(of_turn.size()).fillna(0).astype(int)
         frame["outcomes"] = [list(calls.outcome[calls.turn == turn]) for turn in frame.turn]
         for name in ("queue_s", "run_s"):
@@ -184,18 +186,19 @@ class Runs:
         return frame
 
     def tokens(self, traj_id: str) -> pd.DataFrame:
-        """One row a response token: position, token_id, text, model (the model's own, so in the loss), turn,
-        engine_log_prob, trainer_log_prob, mismatch (engine minus trainer), entropy (nats), advantage.
+        """Return one row per response token: position, token_id, text, model, turn, engine_log_prob, trainer_log_prob,
+        mismatch, entropy, advantage, after.
 
-        `after` says what the last tool response before the token was: "ok", "error", or None before the first.
-        What the run did not keep is NaN; text is None without a vocabulary. Raises RunStoreError without token arrays.
+        model: generated by the model, so part of the loss. mismatch: engine minus trainer log-prob. entropy: nats.
+        after: the last tool response before the token, "ok" or "error"; None before the first. Values that the run did
+        not store are NaN; text is None without a vocabulary. Raises RunStoreError if the run has no token arrays.
         """
         arrays = "response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy"
         place = self._place(traj_id)
         row = self._transcript_row(place, arrays)
         if row["response_ids"] is None:
             raise RunStoreError(
-                f"trajectory {traj_id} has no token arrays: an import, or the recipe's `token_arrays`, left them out"
+                f"trajectory {traj_id} has no token arrays: the run is an import, or the recipe key `token_arrays` excluded them"
             )
         ids = np.asarray(row["response_ids"])
         mask = np.ones(len(ids), bool) if row["loss_mask"] is None else np.asarray(row["loss_mask"], bool)
@@ -218,19 +221,19 @@ class Runs:
         return frame
 
     def texts(self, run_id: str, ids: Sequence[int] | np.ndarray | None) -> list[str | None] | None:
-        """Token ids as text by the run's vocabulary; None where it kept none."""
+        """Return the text of token ids by the run's vocabulary, or None if it has none."""
         vocabulary = self._vocabulary(run_id)
         if vocabulary is None or ids is None:
             return None
         return [vocabulary[token] if 0 <= token < len(vocabulary) else None for token in ids]
 
     def _calls_of(self, place: Mapping[str, Any]) -> pd.DataFrame:
-        """Its rows of the calls; none where the run kept no calls."""
+        """Return the calls of a trajectory; no rows if the run stored no calls."""
         source = self._views.of_steps("calls", "run_id = ? AND step = ?", [place["run_id"], place["step"]])
         return self.sql(f"SELECT * FROM ({source}) WHERE traj_id = ?", [place["traj_id"]])
 
     def _place(self, traj_id: str) -> dict[str, Any]:
-        """Where a trajectory lies, which narrows a question about it to a few files; and its advantage."""
+        """Return run, stage, step and advantage of a trajectory, which limit queries to a few files."""
         columns = "traj_id, run_id, stage, step, coalesce(advantage, 'nan') AS advantage"
         found = self.arrow(f"SELECT {columns} FROM trajectories WHERE traj_id = ?", [traj_id]).to_pylist()
         if not found:
@@ -263,25 +266,25 @@ class Runs:
     # Queries
 
     def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
-        """Any DuckDB query over the tables runs, steps, rollup, trajectories, calls and transcripts.
+        """Run a DuckDB query over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
-        `?` in the query takes the parameters in order. Raises RunStoreError with DuckDB's own words where it is wrong.
+        Each `?` in the query takes the next parameter. Raises RunStoreError with DuckDB's message if the query fails.
         """
         return self._views.sql(query, parameters)
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
-        """`sql` as an Arrow table: lists of numbers come much faster."""
+        """Like `sql`, but return an Arrow table, which is much faster for lists of numbers."""
         return self._views.arrow(query, parameters)
 
     def search(self, text: str, where: Where = None, *, limit: int = 100) -> pd.DataFrame:
-        """Trajectories whose messages contain `text` (any case): traj_id, run_id, stage, step, excerpt.
+        """Return the trajectories whose messages contain `text` (ignoring case): traj_id, run_id, stage, step, excerpt.
 
-        where: condition on run_id, stage and step; name a run and a range of steps, transcripts are large.
+        where: a condition on run_id, stage and step. Limit it to a run and a range of steps: transcripts are large.
         """
         condition, parameters = sql_condition(where)
-        # As it stands inside the JSON of the messages, with or without escapes.
+        # The text as it appears in the JSON of the messages, with and without escapes.
         needles = list(dict.fromkeys(json.dumps(text, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)))
-        # A regular expression is found several times faster than a plain string, by Arrow as by DuckDB.
+        # Arrow and DuckDB search for a regular expression several times faster than for a plain string.
         pattern = "|".join(map(re.escape, needles))
         scope = (condition, tuple(parameters), self._views.state(), text.isascii())
         if self._searched is None or self._searched[0] != scope:
@@ -293,7 +296,7 @@ class Runs:
                 return _hits(self._views.arrow(f"{query} LIMIT {int(limit)}", [pattern]), needles)
             read = [read_steps(file, [*_FOUND, "messages"]) for file in files]
             table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
-            # Letters beyond ASCII cost much more to make small, and matter only where one is looked for.
+            # Lower-casing Unicode is much slower than ASCII, and needed only if the searched text is not ASCII.
             lower = pc.ascii_lower if text.isascii() else pc.utf8_lower
             self._searched = scope, table.append_column("small", lower(table["messages"]))
         table = self._searched[1]
@@ -318,10 +321,10 @@ class Runs:
 
 
 def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequence[str] | None = None) -> Runs:
-    """Open a folder of runs, one run's folder, or several of either.
+    """Open a folder of runs, the folder of one run, or several of them.
 
-    run_ids: take these runs of the folder alone. New runs in a folder are seen as they appear.
-    Raises RunStoreError where there is no such folder or run.
+    run_ids: open only these runs. Without it, new runs in the folder appear in later queries.
+    Raises RunStoreError if a folder or run does not exist.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(item) for item in path]
     folders: list[Path] = []
@@ -330,7 +333,7 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
         if (item / "run.json").exists():
             folders.append(item)
         else:
-            run_folders(item)  # raises where it is missing
+            run_folders(item)  # raises if the folder does not exist
             roots.append(item)
     if run_ids is not None:
         there = {
@@ -358,12 +361,12 @@ def _around(text: str, needles: Sequence[str]) -> str:
 
 
 def named_rows(frame: pd.DataFrame) -> list[Any]:
-    """The rows as named tuples, typed as what they are to a checker: anything."""
+    """Return the rows as named tuples, typed Any for the type checker."""
     return list(frame.itertuples(index=False))
 
 
 def sql_condition(where: Where) -> tuple[str, list[Any]]:
-    """A condition as SQL and its parameters."""
+    """Return a condition as SQL and its parameters."""
     if not where:
         return "true", []
     if isinstance(where, str):

@@ -1,4 +1,4 @@
-"""The tables of runs that change while they are read: DuckDB views over each run's committed files."""
+"""DuckDB views over the committed files of runs, updated when a run changes."""
 
 import re
 import threading
@@ -25,14 +25,14 @@ _MEMORY = "1GB"
 
 
 class Views:
-    """SQL over the folders of runs; every query sees each run up to its last whole step."""
+    """SQL over folders of runs. Every query sees each run up to its last committed step."""
 
     def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
-        """root: a folder whose runs are read as they appear. frames: tables that are made in memory when asked for."""
+        """root: a folder whose runs are read as they appear. frames: tables that are computed in memory on request."""
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
-        # Of all cursors: a setting of the connection alone is not theirs, and each query would read every file's foot anew.
+        # Global, because cursors do not inherit settings: without the cache each query reads every file's footer again.
         self._connection.execute("SET GLOBAL parquet_metadata_cache = true")
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
@@ -40,23 +40,23 @@ class Views:
 
     @property
     def path(self) -> str:
-        """What was opened, in words."""
+        """The opened folders as text."""
         return str(self._root) if self._root is not None else ", ".join(map(str, self._given))
 
     def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
-        """Any DuckDB query over the tables. Raises RunStoreError with DuckDB's own words where it is wrong."""
+        """Run a DuckDB query over the tables. Raises RunStoreError with DuckDB's message if it fails."""
         return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df())
 
     def state(self) -> tuple:
-        """Changes whenever one of the runs does."""
+        """Return a value that changes when one of the runs changes."""
         return tuple((reader.run_dir, self._state(reader)) for reader in self.readers())
 
     def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
-        """SELECT of the rows of the steps which a condition on run_id, stage and step lets through."""
+        """Return a SELECT of the rows of the steps that match a condition on run_id, stage and step."""
         return select_files_sql(level, self.files(level, condition, parameters))
 
     def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
-        """The files with the steps which a condition on run_id, stage and step lets through, narrowed to these steps."""
+        """Return the files of the steps that match a condition on run_id, stage and step, limited to these steps."""
         found = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
         chosen: dict[str, set[int]] = {}
         for run_id, step in zip(found["run_id"], found["step"], strict=True):
@@ -70,7 +70,7 @@ class Views:
         return narrowed
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
-        """`sql` as an Arrow table."""
+        """Like `sql`, but return an Arrow table."""
         return self._run(query, parameters, lambda rows: rows.to_arrow_table())
 
     def _run(
@@ -80,20 +80,20 @@ class Views:
             cursor = self._prepare(query)
             try:
                 return fetch(cursor.sql(query, params=list(parameters or [])))
-            except duckdb.IOException as caught:  # a file was merged or cut away between two looks
+            except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()
                 error: duckdb.Error = caught
             except duckdb.Error as caught:
                 error = caught
                 break
-        raise RunStoreError(f"the query went wrong: {error}") from error
+        raise RunStoreError(f"the query failed: {error}") from error
 
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
-        """A cursor that sees the tables the query names, up to date."""
+        """Return a cursor with up-to-date views of the tables that the query names."""
         with self._lock:
             try:
                 names = {name.lower() for name in self._connection.get_table_names(query.replace("?", "NULL"))}
-            except duckdb.Error:  # it cannot say before it has bound the columns, or the query is wrong
+            except duckdb.Error:  # raised if the columns are not bound yet, or the query is wrong
                 names = {name.lower() for name in _SOURCE.findall(query)}
             for name in names & _TABLES:
                 state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))
@@ -143,7 +143,7 @@ class Views:
         return found
 
     def _rollup(self, reader: RunReader) -> pa.Table:
-        """Kept in memory, a row a step, and read anew for the runs alone that grew."""
+        """Return the run's rollup, cached until the run changes."""
         state = self._state(reader)
         if self._rollups.get(reader.run_dir, (None, None))[0] != state:
             self._rollups[reader.run_dir] = (state, reader.rollup())
@@ -163,7 +163,7 @@ class Views:
                 f"no {level} were kept in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
             )
         if lacking:
-            warnings.warn(f"no {level} were kept in {', '.join(lacking)}: left out here", stacklevel=2)
+            warnings.warn(f"no {level} were kept in {', '.join(lacking)}: left out", stacklevel=2)
         return select_files_sql(level, files)
 
     def readers(self) -> list[RunReader]:
@@ -182,7 +182,7 @@ class Views:
         raise RunStoreError(f"no run {run_id!r} in {self.path}")
 
     def _state(self, reader: RunReader) -> tuple:
-        """Changes whenever a step is written, cut or merged, and when the run ends."""
+        """Return a value that changes when a step is written, cut or merged, and when the run ends."""
         found = []
         for name in ("metrics.jsonl", "run.json"):
             try:
@@ -194,7 +194,7 @@ class Views:
 
 
 def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
-    """SELECT of the committed rows of some files; an empty table of the right columns where there are none."""
+    """Return a SELECT of the committed rows of the files; without files, of an empty table with the columns."""
     if not files:
         nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
         return f"SELECT {nothing} WHERE false"
@@ -209,7 +209,7 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
 
 
 def uncompressed_text_bytes(file: StoredFile) -> int:
-    """About how large the messages of a file's steps are in memory, by its foot alone."""
+    """Return the approximate size of the messages of a file's steps in memory, read from its footer."""
     foot = pq.ParquetFile(file.path).metadata
     messages, step = (foot.schema.names.index(name) for name in ("messages", "step"))
     size = 0
@@ -221,7 +221,7 @@ def uncompressed_text_bytes(file: StoredFile) -> int:
 
 
 def _should_have(reader: RunReader, level: str) -> bool:
-    """Has the run trajectories without rows of this level, although they ought to have some?"""
+    """Return whether the run has trajectories that should have rows of this level."""
     rollup = reader.rollup().select(["rows_trajectories", "calls_n", "calls_mean"]).to_pylist()
     if not any(row["rows_trajectories"] for row in rollup):
         return False

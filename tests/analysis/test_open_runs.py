@@ -61,7 +61,7 @@ def test_sql_sees_every_table(runs):
     )
     assert found.to_dict("records") == [{"kind": "train", "n": 64}]
     assert set(runs.sql("DESCRIBE trajectories").column_name) >= {"traj_id", "truth"}
-    with pytest.raises(RunStoreError, match="the query went wrong"):
+    with pytest.raises(RunStoreError, match="the query failed"):
         runs.sql("SELEC 1")
 
 
