@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -499,3 +500,15 @@ def test_questions_are_read_once_per_problem(source: Source):
     questions = source.questions(list({row["problem_id"]: row for row in rows}.values()))
     assert set(questions) == {"sum_00", "sum_01", "sum_02", "sum_03"}
     assert all(question.startswith("What is the sum of the first") for question in questions.values())
+
+
+@pytest.mark.slow
+def test_a_figure_without_a_notebook_server_has_an_svg_image(monkeypatch: pytest.MonkeyPatch):
+    if not shutil.which("chromium") and not shutil.which("google-chrome"):
+        pytest.skip("Chromium is not installed: the SVG images were NOT checked (apt-get install chromium)")
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    figure = LinkedFigure(go.Figure().add_scatter(x=[1, 2], y=[3, 4], name="roc"), None)
+    bundle = figure.static_bundle()
+    assert bundle["image/svg+xml"].startswith("<svg") and "text/html" not in bundle
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
+    assert "image/svg+xml" not in figure.static_bundle(), "the page draws the figure itself"

@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import os
+import warnings
 from typing import Any
 
 import pandas as pd
@@ -45,12 +46,14 @@ def data_table(frame: pd.DataFrame) -> str:
 def svg(figure: go.Figure) -> str | None:
     """Render a figure with a local Chromium or Chrome. Returns None if no browser is installed.
 
-    Returns None in a notebook server too: the page draws the figure itself and sends its image back.
+    Returns None in a notebook server too, because the page draws the figure itself.
     """
     if "JPY_SESSION_NAME" in os.environ or not _start_browser():
         return None
     try:
-        image = figure.to_image(format="svg", width=WIDTH, height=figure.layout.height or 450)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # from plotly itself
+            image = figure.to_image(format="svg", width=WIDTH, height=figure.layout.height or 450)
     except Exception as error:  # a broken browser must not hide the data
         _LOG.warning("cannot draw a static image of the figure (%s); showing a table instead", error)
         return None
