@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -51,7 +51,11 @@ def _read(recipe: str, sets: list[str] | None, runs_dir: Path | None) -> Any:
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(work)
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        # Handled here because Typer prints only "Aborted!".
+        _fail("stopped; run the same command again to continue", 130)
 
 
 def _print_version(wanted: bool) -> None:
@@ -94,6 +98,15 @@ def demo(
 
 
 @app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the shipped recipes. Use a name as RECIPE: `rstar-lab run tiny_fast`."""
+    from rstar_lab.rl.overrides import shipped_recipes
+
+    for name, summary in shipped_recipes().items():
+        print(json.dumps({"name": name, "summary": summary}) if as_json else f"{name:22} {summary}")
+
+
+@app.command()
 def sft(recipe: RecipeName, runs_dir: RunsDir = None, sets: Sets = None, as_json: AsJson = False) -> None:
     """Run a recipe's SFT only. The same command again resumes."""
     _pieces(_read(recipe, sets, runs_dir), as_json, stages=False, evaluations=False)
@@ -115,9 +128,16 @@ def _pieces(recipe: Any, as_json: bool, *, stages: bool, evaluations: bool) -> N
     from rstar_lab.progress import Reporter
     from rstar_lab.rl.pipeline import run_recipe
 
-    result = _run(run_recipe(recipe, Reporter(as_json), stages=stages, evaluations=evaluations))
+    reporter = Reporter(as_json)
+    result = _run(run_recipe(recipe, reporter, stages=stages, evaluations=evaluations))
     if as_json:
         print(json.dumps(result))
+        return
+    if stages and not recipe.stages:
+        print(f"recipe {recipe.name} has no stages: no RL was run")
+    for name, path in result.items():
+        if name.startswith("model_"):
+            print(f"{name.removeprefix('model_')} model: {path}")
 
 
 @app.command()
@@ -146,6 +166,9 @@ def evaluate(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the servers' tokenizer, where their model's is not here.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Sample again in a new run, even if this evaluation is finished.")
+    ] = False,
     runs_dir: RunsDir = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -169,6 +192,7 @@ def evaluate(
             limit=limit,
             name=name,
             tokenizer=tokenizer,
+            force=force,
         )
     )
     if as_json:
@@ -251,6 +275,8 @@ def chat(
     from rstar_lab.rl.chat.session import ChatOptions
     from rstar_lab.rl.chat.view import chat_command
 
+    if prompt is not None and not prompt.strip():
+        raise UserError("chat --prompt: the prompt is empty; give a question, or leave --prompt out to chat")
     if as_json and prompt is None:
         raise UserError("chat --json: give a --prompt")
     if engine not in ("auto", "vllm", "transformers"):
@@ -420,7 +446,7 @@ def main() -> None:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     Console(stderr=True, highlight=False, emoji=False).print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
     sys.exit(code)
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class Reporter:
     def __init__(self, as_json: bool = False, console: Console | None = None):
         self.as_json = as_json
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, emoji=False)
         self._progress: Progress | None = None
         self._said = 0.0
 

@@ -1,6 +1,7 @@
 """The command line as a user meets it: help that teaches, one line for what can be mended, exit codes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,53 @@ def test_synthetic_problems_are_the_same_for_a_seed_and_can_be_read(tmp_path):
 def test_an_empty_folder_has_no_runs(tmp_path):
     done = rstar_lab("runs", "list", "--runs-dir", str(tmp_path), "--json")
     assert done.returncode == 0 and done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chat", "http://localhost:1", "--prompt", ""], "chat --prompt: the prompt is empty"),
+        (["train", "tiny", "--set", "rl.reward=nomod:x"], "rl.reward: nomod:x: there is no module nomod"),
+        (["train", "tiny", "--set", "rl.lr=1e400"], "rl.lr: Input should be a finite number"),
+    ],
+)
+def test_bad_values_are_one_line_errors_without_emoji(arguments, message, tmp_path):
+    done = rstar_lab(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_recipes_lists_every_shipped_recipe_with_a_summary():
+    lines = rstar_lab("recipes").stdout.splitlines()
+    names = {line.split()[0] for line in lines}
+    assert {"tiny", "tiny_fast", "release_dapo", "evaluate"} <= names
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_data_prepare_refuses_to_overwrite_its_source(tmp_path):
+    rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
+    before = (tmp_path / "a.jsonl").read_bytes()
+    done = rstar_lab("data", "prepare", "a.jsonl", "--out", "./a.jsonl", cwd=tmp_path)
+    assert done.returncode == 1 and "is also a source" in " ".join(done.stderr.split())
+    assert (tmp_path / "a.jsonl").read_bytes() == before
+
+
+def test_an_evaluation_problem_in_training_data_is_reported_before_sft(tmp_path):
+    rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
+    sets = ["stages.0.problems={file: a.jsonl}", "evaluate.sets.held_out={file: a.jsonl}"]
+    done = rstar_lab("train", "tiny_fast", *(part for item in sets for part in ("--set", item)), cwd=tmp_path)
+    assert done.returncode == 1 and "is in an evaluation set too" in " ".join(done.stderr.split())
+    assert not (tmp_path / "runs" / "tiny_fast-sft").exists()
+
+
+def test_a_run_of_an_older_version_is_one_line_error(tmp_path):
+    golden = Path(__file__).parent / "golden" / "runs"
+    shutil.copytree(golden, tmp_path / "runs")
+    (tmp_path / "runs" / "tiny_fast-sft").mkdir(exist_ok=True)
+    info = json.loads((golden / "tiny_fast-rl" / "run.json").read_text()) | {"run_id": "tiny_fast-sft"}
+    (tmp_path / "runs" / "tiny_fast-sft" / "run.json").write_text(json.dumps(info))
+    done = rstar_lab("demo", "--fast", cwd=tmp_path)
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 1 and "Traceback" not in text
+    assert "was made by another version of rstar_lab (0.1.0)" in text

@@ -15,6 +15,7 @@ from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import Estimate, evaluate
+from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -248,17 +249,30 @@ async def evaluate_model(
     parent: dict[str, Any] | None = None,
     as_served: bool = False,
     samples: int | None = None,
+    model_identity: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`; a finished one gives its result again.
 
     as_served: the engines are servers that have the model already; of the folder only the tokenizer is read.
-    samples: rollouts a problem, in place of the recipe's.
+    samples: rollouts a problem, in place of the recipe's. model_identity: default: the hash of the model folder.
+    Raises RecipeError if the run exists and its identity (`evaluation_identity`) differs.
     """
     recipe, reporter = session.recipe, session.reporter
     folder = session.runs_dir / session.run_id(piece)
-    if (folder / "run.json").exists() and (info := RunReader(folder).info)["status"] == "finished":
-        return info["result"]
-    extra = {"model": str(model_dir)}
+    samples = samples or recipe.evaluate.samples
+    weights = model_identity or model_hash(model_dir, session.runs_dir / ".cache")
+    identity = evaluation_identity(recipe, problems, weights, samples)
+    if (folder / "run.json").exists():
+        info = RunReader(folder).info
+        # Runs of older versions have no identity.
+        if differing := differing_parts((info.get("extra") or {}).get("identity", identity), identity):
+            raise RecipeError(
+                f"evaluation {folder} was made with other settings ({differing}):"
+                " choose --set name=..., or another --runs-dir"
+            )
+        if info["status"] == "finished":
+            return info["result"]
+    extra = {"model": str(model_dir), "identity": identity}
     with open_run(session, piece, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
@@ -271,7 +285,7 @@ async def evaluate_model(
             result = await evaluate(
                 problems,
                 RolloutContext.for_evaluation(codec, tools, session.reward, recipe),
-                samples=samples or recipe.evaluate.samples,
+                samples=samples,
                 engines=engines,
                 writer=writer,
                 seed=recipe.seed,
@@ -286,9 +300,21 @@ async def evaluate_model(
 # All of it
 
 
+def check_problem_files(session: RunSession) -> None:
+    """Read the problem files of all stages. Raises UserError for a missing file or a problem of an evaluation set.
+
+    Called before SFT: without it these errors appear hours later, when the stage starts.
+    """
+    for stage in session.recipe.stages:
+        if stage.problems.file is not None:
+            read_problems(stage.problems, session.excluded)
+
+
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
     """What a recipe describes, as far as asked for; returns where the models are and what they reach."""
     async with RunSession.open(recipe, reporter) as session:
+        if stages:
+            check_problem_files(session)
         base, after_sft = await fine_tune(session)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
         parents = {"sft": {"run": session.run_id("sft"), "step": None}}

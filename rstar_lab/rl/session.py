@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
@@ -161,8 +162,17 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
     recipe = session.recipe.model_dump(mode="json")
     folder = session.runs_dir / session.run_id(piece)
     if (folder / "run.json").exists():
-        # Through the model, so that a key that has come since counts as left at its default.
-        old = Recipe.model_validate(RunReader(folder).info["recipe"]).model_dump(mode="json")
+        # Validation fills in the defaults of keys that are newer than the run.
+        info = RunReader(folder).info
+        try:
+            old = Recipe.model_validate(info["recipe"]).model_dump(mode="json")
+        except ValidationError as error:
+            key = ".".join(str(part) for part in error.errors()[0]["loc"])
+            version = (info.get("versions") or {}).get("rstar_lab", "an older version")
+            raise RecipeError(
+                f"run {folder} was made by another version of rstar_lab ({version}), whose recipe does not fit this one"
+                f" (key {key}): choose --set name=..., or another --runs-dir"
+            ) from None
         for key in matters:
             if differ := _difference(old.get(key), recipe[key], key):
                 raise RecipeError(

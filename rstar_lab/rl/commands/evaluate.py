@@ -1,6 +1,6 @@
 """`rstar-lab evaluate`: a model or the servers that have it, and problems, each as the command line gives them."""
 
-import hashlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
 from rstar_lab.rl.evaluation import Estimate, per_problem, summarise
+from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.problems import Problem, parse_fields
@@ -32,8 +33,11 @@ async def evaluate_command(
     limit: int | None = None,
     name: str | None = None,
     tokenizer: Path | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate and tell; returns what `evaluate --json` ends with.
+    """Evaluate a model, print the result and return what `evaluate --json` ends with.
+
+    force: sample again in a new run if a finished run with the same identity exists.
 
     models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`.
     """
@@ -49,12 +53,22 @@ async def evaluate_command(
         folder = model_folder(models[0], recipe.runs)
         identity = str(folder.resolve())
     title, problems = load(source, fields, limit)
-    # The same model, problems and settings are the same run, which resumes; anything else is another.
-    content = repr((identity, [p.model_dump() for p in problems], recipe.evaluate.model_dump(), recipe.seed))
-    piece = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
-    recipe = recipe.model_copy(update={"name": name or f"evaluate-{title}"})
+    # The run id contains the identity: the same command resumes its run, any other setting gives a new run.
+    weights = identity if served else model_hash(folder, recipe.runs / ".cache")
+    parts = evaluation_identity(recipe, problems, weights, recipe.evaluate.samples)
+    recipe = recipe.model_copy(
+        update={
+            "name": name or f"evaluate-{title}",
+            "sft": None,
+            "stages": (),
+            "evaluate": recipe.evaluate.model_copy(update={"sets": {}}),
+        }
+    )
+    piece = identity_digest(parts)
+    if force:
+        piece = _unused_piece(recipe, piece)
     async with RunSession.open(recipe, reporter) as session:
-        await evaluate_model(session, folder, problems, piece, as_served=bool(served))
+        await evaluate_model(session, folder, problems, piece, as_served=bool(served), model_identity=weights)
         run = session.runs_dir / session.run_id(piece)
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise(rows), per_problem(rows)
@@ -63,6 +77,16 @@ async def evaluate_command(
     if not reporter.as_json:
         tell(result, table, run, reporter)
     return result | {"run": str(run), "model": identity}
+
+
+def _unused_piece(recipe: Recipe, piece: str) -> str:
+    """Return `piece`, or `piece-2`, `piece-3` ... : the first one without a finished run."""
+    candidates = (piece if number == 1 else f"{piece}-{number}" for number in itertools.count(1))
+    for candidate in candidates:
+        folder = recipe.runs / f"{recipe.name}-{candidate}"
+        if not (folder / "run.json").exists() or RunReader(folder).info["status"] != "finished":
+            return candidate
+    raise AssertionError("unreachable: the candidates do not end")
 
 
 def load(source: str, fields: str, limit: int | None) -> tuple[str, list[Problem]]:

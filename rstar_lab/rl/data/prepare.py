@@ -47,6 +47,10 @@ def prepare(
         raise UserError("similarity must lie between 0 and 1, ngram and min-agree must be at least 1")
     if drop_solved and difficulty is None:
         raise UserError("--drop-solved needs --difficulty: without rollouts nothing is known to be solved")
+    for text in (*sources, *against):
+        path = parse_source(text, fields).path
+        if path is not None and path.exists() and path.resolve() == out.resolve():
+            raise UserError(f"data prepare --out {out}: this file is also a source; write to another file")
     card = Card(
         settings={
             "any_answer": any_answer, "similarity": similarity, "ngram": ngram, "min_agree": min_agree,

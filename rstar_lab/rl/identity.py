@@ -1,0 +1,112 @@
+"""Identity of an evaluation: everything that can change its numbers. A different identity is a different run."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rstar_lab import __version__, verify
+from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
+from rstar_lab.rl.plugins import NAME, load_named
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
+from rstar_lab.runs.files import write_json
+
+_MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
+_VERIFIER_PACKAGES = ("math-verify", "latex2sympy2-extended", "sympy")
+
+
+def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str, samples: int) -> dict[str, Any]:
+    """Return the identity of an evaluation, one entry per part, so that an error can name the part that differs.
+
+    model: `model_hash` of a folder, or the name of a served model. samples: rollouts per problem.
+    """
+    rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
+    code_tools = [name for name in rl.tools if name in CODE_TOOLS]
+    prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(["{}"], rl.prompt_format)
+    return {
+        "model": model,
+        "problems": _hash([problem.model_dump(mode="json") for problem in problems]),
+        "prompt": _hash([rl.prompt_format, prompt]),
+        "tools": [_named(name) for name in rl.tools],
+        "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],
+        "reward": [_named(rl.reward), rl.answer],
+        "sandbox": [sandbox.url, sandbox.timeout_s, sandbox.memory_mb],
+        "sampling": [
+            samples,
+            evaluate.temperature,
+            evaluate.top_p,
+            evaluate.max_turns,
+            evaluate.max_response_tokens,
+            recipe.seed,
+            rl.rollout,
+        ],
+        "engine": [recipe.engine.kind, recipe.engine.dtype],
+        "verifier": verifier_version(),
+    }
+
+
+def identity_digest(identity: dict[str, Any]) -> str:
+    """Return 8 hexadecimal digits that stand for an identity in a run id."""
+    return _hash(identity)[:8]
+
+
+def differing_parts(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Return the parts that differ, as text for an error; empty if none does."""
+    parts = (f"{key}: {old.get(key)} then, {new[key]} now" for key in new if old.get(key) != new[key])
+    return "; ".join(parts)
+
+
+def model_hash(folder: Path, cache_dir: Path) -> str:
+    """Return a hash of the weights, configuration and tokenizer in a model folder.
+
+    Hashes of files are cached in `cache_dir` by path, size and modification time: 28 GB take about a minute.
+    """
+    cache_file = cache_dir / "file-hashes.json"
+    try:
+        known = json.loads(cache_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    files = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+    hashes, new = {}, {}
+    for path in files:
+        stat = path.stat()
+        key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        if key not in known:
+            with path.open("rb") as file:
+                new[key] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        hashes[path.name] = known.get(key) or new[key]
+    if new:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        write_json(cache_file, known | new)
+    return _hash(hashes)
+
+
+@cache
+def verifier_version() -> str:
+    """Return the versions of the packages that verify answers, and a hash of `rstar_lab/verify.py`."""
+    source = Path(verify.__file__).read_bytes()
+    versions = [f"rstar-lab {__version__} {hashlib.blake2b(source, digest_size=4).hexdigest()}"]
+    for name in _VERIFIER_PACKAGES:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"{name} -")
+    return ", ".join(versions)
+
+
+def _named(name: str) -> str:
+    """Return the name of a tool or reward; one of the user's own with a hash of its source file."""
+    if not NAME.fullmatch(name):
+        return name
+    source = inspect.getsourcefile(inspect.unwrap(load_named(name, "rl")))
+    content = Path(source).read_bytes() if source else b""
+    return f"{name}@{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+
+
+def _hash(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()

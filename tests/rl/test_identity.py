@@ -1,0 +1,89 @@
+"""The identity of an evaluation changes with everything that can change its numbers."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.rl import identity as module
+from rstar_lab.rl.identity import differing_parts, evaluation_identity, identity_digest, model_hash
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.problems import Problem
+
+PROBLEMS = [Problem(problem_id="a", question="1 + 1?", answer="2")]
+BASE = evaluation_identity(load_recipe("evaluate"), PROBLEMS, "weights", 16)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("rl.tools", ["python", "jupyter"], "tools"),
+        ("rl.prompt_format", "released", "prompt"),
+        ("rl.max_tool_chars", 100, "tool_limits"),
+        ("rl.max_calls_per_turn", 1, "tool_limits"),
+        ("rl.tool_truncate_side", "left", "tool_limits"),
+        ("rl.tool_timeout_s", 5.0, "tool_limits"),
+        ("rl.answer", "boxed", "reward"),
+        ("rl.reward", "my_identity_reward:score", "reward"),
+        ("sandbox.url", "http://localhost:1", "sandbox"),
+        ("sandbox.timeout_s", 1.0, "sandbox"),
+        ("sandbox.memory_mb", 64, "sandbox"),
+        ("evaluate.temperature", 0.0, "sampling"),
+        ("evaluate.top_p", 1.0, "sampling"),
+        ("evaluate.max_turns", 2, "sampling"),
+        ("evaluate.max_response_tokens", 100, "sampling"),
+        ("seed", 7, "sampling"),
+        ("rl.rollout", "lockstep", "sampling"),
+        ("engine.kind", "transformers", "engine"),
+        ("engine.dtype", "float32", "engine"),
+    ],
+)
+def test_each_setting_changes_the_identity(key, value, part, tmp_path, monkeypatch):
+    (tmp_path / "my_identity_reward.py").write_text("def score(text, answer):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    changed = evaluation_identity(load_recipe("evaluate", {key: value}), PROBLEMS, "weights", 16)
+    assert part in [name for name in changed if changed[name] != BASE[name]]
+    assert identity_digest(changed) != identity_digest(BASE)
+    assert part in differing_parts(BASE, changed)
+
+
+def test_problems_weights_samples_and_verifier_change_the_identity(monkeypatch):
+    recipe = load_recipe("evaluate")
+    other = [Problem(problem_id="a", question="1 + 1?", answer="3")]
+    assert evaluation_identity(recipe, other, "weights", 16) != BASE
+    assert evaluation_identity(recipe, PROBLEMS, "other weights", 16) != BASE
+    assert evaluation_identity(recipe, PROBLEMS, "weights", 4) != BASE
+    monkeypatch.setattr(module, "verifier_version", lambda: "another version")
+    assert evaluation_identity(recipe, PROBLEMS, "weights", 16) != BASE
+
+
+def test_settings_that_cannot_change_the_numbers_keep_the_identity():
+    for key, value in (("engine.max_batch", 3), ("sandbox.workers", 2), ("rl.lr", 1e-3), ("label", "x")):
+        recipe = load_recipe("evaluate", {key: value})
+        assert identity_digest(evaluation_identity(recipe, PROBLEMS, "weights", 16)) == identity_digest(BASE)
+
+
+def test_new_weights_in_the_same_folder_change_the_model_hash(tmp_path):
+    folder, cache = tmp_path / "model", tmp_path / "cache"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"one")
+    first = model_hash(folder, cache)
+    assert model_hash(folder, cache) == first
+    (folder / "model.safetensors").write_bytes(b"three")
+    assert model_hash(folder, cache) != first
+    assert len(json.loads((cache / "file-hashes.json").read_text())) == 3
+
+
+def test_an_edited_reward_function_changes_the_identity(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = load_recipe("evaluate", {"rl.reward": "edited_reward:score"})
+    identities = []
+    for value in ("1.0", "0.5"):
+        Path("edited_reward.py").write_text(f"def score(text, answer):\n    return {value}\n")
+        identities.append(evaluation_identity(recipe, PROBLEMS, "weights", 16)["reward"])
+    sys.modules.pop("edited_reward", None)
+    assert identities[0] != identities[1]
