@@ -20,7 +20,7 @@ RECIPE = {
     "rl": {
         "problems_per_step": 3, "group_size": 4, "max_response_tokens": 40, "max_turns": 2, "lr": 1e-3, "warmup_steps": 2,
         "mini_batches": 2, "rollout": "lockstep", "token_arrays": "all", "checkpoint_every": 2,
-        "reward": "scored_run:score",
+        "reward": "helpers.scored_run:score",
     },
     "stages": [
         {"name": "one", "problems": {"synthetic": {"count": 10, "levels": [1]}}, "steps": 3},

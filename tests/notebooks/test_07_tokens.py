@@ -40,7 +40,7 @@ def outputs(notebook, source):
 def test_figures_and_tables_are_there_without_a_kernel(executed):
     for source in ("third = ", "plot_token_kinds(", "plot_high_entropy_words("):
         assert "application/vnd.plotly" in outputs(executed, source)
-    assert "after error" in outputs(executed, "kinds(")
+    assert "after error" in outputs(executed, "token_kinds(")
     assert outputs(executed, "excerpts(").count("»") >= 12  # three of each kind, none cut away
     assert "tiny_fast-rl" in outputs(executed, "import pandas")
     assert "that" in outputs(executed, "word_list(")

@@ -548,7 +548,7 @@ async def test_an_ordinary_user_gets_the_boundary_too():
     # Everything but what only root may give.
     assert set(missing) <= {"cgroup", "user_id"}
     if "cgroup" in missing:
-        assert "sandbox without cgroup" in warnings
+        assert "sandbox runs without cgroup" in warnings
         assert "cgroup" in strict
     else:
         assert strict == "started"
@@ -567,7 +567,7 @@ async def test_without_namespaces_the_rest_still_holds_and_says_so():
     assert {"pid_namespace", "mount_namespace", "user_namespace", "cgroup"} <= set(missing)
     assert "landlock" not in missing
     assert "pid namespace" in strict
-    assert "sandbox without pid namespace" in warnings
+    assert "sandbox runs without pid namespace" in warnings
 
 
 async def test_check_names_every_layer():

@@ -28,5 +28,5 @@ def test_two_servers_take_turns():
 
 def test_the_documented_figures_are_those_computed(request):
     text = (request.config.rootpath / "docs" / "sandbox.md").read_text()
-    assert f"**{mean_cpu_ms(MIX):.1f} CPU ms a call**" in text
+    assert f"**{mean_cpu_ms(MIX):.1f} CPU ms per call**" in text
     assert f"**{cores_for_burst(45_000, 0.3, mean_cpu_ms(MIX))} cores**" in text

@@ -38,7 +38,8 @@ NOT_COVERED = {
     "sandbox.url": "a service named by the recipe is replaced by one that the job starts",
 }
 LOCAL_TRAINER_ONLY = (
-    "processes", "engine.count", "engine.kv_cache_gb", "engine.scheduler", "engine.mismatch_limit", "rl.micro_batch_tokens", "rl.rollout",
+    "processes", "evaluate.every", "engine.count", "engine.kv_cache_gb", "engine.scheduler", "engine.mismatch_limit",
+    "rl.micro_batch_tokens", "rl.rollout",
 )  # fmt: skip
 
 

@@ -99,7 +99,9 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_mode
         # One that takes the weights and does not use them is found out.
         first_push = first._push
         first._push = second._push  # type: ignore[method-assign]
-        with pytest.raises(UserError, match=r"its log-probs differ from the trainer's by .* \(limit 0.001"):
+        with pytest.raises(
+            UserError, match=r"the mean difference of its log-probs to the trainer's is .* \(limit 0.001"
+        ):
             await group.load(changed(model, 2), 8)
         first._push = first_push  # type: ignore[method-assign]
         await group.load_folder(folder)
