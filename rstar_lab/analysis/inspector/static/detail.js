@@ -1,0 +1,205 @@
+import { h, fill, show, correct, rocStatus, committed, debounce } from "./dom.js";
+import { channelNames } from "./tokens.js";
+import { Transcript, answerLine } from "./transcript.js";
+import { strip, table } from "./group.js";
+
+/** The open trajectory: header, group, transcript, comparison with another rollout, note, link and export. */
+export class Detail {
+  /** scales: colour scales of the tokens. channel(): the selected colour. ask(op, values): request to the kernel.
+   *  fetch(traj_id, raw): get a trajectory. select(traj_id): open another trajectory. reopen(): show the open one again.
+   *  setChannel(name): select a colour. noted(traj_id, note): a note was saved. say(text, wrong): show a message. */
+  constructor({ scales, channel, ask, fetch, select, reopen, setChannel, noted, say }) {
+    Object.assign(this, { channel, ask, fetch, select, reopen, noted, say });
+    this.transcript = new Transcript(scales, say);
+    this.other = new Transcript(scales, say);
+    this.name = `rl-${Math.random().toString(36).slice(2)}`;
+    this.head = h("div", { class: "rl-dhead" });
+    this.group = h("div", { class: "rl-groupline" });
+    this.channels = h("div", { class: "rl-channels", role: "radiogroup", "aria-label": "Colour of the tokens" }, channelNames.map(([name, title]) =>
+      h("label", {}, h("input", { type: "radio", name: `${this.name}-channel`, value: name, onchange: () => setChannel(name) }), h("span", {}, title))));
+    this.findBox = h("input", { type: "search", class: "rl-find", placeholder: "Find in transcript", "aria-label": "Find in transcript",
+      oninput: debounce(120, () => this.find()), onkeydown: (event) => { if (event.key === "Enter") this.findNext(event.shiftKey ? -1 : 1); } });
+    this.matchLine = h("span", { class: "rl-found", role: "status" });
+    const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
+    this.rawButton = button("Raw", () => this.toggleRaw(), { "aria-pressed": "false", title: "Show the unchanged token stream" });
+    this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });
+    this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
+    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, this.rawButton, this.groupButton, this.compareButton));
+    const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.copyLink()), button("HTML", () => this.export("html"), { title: "Save as a self-contained HTML page" }), button("Markdown", () => this.export("markdown")));
+    this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
+    this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
+    this.panes = h("div", { class: "rl-panes" }, this.transcript.element);
+    this.groupBox = h("div", { class: "rl-groupbox", hidden: true });
+    const row = h("div", { class: "rl-siblings" }, this.group, h("span", { class: "rl-push" }), this.findBox, this.matchLine);
+    this.element = h("section", { class: "rl-detail", "aria-label": "Selected trajectory" },
+      this.head, row, tools, this.groupBox, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
+  }
+
+  /** Whether the unchanged token stream is shown instead of segments. */
+  get raw() {
+    return this.rawButton.getAttribute("aria-pressed") === "true";
+  }
+
+  /** Show an opened trajectory. buffers: its token values. */
+  async show(opened, buffers) {
+    this.opened = opened;
+    this.row = opened.row;
+    this.element.dataset.traj = this.row.traj_id;
+    this.drawHead();
+    this.transcript.show(opened, floats(buffers), this.channel());
+    this.recolour();
+    if (this.compared) await this.compare(this.nextSibling(1));
+    if (this.findBox.value) this.find();
+  }
+
+  drawHead() {
+    const { row } = this;
+    fill(this.head,
+      h("span", { class: `rl-chip ${correct(row) ? "rl-ok" : "rl-bad"}` }, correct(row) ? "✓ Correct" : "✗ Wrong"),
+      h("h2", { title: `${row.problem_id}` }, heading(this.opened.question ?? row.problem_id)), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
+      h("span", { class: "rl-answer" }, answerLine(row)),
+      h("span", { class: "rl-verdict" }, `${rocStatus(row, this.opened.siblings)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`));
+    fill(this.group, strip(this.opened.siblings, row.traj_id, this.select));
+    this.note.value = row.note?.note ?? "";
+    this.tags.value = (row.note?.tags ?? []).join(", ");
+    this.saved = JSON.stringify([row.traj_id, this.note.value, row.note?.tags ?? []]);
+    if (!this.groupBox.hidden) this.drawGroup();
+  }
+
+  drawGroup() {
+    fill(this.groupBox, table(this.opened.siblings, this.row.traj_id, this.select, (traj_id) => this.compare(traj_id)));
+  }
+
+  toggleGroup() {
+    this.groupBox.hidden = !this.groupBox.hidden;
+    this.groupButton.setAttribute("aria-pressed", String(!this.groupBox.hidden));
+    if (!this.groupBox.hidden) this.drawGroup();
+  }
+
+  /** traj_id of the rollout of the group that is `by` places after the open one. */
+  nextSibling(by) {
+    const all = this.opened?.siblings ?? [];
+    const at = all.findIndex((row) => row.traj_id === this.row.traj_id);
+    return all[(at + by + all.length) % all.length]?.traj_id;
+  }
+
+  async toggleCompare() {
+    if (this.compared) this.endCompare();
+    else await this.compare(this.nextSibling(1));
+  }
+
+  async compare(traj_id) {
+    if (!traj_id || traj_id === this.row.traj_id) return this.endCompare();
+    const [opened, buffers] = await this.fetch(traj_id, false);
+    this.compared = traj_id;
+    this.compareButton.setAttribute("aria-pressed", "true");
+    const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `Sample ${show(row.sample)}`), h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, rocStatus(row, opened.siblings)));
+    fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));
+    this.other.show(opened, floats(buffers), this.channel());
+    this.scrollTogether();
+    const marked = this.transcript.differ(this.other) && this.other.differ(this.transcript);
+    return this.say(marked ? "Words that only one rollout contains are underlined." : "The transcripts are too long to mark the differences.");
+  }
+
+  /** Scroll both transcripts to the same turn. */
+  scrollTogether() {
+    this.unlock?.();
+    const pair = [this.transcript, this.other];
+    let leader = null;
+    const removers = pair.map((pane, i) => {
+      const lead = () => { leader = pane; };
+      const follow = () => { if (leader !== pair[1 - i]) pair[1 - i].position = pane.position; };
+      for (const name of ["pointerenter", "wheel", "focusin"]) pane.turns.addEventListener(name, lead);
+      pane.turns.addEventListener("scroll", follow);
+      return () => {
+        for (const name of ["pointerenter", "wheel", "focusin"]) pane.turns.removeEventListener(name, lead);
+        pane.turns.removeEventListener("scroll", follow);
+      };
+    });
+    leader = this.transcript;
+    this.unlock = () => removers.forEach((remove) => remove());
+  }
+
+  endCompare() {
+    this.unlock?.();
+    this.compared = null;
+    this.compareButton.setAttribute("aria-pressed", "false");
+    this.other.clear();
+    this.transcript.paintDiff.clear();
+    fill(this.panes, this.transcript.element);
+    this.say("");
+  }
+
+  async toggleRaw() {
+    this.rawButton.setAttribute("aria-pressed", String(!this.raw));
+    await this.reopen();
+  }
+
+  /** Colour the tokens by the selected channel. */
+  recolour() {
+    const channel = this.channel();
+    for (const input of this.channels.querySelectorAll("input")) input.checked = input.value === channel;
+    this.transcript.paint(channel);
+    if (this.compared) this.other.paint(channel);
+  }
+
+  find() {
+    const count = this.transcript.find(this.findBox.value);
+    this.matchLine.textContent = this.findBox.value ? (count ? `1 of ${count}` : "none") : "";
+  }
+
+  findNext(by) {
+    const at = this.transcript.nextMatch(by);
+    if (at >= 0) this.matchLine.textContent = `${at + 1} of ${this.transcript.matches.length}`;
+  }
+
+  async saveNote() {
+    const tags = this.tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
+    const { traj_id } = this.row;
+    const saved = JSON.stringify([traj_id, this.note.value.trim(), tags]);
+    if (saved === this.saved) return; // Enter was pressed, then the field lost focus
+    this.saved = saved;
+    try {
+      const [entry] = await this.ask("note", { traj_id, note: this.note.value, tags });
+      this.row.note = entry;
+      this.noted(traj_id, entry.note || entry.tags.length ? entry : null);
+      this.say("Note saved in the run's folder.");
+    } catch (error) {
+      this.say(error.message, true);
+    }
+  }
+
+  async copyLink() {
+    const url = `${location.href.split("#")[0]}#rstar=${encodeURIComponent(this.row.traj_id)}`;
+    try {
+      await navigator.clipboard.writeText(url);
+      this.say("Link copied: it opens this notebook at this trajectory.");
+    } catch {
+      this.say(url);
+    }
+  }
+
+  async export(kind) {
+    try {
+      const [text] = await this.ask("export", { traj_id: this.row.traj_id, kind });
+      const url = URL.createObjectURL(new Blob([text], { type: kind === "html" ? "text/html" : "text/markdown" }));
+      h("a", { href: url, download: `${this.row.traj_id.replace(/[^\w.-]+/g, "_")}.${kind === "html" ? "html" : "md"}` }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 10000);
+      this.say("Exported.");
+    } catch (error) {
+      this.say(error.message, true);
+    }
+  }
+
+  close() {
+    this.transcript.clear();
+    this.other.clear();
+  }
+}
+
+const heading = (text) => (text.length > 90 ? `${text.slice(0, 90).trimEnd()}…` : text);
+
+function floats(buffers) {
+  const view = buffers?.[0];
+  return view ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : null;
+}
