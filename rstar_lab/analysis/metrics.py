@@ -11,8 +11,8 @@ from math import comb
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.bootstrap import RESAMPLES, Estimate, ratio
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.bootstrap import RESAMPLES, Estimate, ratio
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
 from rstar_lab.runs import RunStoreError
 

@@ -7,13 +7,14 @@ generates only the missing ones.
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import comb
 from typing import Any
 
 import numpy as np
 
+from rstar_lab.bootstrap import ratio
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
@@ -31,45 +32,17 @@ CHUNK = 512  # rollouts per commit
 MAX_IN_FLIGHT = 1024  # rollouts
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean and its 95% confidence interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def as_list(self) -> list[float]:
-        return [self.mean, self.low, self.high]
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1%} [{self.low:.1%}, {self.high:.1%}]"
+def _mean_interval(values: Sequence[float], rollouts: int) -> list[float | None]:
+    """Return [mean, low, high] over problems. values: one number per problem."""
+    return ratio(np.asarray(values, dtype=float), np.ones(len(values)), rollouts).as_list()
 
 
-def clustered_interval(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Estimate:
-    """Return the percentile bootstrap interval over problems. values: one mean per problem."""
-    data = np.asarray(values, dtype=float)
-    rng = np.random.default_rng(seed)
-    means = data[rng.integers(0, len(data), (draws, len(data)))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(data.mean()), float(low), float(high))
-
-
-def ratio_interval(
-    numerators: Sequence[float], denominators: Sequence[float], seed: int = 0, draws: int = 2000
-) -> Estimate | None:
-    """Return sum(numerators) / sum(denominators) with its percentile bootstrap interval over problems.
-
-    None if the denominators sum to 0. Draws whose denominators sum to 0 are left out.
-    """
-    over, under = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    if not under.sum():
-        return None
-    chosen = np.random.default_rng(seed).integers(0, len(over), (draws, len(over)))
-    sums = under[chosen].sum(axis=1)
-    ratios = over[chosen].sum(axis=1)[sums > 0] / sums[sums > 0]
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return Estimate(float(over.sum() / under.sum()), float(low), float(high))
+def _ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float], rollouts: int
+) -> list[float | None] | None:
+    """Return [ratio, low, high] of the sums over problems, or None if the denominators sum to 0."""
+    found = ratio(np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float), rollouts)
+    return found.as_list() if found.clusters else None
 
 
 def pass_at(k: int, samples: int, correct: int) -> float:
@@ -120,10 +93,10 @@ def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of an evaluation from its trajectory rows. Estimates are [mean, low, high], clustered by problem.
+    """Return the result of an evaluation from its trajectory rows. Intervals are [value, low, high], see `bootstrap`.
 
-    pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: the estimates of the
-    quantities that are also given as a plain mean.
+    pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: the intervals of the
+    quantities that are also given as a plain mean. With one problem, low and high are None.
     """
     table = per_problem(rows)
     samples = min(row["samples"] for row in table)
@@ -131,20 +104,21 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     correct = [row for row in rows if row["reward"] > 0]
     correct_calls = sum(row["calls"] for row in correct)
     counts = [row["samples"] for row in table]
-    intervals = {
-        "response_tokens": ratio_interval([row["response_tokens"] * row["samples"] for row in table], counts),
-        "calls": ratio_interval([row["calls"] for row in table], counts),
-        "error_rate": ratio_interval([row["errors"] for row in table], [row["calls"] for row in table]),
-        "truncated": ratio_interval([row["truncated"] for row in table], counts),
+    ratios = {
+        "response_tokens": ([row["response_tokens"] * row["samples"] for row in table], counts),
+        "calls": ([row["calls"] for row in table], counts),
+        "error_rate": ([row["errors"] for row in table], [row["calls"] for row in table]),
+        "truncated": ([row["truncated"] for row in table], counts),
     }
+    intervals = {name: _ratio_interval(*sums, len(rows)) for name, sums in ratios.items()}
 
-    def pass_estimate(k: int) -> list[float]:
-        return clustered_interval([pass_at(k, row["samples"], row["correct"]) for row in table]).as_list()
+    def pass_interval(k: int) -> list[float | None]:
+        return _mean_interval([pass_at(k, row["samples"], row["correct"]) for row in table], len(rows))
 
     return {
-        "pass1": clustered_interval([row["correct"] / row["samples"] for row in table]).as_list(),
-        f"pass{samples}": pass_estimate(samples),
-        f"maj{samples}": clustered_interval([float(row["majority_correct"]) for row in table]).as_list(),
+        "pass1": _mean_interval([row["correct"] / row["samples"] for row in table], len(rows)),
+        f"pass{samples}": pass_interval(samples),
+        f"maj{samples}": _mean_interval([float(row["majority_correct"]) for row in table], len(rows)),
         "n": len(rows),
         "problems": len(table),
         "samples": samples,
@@ -153,8 +127,8 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "error_rate": errors / calls if calls else None,
         "error_rate_correct": sum(row["errors"] for row in correct) / correct_calls if correct_calls else None,
         "truncated": float(np.mean([row["truncated"] for row in rows])),
-        "pass_at": {str(2**i): pass_estimate(2**i) for i in range(samples.bit_length())},
-        "intervals": {name: estimate.as_list() for name, estimate in intervals.items() if estimate},
+        "pass_at": {str(2**i): pass_interval(2**i) for i in range(samples.bit_length())},
+        "intervals": {name: interval for name, interval in intervals.items() if interval},
     }
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from rstar_lab.bootstrap import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.evaluation import Estimate, evaluate
+from rstar_lab.rl.evaluation import evaluate
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
@@ -203,8 +204,9 @@ async def evaluate_sets(
 ) -> dict[str, float]:
     """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
 
-    Returns `eval/<set>/pass1`, `/low` and `/high` of each set. The rollouts are a run of their own,
-    `<recipe>-<set>-step<step>`; one that an interrupted attempt left is generated again, since its weights may differ.
+    Returns `eval/<set>/pass1`, `/low` and `/high` of each set; low and high are absent for a set of one problem. The
+    rollouts are a run of their own, `<recipe>-<set>-step<step>`. The run of an interrupted attempt is generated again,
+    since its weights may differ.
     """
     metrics: dict[str, float] = {}
     for name, problems in session.held_out.items():
@@ -221,7 +223,8 @@ async def evaluate_sets(
                 mode=session.recipe.rl.rollout,
                 context_length=length,
             )
-        metrics |= {f"eval/{name}/{key}": x for key, x in zip(("pass1", "low", "high"), result["pass1"], strict=True)}
+        interval = dict(zip(("pass1", "low", "high"), result["pass1"], strict=True))
+        metrics |= {f"eval/{name}/{key}": number for key, number in interval.items() if number is not None}
     return metrics
 
 
@@ -293,7 +296,9 @@ async def evaluate_model(
                 context_length=engines.context or session.longest(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
-    reporter.say(f"{piece}: pass@1 {Estimate(*result['pass1'])} on {result['problems']} problems x {result['samples']}")
+    reporter.say(
+        f"{piece}: pass@1 {format_interval(result['pass1'])} on {result['problems']} problems x {result['samples']}"
+    )
     return result
 
 

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis.bootstrap import Side, paired_difference, ratio
 from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.outcomes import count_errors
@@ -94,43 +93,7 @@ def test_intervals_count_problems_and_not_rollouts(runs):
     assert found.low < found.value < found.high
 
 
-def test_the_bootstrap_is_as_wide_as_theory_says():
-    rng = np.random.default_rng(0)
-    values = rng.normal(3, 2, 400)
-    found = ratio(values, np.ones(400), 400, resamples=4000)
-    half = 1.96 * values.std(ddof=1) / 20
-    assert found.value == pytest.approx(values.mean())
-    assert found.high - found.low == pytest.approx(2 * half, rel=0.08)
-
-
-def test_rollouts_that_repeat_each_other_do_not_narrow_the_interval():
-    rng = np.random.default_rng(0)
-    problems = rng.random(30) < 0.5
-    clustered = ratio(16.0 * problems, np.full(30, 16.0), 480)
-    as_if_independent = ratio(np.repeat(problems, 16).astype(float), np.ones(480), 480)
-    assert clustered.value == as_if_independent.value
-    assert clustered.high - clustered.low > 3 * (as_if_independent.high - as_if_independent.low)
-
-
-def test_a_pair_is_compared_within_its_problem():
-    rng = np.random.default_rng(1)
-    base = rng.normal(0, 10, 50)
-    better = base + 1 + rng.normal(0, 0.1, 50)
-    ones = np.ones((1, 50))
-    found = paired_difference(Side(base[None], ones), Side(better[None], ones), 100)
-    assert 0.9 < found.low < found.value < found.high < 1.1
-
-
-def test_seeds_that_disagree_widen_the_interval():
-    flat = Side(np.full((1, 40), 0.5), np.ones((1, 40)))
-    seeds = Side(np.repeat([[0.2], [0.8], [0.6]], 40, axis=1), np.ones((3, 40)))
-    found = paired_difference(flat, seeds, 160)
-    assert found.value == pytest.approx(1.6 / 3 - 0.5)
-    assert found.low < -0.1 < 0.1 < found.high
-
-
-def test_nothing_and_one_problem_have_no_interval(runs):
-    assert np.isnan(ratio(np.array([]), np.array([]), 0).value)
+def test_one_problem_has_no_interval(runs):
     one = measure(runs, ["pass1"], where={"run_id": "paper0", "problem_id": "p1"}).iloc[0]
     assert one.clusters == 1 and np.isnan(one.low) and np.isnan(one.high)
 

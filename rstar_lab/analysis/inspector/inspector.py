@@ -19,7 +19,19 @@ from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.errors import UserError
 
 STATIC = Path(__file__).parent / "static"
-_MODULES = ("dom", "links", "python", "tokens", "transcript", "list", "group", "filters", "cache", "detail", "inspector")
+_MODULES = (
+    "dom",
+    "links",
+    "python",
+    "tokens",
+    "transcript",
+    "list",
+    "group",
+    "filters",
+    "cache",
+    "detail",
+    "inspector",
+)
 _GROUP = ("run_id", "step", "group_id")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.bootstrap import format_interval
 from rstar_lab.errors import UserError
 from rstar_lab.memory import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.resources import resource_folder
-from rstar_lab.rl.evaluation import Estimate
 from rstar_lab.rl.pipeline import NOTHING_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.session import RunSession
@@ -106,8 +106,8 @@ def tell(result: dict[str, Any], reporter: Reporter) -> None:
         return "-" if value is None else f"{value:.1%}"
 
     reporter.say(
-        f"\n[bold]held-out pass@1[/]   from nothing {Estimate(*result['pass1_base'])}   after SFT {Estimate(*result['pass1_sft'])}"
-        f"   after GRPO-RoC {Estimate(*result['pass1_rl'])}\n"
+        f"\n[bold]held-out pass@1[/]   from nothing {format_interval(result['pass1_base'])}"
+        f"   after SFT {format_interval(result['pass1_sft'])}   after GRPO-RoC {format_interval(result['pass1_rl'])}\n"
         f"tool errors inside correct trajectories   {rate(result['error_rate_correct_sft'])} -> "
         f"{rate(result['error_rate_correct_rl'])}\n"
         f"{result['seconds']:.0f} s, peak memory {result['peak_memory_gb']:.1f} GB\n\n"

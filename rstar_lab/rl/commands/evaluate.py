@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from rstar_lab.bootstrap import format_interval
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
-from rstar_lab.rl.evaluation import Estimate, per_problem, summarise
+from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
@@ -143,12 +144,11 @@ def tell(result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, rep
     if len(table) > SHOWN:
         reporter.say(f"... and {len(table) - SHOWN} problems solved more often")
     for key, title in (("pass1", f"avg@{k} (pass@1)"), (f"pass{k}", f"pass@{k}"), (f"maj{k}", f"maj@{k}")):
-        reporter.say(f"{title:18}{Estimate(*result[key])}")
+        reporter.say(f"{title:18}{format_interval(result[key])}")
     intervals = result["intervals"]
-    for key, title, form in (("response_tokens", "response tokens", ".0f"), ("calls", "calls a rollout", ".2f")):
-        mean, low, high = intervals[key]
-        reporter.say(f"{title:18}{mean:{form}} \\[{low:{form}}, {high:{form}}]")
-    errors = "-" if result["error_rate"] is None else str(Estimate(*intervals["error_rate"]))
+    for key, title, form in (("response_tokens", "response tokens", ".0f"), ("calls", "calls per rollout", ".2f")):
+        reporter.say(f"{title:18}{format_interval(intervals[key], form)}")
+    errors = "-" if result["error_rate"] is None else format_interval(intervals["error_rate"])
     reporter.say(f"{'tool errors':18}{errors} of the calls")
-    reporter.say(f"{'truncated':18}{Estimate(*intervals['truncated'])}")
+    reporter.say(f"{'truncated':18}{format_interval(intervals['truncated'])}")
     reporter.say(f"{result['problems']} problems x {k} samples\nrun {run}")

@@ -1,0 +1,82 @@
+"""Tests of the bootstrap intervals that evaluations and analysis share."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.analysis_runs import make_run
+
+from rstar_lab.analysis.metrics import measure, pass_at_k
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.bootstrap import Side, format_interval, paired_difference, ratio, resample_counts
+from rstar_lab.rl.evaluation import summarise
+from rstar_lab.runs.reader import RunReader
+
+
+def test_evaluation_and_analysis_give_the_same_intervals(tmp_path: Path):
+    folder = make_run(tmp_path, "evaluated", problems=6)
+    result = summarise(RunReader(folder).read("trajectories").to_pylist())
+    runs = open_runs(tmp_path)
+    for name, metric in (("calls", "calls"), ("error_rate", "tool_error_rate"), ("truncated", "truncation_rate")):
+        row = measure(runs, [metric]).iloc[0]
+        assert result["intervals"][name] == pytest.approx([row.value, row.low, row.high]), name
+    for name, k in (("pass1", 1), (f"pass{result['samples']}", result["samples"])):
+        row = pass_at_k(runs, [k]).iloc[0]
+        assert row.low < row.value < row.high or row.value in (0, 1)
+        assert result[name] == pytest.approx([row.value, row.low, row.high]), name
+
+
+def test_each_resample_draws_as_many_clusters_as_there_are():
+    counts = resample_counts(7, 5000, seed=3)
+    assert counts.shape == (5000, 7) and (counts.sum(axis=1) == 7).all()
+    assert counts.mean(axis=0) == pytest.approx(np.ones(7), abs=0.06)
+    assert counts.var(axis=0) == pytest.approx(np.full(7, 6 / 7), abs=0.08)  # multinomial: n p (1 - p)
+
+
+def test_the_interval_is_as_wide_as_the_normal_approximation():
+    rng = np.random.default_rng(0)
+    values = rng.normal(3, 2, 400)
+    found = ratio(values, np.ones(400), 400, resamples=4000)
+    half = 1.96 * values.std(ddof=1) / 20
+    assert found.value == pytest.approx(values.mean())
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.08)
+
+
+def test_copies_of_a_rollout_do_not_narrow_the_interval():
+    rng = np.random.default_rng(0)
+    problems = rng.random(30) < 0.5
+    clustered = ratio(16.0 * problems, np.full(30, 16.0), 480)
+    as_if_independent = ratio(np.repeat(problems, 16).astype(float), np.ones(480), 480)
+    assert clustered.value == as_if_independent.value
+    assert clustered.high - clustered.low > 3 * (as_if_independent.high - as_if_independent.low)
+
+
+def test_a_difference_is_taken_within_each_problem():
+    rng = np.random.default_rng(1)
+    base = rng.normal(0, 10, 50)
+    better = base + 1 + rng.normal(0, 0.1, 50)
+    ones = np.ones((1, 50))
+    found = paired_difference(Side(base[None], ones), Side(better[None], ones), 100)
+    assert 0.9 < found.low < found.value < found.high < 1.1
+
+
+def test_seeds_with_different_results_widen_the_interval():
+    flat = Side(np.full((1, 40), 0.5), np.ones((1, 40)))
+    seeds = Side(np.repeat([[0.2], [0.8], [0.6]], 40, axis=1), np.ones((3, 40)))
+    found = paired_difference(flat, seeds, 160)
+    assert found.value == pytest.approx(1.6 / 3 - 0.5)
+    assert found.low < -0.1 < 0.1 < found.high
+
+
+def test_an_undefined_interval_is_none_in_json_and_a_dash_in_text():
+    one = ratio(np.array([3.0]), np.array([4.0]), 4)
+    assert json.loads(json.dumps(one.as_list(), allow_nan=False)) == [0.75, None, None]
+    assert format_interval(one.as_list()) == "75.0% [-, -]"
+    nothing = ratio(np.array([]), np.array([]), 0)
+    assert nothing.as_list() == [None, None, None] and nothing.clusters == 0
+
+
+def test_clusters_without_a_denominator_are_left_out():
+    found = ratio(np.array([1.0, 5.0, 0.0, 1.0]), np.array([2.0, 0.0, np.nan, 2.0]), 4)
+    assert (found.value, found.low, found.high, found.clusters) == (0.5, 0.5, 0.5, 2)
