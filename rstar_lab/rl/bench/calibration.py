@@ -141,7 +141,7 @@ class VllmServer:
             },
         )
         if answer.status_code != 200:
-            raise EngineError(f"{self.url} refused a request: {answer.text[:500]}")
+            raise EngineError(f"{self.url} rejected a request: {answer.text[:500]}")
         token_ids = answer.json()["choices"][0]["token_ids"]
         return Completion(token_ids, [0.0] * len(token_ids), FinishReason.LENGTH)
 

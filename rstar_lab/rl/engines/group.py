@@ -1,4 +1,4 @@
-"""The inference engines of a run: their number, devices and options from the recipe, their start, weights and end."""
+"""The inference engines of a run: starts them with the recipe's options, sends them weights, and ends them."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ CPU_ENVIRONMENT = {
 
 
 class EngineGroup:
-    """Engines with the same weights."""
+    """Engines that serve the same weights."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ async def assert_parity(engine: VllmEngine | ServerEngine, model: "PreTrainedMod
     prompt = list(range(min(16, model.config.vocab_size)))
     completion = await engine.generate(prompt, Sampling(16, seed=0))
     ids_BT = torch.tensor([prompt + completion.token_ids], device=model.device)
-    flash = model.config._attn_implementation == "flash_attention_2"  # which does not take float32
+    flash = model.config._attn_implementation == "flash_attention_2"  # does not support float32
     with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=flash):
         log_probs_TV = model(ids_BT).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
     own_T = log_probs_TV.gather(1, ids_BT[0, len(prompt) :, None])[:, 0].cpu()
@@ -269,9 +269,9 @@ async def open_engines(
     seed: int = 0,
     spawned: Sequence[AnyEngine] | None = None,
 ) -> AsyncIterator[EngineGroup]:
-    """Engines that serve the model in `model_dir` until the block ends. Raises UserError if one cannot start.
+    """Yield engines that serve the model in `model_dir`, and close them afterwards. Raises UserError if one cannot start.
 
-    spawned: engines that `spawn_engines` has started.
+    spawned: engines that `spawn_engines` has started; by default it is called here.
     """
     engines = spawned or spawn_engines(section, work_dir)
     options = {} if section.kind == "server" else engine_options(section, model_dir, max_tokens, seed)

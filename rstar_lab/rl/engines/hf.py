@@ -1,7 +1,7 @@
-"""The fallback where vLLM cannot be installed: transformers' `generate`, in this process, one batch after the other.
+"""An engine that runs transformers' `generate` in this process, one batch after the other. For machines without vLLM.
 
-Slower (see `rstar-lab bench rollout`), but the same interface. Each request draws from a generator of its own, so what it gets
-does not depend on what else is in the batch, up to rounding.
+It is slower (see `rstar-lab bench rollout`). Each request has its own random generator, so its tokens do not depend on the
+rest of the batch, up to rounding.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Request = tuple[list[int], Sampling, asyncio.Future[Completion], OnTokens | None
 
 
 class HfEngine:
-    """Requests that wait while a batch is generated go together into the next one."""
+    """An engine in this process. Requests that arrive while a batch is generated form the next batch."""
 
     def __init__(self, *, name: str = "transformers", max_batch: int = 64):
         self.name, self.max_batch, self.kv_tokens = name, max_batch, 10**9
@@ -32,7 +32,7 @@ class HfEngine:
         self._version = 0
 
     async def start(self, model: Path | str, options: dict[str, Any]) -> None:
-        """Load the model; options: dtype. Raises UserError where it cannot be loaded."""
+        """Load the model. options: the key dtype is used. Raises UserError if the model cannot be loaded."""
         dtype = getattr(torch, options["dtype"])
         self._model: PreTrainedModel = await asyncio.to_thread(load_model, model, dtype)
         self._model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
@@ -62,12 +62,12 @@ class HfEngine:
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Completion:
-        """on_tokens: told of the tokens as they come, in the event loop."""
+        """Sample one completion. on_tokens: called in the event loop with each new token."""
         (future,) = self.submit([(prompt_ids, sampling)], on_tokens)
         return await future
 
     async def load_weights(self, path: Path | str, version: int) -> None:
-        """Load a safetensors file of the whole model, once the batch under way has ended."""
+        """Load a safetensors file of the whole model after the current batch."""
         if self._worker:
             await asyncio.wait([self._worker])
         self._model.load_state_dict(read_weights(path), strict=not self._model.config.tie_word_embeddings)
@@ -103,14 +103,14 @@ class HfEngine:
         limit = max(sampling.max_tokens for _, sampling, *_ in batch)
         limit = min(limit, getattr(self._model.config, "max_position_embeddings", 2**20) - width)
         if limit < 1:
-            raise EngineError("the prompt leaves no room for a response")
+            raise EngineError(f"the prompt ({width} tokens) fills the model's context")
         sampler = _Sampler(batch, call)
         stops = sorted({token for _, sampling, *_ in batch for token in sampling.stop_token_ids})
         out = self._model.generate(  # type: ignore[operator]
             input_ids=ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             max_new_tokens=limit,
-            do_sample=False,  # the sampler below draws; what it has drawn is the only token left
+            do_sample=False,  # `sampler` draws the token and sets the logits of all others to -inf
             logits_processor=[sampler],
             stopping_criteria=[sampler.abandoned],
             eos_token_id=stops or None,
@@ -128,7 +128,7 @@ class HfEngine:
 
 
 class _Sampler:
-    """A logits processor that draws each row's token, with a generator of its own, and remembers the log-prob."""
+    """A logits processor that samples a token per row, with one generator per row, and records its log-prob."""
 
     def __init__(self, batch: list[Request], call: Callable[..., Any]):
         self.batch, self.call = batch, call
@@ -159,12 +159,13 @@ class _Sampler:
         return forced
 
     def abandoned(self, input_ids: torch.LongTensor, scores: Any, **_: Any) -> torch.Tensor:
-        """The end of the batch where nobody waits for it any more."""
-        gone = all(future.done() for _, _, future, _ in self.batch)
-        return torch.full((len(self.batch),), gone, device=input_ids.device, dtype=torch.bool)
+        """Stop the batch when all its requests were cancelled."""
+        cancelled = all(future.done() for _, _, future, _ in self.batch)
+        return torch.full((len(self.batch),), cancelled, device=input_ids.device, dtype=torch.bool)
 
 
 def _nucleus(log_probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return the log-probs renormalised over the smallest set of tokens with probability `top_p` (Holtzman et al. 2020)."""
     ordered, places = log_probs_V.sort(descending=True)
     outside = ordered.exp().cumsum(-1) - ordered.exp() >= top_p
     return log_probs_V.index_fill(0, places[outside], -torch.inf).log_softmax(-1)

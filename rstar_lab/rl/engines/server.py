@@ -1,7 +1,7 @@
-"""A vLLM server as an engine: token ids in, token ids and log-probs out, over OpenAI's /v1/completions.
+"""A vLLM server as an engine: sends token ids to /v1/completions and receives token ids and log-probs.
 
-Asked of the server: vLLM 0.10.2 or later (`return_token_ids`). Log-probs are those of the distribution drawn from where it was
-started with `--logprobs-mode processed_logprobs`, as `rstar-lab serve` does; vLLM's own default is before temperature and top-p.
+Requires vLLM 0.10.2 or later (`return_token_ids`). With `--logprobs-mode processed_logprobs`, which `rstar-lab serve` sets,
+log-probs refer to the distribution that tokens are sampled from. By default, vLLM returns them before temperature and top-p.
 """
 
 import asyncio
@@ -21,20 +21,19 @@ from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
 
 API_KEY = "RSTAR_LAB_API_KEY"
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-BUSY = (429, 500, 502, 503, 504)  # worth another try; any other status but 200 is the request's own fault
+BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
 
 
 class ServerEngine:
-    """One vLLM server by its URL.
+    """One vLLM server.
 
-    A request whose connection breaks is sent again after a pause. A server that stays away, or is silent for `stall_s` while
-    it has work of ours (neither of its token counters moves), counts as lost: its requests end in EngineError, so that the
-    dispatcher sends them elsewhere, with the same seeds. Where every server of the group is lost they wait here, up to
-    `patience_s`, for one to come back. A lost server is asked again and again, and brought up to the newest weights before it
-    is used anew.
+    A request whose connection breaks is sent again after a pause. A server is lost if retries fail, or if its token counters
+    do not change for `stall_s` while it has requests of this engine. The requests of a lost server raise EngineError, so that
+    the dispatcher sends them to other servers with the same seeds. If all servers of the group are lost, requests wait up to
+    `patience_s` for one of them. A lost server is polled; it receives the newest weights before it is used again.
 
-    deadline_s: of one request. connections: requests of ours that are open at once. api_key: by default the environment's
-    RSTAR_LAB_API_KEY. Raises UserError from `start` where the URL cannot be used.
+    deadline_s: time limit of one request. connections: maximum number of open requests. api_key: default: the environment
+    variable RSTAR_LAB_API_KEY.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class ServerEngine:
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(10.0, read=None, pool=None),
-            # uvicorn closes idle connections after 5 s: a request on one that it is just closing would be lost.
+            # uvicorn closes idle connections after 5 s. A request sent on a connection that is being closed would be lost.
             limits=httpx.Limits(max_connections=connections + 4, keepalive_expiry=2.0),
             trust_env=False,
         )
@@ -69,25 +68,32 @@ class ServerEngine:
         self._weights: tuple[Path, int] | None = None
         self._watchdog: asyncio.Task[None] | None = None
 
-    # Life
+    # Start and health
 
     async def start(self, model: Path | str | None = None, options: dict[str, Any] | None = None) -> None:
-        """Ask the server what it serves, and for one token. Raises UserError. (`model` and `options` are the server's own.)"""
+        """Connect: read the name and context length of the server's model and generate one token.
+
+        model and options are ignored, because the server has its own. Raises UserError if the server cannot be used.
+        """
         try:
             answer = await self._http.get("/v1/models", timeout=30.0)
         except httpx.TransportError as error:
             raise UserError(
-                f"{self.url} does not answer ({_reason(error)}): start it with `rstar-lab serve MODEL`, or mend the URL"
+                f"{self.url} does not answer ({_reason(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
             ) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise UserError(f"{self.url}: not a URL of a server ({error})") from None
+            raise UserError(f"{self.url}: invalid URL ({error})") from None
         if answer.status_code in (401, 403):
-            raise UserError(f"{self.url} refuses the token: set {API_KEY} to the one it was started with")
+            raise UserError(
+                f"{self.url} rejects the token: set {API_KEY} to the token that the server was started with"
+            )
         card = _first_model(answer)
         if card is None:
-            raise UserError(f"{self.url} is no OpenAI-style server: /v1/models answers {answer.status_code}")
+            raise UserError(f"{self.url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}")
         if "max_model_len" not in card:
-            raise UserError(f"{self.url} takes no token ids: it is no vLLM server (its models have no max_model_len)")
+            raise UserError(
+                f"{self.url} is not a vLLM server (/v1/models has no max_model_len): other servers do not accept token ids"
+            )
         self.model, self.root, self.context = card["id"], card.get("root") or card["id"], int(card["max_model_len"])
         metrics = await self.scrape()
         self.kv_tokens: int = (metrics.kv_tokens if metrics else 0) or 10**9
@@ -98,7 +104,7 @@ class ServerEngine:
         self._watchdog = asyncio.create_task(self._watch())
 
     async def aclose(self) -> None:
-        """Let go of the server, which goes on. Safe to call twice."""
+        """Cancel all requests and disconnect. The server keeps running. Safe to call twice."""
         self._closed = True
         if self._watchdog:
             self._watchdog.cancel()
@@ -107,7 +113,7 @@ class ServerEngine:
         await self._http.aclose()
 
     async def scrape(self) -> ServerMetrics | None:
-        """What /metrics says; None where the server has no such page. Raises EngineError where it does not answer."""
+        """Return the metrics of /metrics, or None if the server has no such page. Raises EngineError if it does not respond."""
         try:
             answer = await self._http.get("/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
         except httpx.TransportError as error:
@@ -131,7 +137,7 @@ class ServerEngine:
                     self.lost, self._heard = False, time.monotonic()
                     self.on_back()
                 continue
-            # A server without such counters is trusted while it answers.
+            # A server without counters counts as working while it responds.
             moved = answers and (metrics is None or metrics.progress != progress)
             progress = metrics.progress if metrics else progress
             if moved or not self._in_flight:
@@ -145,7 +151,7 @@ class ServerEngine:
             task.cancel()
 
     async def _is_back(self) -> bool:
-        """Does it generate again, with the newest weights? A server that was started anew has those of its folder."""
+        """Return whether the server generates again with the newest weights. Sends them if it was restarted meanwhile."""
         try:
             if self._weights and await self._served_version() != self._weights[1]:
                 await self._push(*self._weights)
@@ -154,7 +160,7 @@ class ServerEngine:
             return False
         return True
 
-    # Work
+    # Requests
 
     def _body(self, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
         return {
@@ -163,7 +169,7 @@ class ServerEngine:
             "max_tokens": min(sampling.max_tokens, self.context - len(prompt_ids)),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            # Said outright: a model folder may bring defaults of its own for these.
+            # Set explicitly, because the model folder may contain other defaults (generation_config.json).
             "top_k": 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
@@ -177,9 +183,9 @@ class ServerEngine:
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, on_tokens: Callable[[list[int]], None] | None = None
     ) -> Completion:
-        """Sample one completion; a prompt that fills the model's context gets an empty one. Raises EngineError.
+        """Sample one completion. A cancelled call is aborted in the server. Raises EngineError.
 
-        A cancelled call is aborted in the server. on_tokens: told of the tokens as they come.
+        A prompt that fills the model's context returns an empty completion. on_tokens: called with new tokens as they arrive.
         """
         if len(prompt_ids) >= self.context:
             return Completion([], [], FinishReason.LENGTH, self.name, self.version)
@@ -194,11 +200,11 @@ class ServerEngine:
                     await asyncio.wait({task}, timeout=self.deadline_s)
                     if not task.done():
                         self.lost = True
-                        raise EngineError(f"{self.name}: no answer within {self.deadline_s:.0f} s")
+                        raise EngineError(f"{self.name}: no response within {self.deadline_s:.0f} s")
                     if not task.cancelled():
                         self._heard = time.monotonic()
                         return task.result()
-                    failure = EngineError(f"{self.name} was silent for {self.stall_s:.0f} s")
+                    failure = EngineError(f"{self.name}: no progress for {self.stall_s:.0f} s")
                 except RequestRefused:
                     raise
                 except EngineError as error:
@@ -213,7 +219,7 @@ class ServerEngine:
         return any(not other.lost for other in self.group if other is not self)
 
     async def _until_found(self) -> None:
-        """Where this server is lost: hand back at once what another can do, else wait for whichever comes back first."""
+        """Return when this server is not lost. Raises EngineError if another server can serve, or after `patience_s`."""
         deadline = time.monotonic() + self.patience_s
         while self.lost:
             if self._others_serve() or time.monotonic() > deadline:
@@ -231,9 +237,9 @@ class ServerEngine:
                     choice = answer.json()["choices"][0]
                     if choice["finish_reason"] in ("stop", "length"):
                         return self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
-                    failure = f"it ended a request: {choice['finish_reason']}"
+                    failure = f"a request ended with finish_reason {choice['finish_reason']}"
                 elif answer.status_code not in BUSY:
-                    raise RequestRefused(f"{self.name} refused a request: {_message(answer)}")
+                    raise RequestRefused(f"{self.name} rejected a request: {_message(answer)}")
                 else:
                     failure = f"{answer.status_code} {_message(answer)}"
             if pause is None:
@@ -250,7 +256,7 @@ class ServerEngine:
             async with self._http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
-                    raise RequestRefused(f"{self.name} refused a request: {_message(answer)}")
+                    raise RequestRefused(f"{self.name} rejected a request: {_message(answer)}")
                 async for line in answer.aiter_lines():
                     if not line.startswith("data: {"):
                         continue
@@ -268,21 +274,21 @@ class ServerEngine:
 
     def _completion(self, token_ids: list[int] | None, logprobs: dict[str, Any], reason: str | None) -> Completion:
         if token_ids is None:
-            raise EngineError(f"{self.name} gives no token ids: it wants vLLM 0.10.2 or later")
+            raise EngineError(f"{self.name} returns no token ids: upgrade the server to vLLM 0.10.2 or later")
         finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
         return Completion(list(token_ids), list(logprobs["token_logprobs"]), finish, self.name, self.version)
 
     def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
-        """Several requests at once, each on its way of its own."""
+        """Send several requests; each is retried or fails independently."""
         return [asyncio.ensure_future(self.generate(prompt_ids, sampling)) for prompt_ids, sampling in requests]
 
     # Weights
 
     async def load_weights(self, path: Path | str, version: int) -> None:
-        """Have the server load a safetensors file of the whole model and forget every cached prefix.
+        """Load a safetensors file of the whole model into the server and reset its prefix cache.
 
-        The file must be visible to the server, and the server started with `rstar-lab serve --updatable`. Requests in flight
-        are held meanwhile and go on with the new weights. Raises UserError, EngineError.
+        The server must be started with `rstar-lab serve --updatable` and be able to read the file. Requests in flight are
+        paused and continue with the new weights. Raises UserError or EngineError.
         """
         self._weights = (Path(path), version)
         await self._push(*self._weights)
@@ -292,28 +298,28 @@ class ServerEngine:
         try:
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(path.parent.resolve())}}
             await self._control("/collective_rpc", json=load)
-            # Blocks cached under the old weights would be served for the new ones.
+            # Cached blocks hold keys and values of the old weights.
             reset = await self._control("/reset_prefix_cache", params={"reset_running_requests": True})
             if not reset.json()["success"]:
-                raise EngineError(f"{self.name}: its prefix cache could not be reset")
+                raise EngineError(f"{self.name}: the server did not reset its prefix cache")
             await self._control("/update_weight_version", json={"new_version": str(version)})
         finally:
             await self._control("/resume")
         self.version = version
 
     async def _served_version(self) -> int | None:
-        """The version last pushed to it; None since it was started."""
+        """Return the weight version that was pushed last, or None if none was pushed since the server started."""
         version = (await self._control("/weight_info", "GET")).json()["weight_version"]
         return int(version) if str(version).isdigit() else None
 
     async def serves(self, folder: Path) -> bool:
-        """Does it serve the model in `folder`, as it was started with it?"""
+        """Return whether the server was started with the model in `folder` and still has its weights."""
         if Path(self.root).resolve() != folder.resolve():
             return False
         try:
             return await self._served_version() is None
         except (UserError, EngineError):
-            return True  # it takes no other weights
+            return True  # the server does not accept new weights
 
     async def _control(self, path: str, method: str = "POST", **arguments: Any) -> httpx.Response:
         try:
@@ -321,7 +327,9 @@ class ServerEngine:
         except httpx.TransportError as error:
             raise EngineError(f"{self.name}: {path}: {_reason(error)}") from None
         if answer.status_code == 404:
-            raise UserError(f"{self.url} takes no new weights: start it with `rstar-lab serve MODEL --updatable`")
+            raise UserError(
+                f"{self.url} does not accept new weights: start it with `rstar-lab serve MODEL --updatable`"
+            )
         if answer.status_code != 200:
             raise EngineError(f"{self.name}: {path}: {answer.status_code} {_message(answer)}")
         return answer

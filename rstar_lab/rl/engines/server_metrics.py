@@ -1,4 +1,4 @@
-"""What a vLLM server says of itself at /metrics, as far as it is used here."""
+"""The metrics of a vLLM server that the scheduler and the watchdog use, read from /metrics."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """running, waiting: requests now. kv_use: share of the KV cache in use, 0 to 1. The others count since the start.
+    """Metrics of a server.
 
-    kv_tokens: what the KV cache holds; 0 where the server does not say.
+    running, waiting: current numbers of requests. kv_use: share of the KV cache in use, 0 to 1. preemptions, prompt_tokens,
+    generated_tokens: counts since the server started. kv_tokens: capacity of the KV cache; 0 if the server does not report it.
     """
 
     running: int
@@ -22,12 +23,12 @@ class ServerMetrics:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Grows while the engine behind the server works."""
+        """Counters that increase while the server processes requests."""
         return self.prompt_tokens, self.generated_tokens
 
 
 def parse_metrics(text: str) -> ServerMetrics | None:
-    """Read Prometheus's text format; None where it is not vLLM's."""
+    """Parse Prometheus text. Returns None if it does not come from vLLM."""
     sums: dict[str, float] = {}
     kv_tokens = 0
     for family in text_string_to_metric_families(text):

@@ -47,7 +47,7 @@ class VllmEngine:
     a seed then return the same tokens. A request that vLLM ends with an internal error is sent once more.
 
     gpu: name of its GPU, None on a CPU. stall_s: a busy process that sends nothing for this long counts as hung. Time in which
-    the parent's event loop was blocked does not count. max_restarts: in the life of the engine.
+    the parent's event loop was blocked does not count. max_restarts: total number of restarts.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class VllmEngine:
                 stdin=subprocess.DEVNULL,
                 stdout=slots[0][2],
                 stderr=slots[0][2],
-                start_new_session=True,  # Ctrl-C is the parent's to handle
+                start_new_session=True,  # the parent handles Ctrl-C
             )
         finally:
             for fd in fds:
@@ -177,7 +177,7 @@ class VllmEngine:
             case ("refused", request_id, text):
                 _, future = self._pending.pop(request_id)
                 if not future.done():
-                    future.set_exception(RequestRefused(f"{self.name} refused a request: {text}"))
+                    future.set_exception(RequestRefused(f"{self.name} rejected a request: {text}"))
             case ("weights", _):
                 if self._weights_loaded and not self._weights_loaded.done():
                     self._weights_loaded.set_result(None)

@@ -254,5 +254,5 @@ if __name__ == "__main__":
         time.sleep(60)  # the parent is gone: the thread that watches the life pipe cleans up and ends this process
     except KeyboardInterrupt:
         pass
-    # A normal exit would wait for threads that vLLM leaves running.
+    # sys.exit would wait for threads that vLLM leaves running.
     os._exit(0)

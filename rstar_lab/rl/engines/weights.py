@@ -1,6 +1,6 @@
-"""How new weights travel from the trainer to the engines.
+"""Sends new weights from the trainer to the engines.
 
-`choose_transport` selects one of three ways, and is the only place that does:
+`choose_transport` selects one of three transports:
 
 - `cuda-ipc`: the engine's process maps the trainer's GPU tensors. For one vLLM engine on the trainer's GPU; nothing is copied
   to the host.
@@ -72,9 +72,9 @@ def resolve_aliases(tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> d
 
 
 class WeightsFile:
-    """A safetensors file in a folder of its own, which `close` removes. Two groups of engines never share one.
+    """A safetensors file in its own temporary folder, which `close` removes. Each group of engines has its own file.
 
-    transport: where it lies. folder: of the run, used by the transport `file`.
+    transport: `shared-memory` or `file`. folder: folder of the run, used by the transport `file`.
     """
 
     def __init__(self, transport: Transport, folder: Path):

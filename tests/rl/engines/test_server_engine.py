@@ -81,7 +81,7 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_mode
         full = await first.generate([1] * 512, Sampling(100))
         assert full.token_ids == [] and full.finish_reason is FinishReason.LENGTH
         # What is wrong with one request is no fault of the engine.
-        with pytest.raises(RequestRefused, match="refused a request"):
+        with pytest.raises(RequestRefused, match="rejected a request"):
             await first.generate([10**6], Sampling(4))
         assert not first.lost
         metrics = await first.scrape()
@@ -114,7 +114,7 @@ async def test_a_url_that_cannot_be_used_is_one_line(served, monkeypatch):
             "http://127.0.0.1:9",
             r"http://127.0.0.1:9 does not answer \(.+\): start it with `rstar-lab serve MODEL`",
         ),
-        (served.urls[0] + "/nowhere", r"/nowhere is no OpenAI-style server: /v1/models answers 404"),
+        (served.urls[0] + "/nowhere", r"/nowhere is not an OpenAI-style server: /v1/models returns status 404"),
     ):
         engine = ServerEngine(url)
         with pytest.raises(UserError, match=message):
@@ -122,7 +122,7 @@ async def test_a_url_that_cannot_be_used_is_one_line(served, monkeypatch):
         await engine.aclose()
     monkeypatch.setenv("RSTAR_LAB_API_KEY", "wrong")
     engine = ServerEngine(served.urls[0])
-    with pytest.raises(UserError, match="refuses the token: set RSTAR_LAB_API_KEY"):
+    with pytest.raises(UserError, match="rejects the token: set RSTAR_LAB_API_KEY"):
         await engine.start()
     for path in ("/metrics", "/collective_rpc", "/pause", "/invocations"):  # those that vLLM itself leaves open too
         assert (await engine._http.post(path)).status_code == 401
