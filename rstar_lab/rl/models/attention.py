@@ -1,4 +1,4 @@
-"""The attention implementation of the trained model, chosen here and nowhere else."""
+"""The attention implementation of the trained model."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""Models and tokenizers as Hugging Face folders: build the tiny one from nothing, load any, save.
+"""Loads and saves models and tokenizers as Hugging Face folders, and builds the randomly initialised tiny model.
 
-A model folder is data: weights are read from safetensors only, and code that lies in it is not run unless asked for.
+Weights are read from safetensors files only. Code in a model folder runs only with trust_remote_code=true.
 """
 
 import json
@@ -15,11 +15,11 @@ from rstar_lab.rl.chat_format.template import chat_template, control_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-_INDEX = "model.safetensors.index.json"  # of weights in several files, as every model above 5 GB has them
+_INDEX = "model.safetensors.index.json"  # index of weights that are stored in several files
 
 
 class ModelError(UserError):
-    """A model folder that is missing, incomplete or broken; the message names the folder and what is wrong with it."""
+    """A model folder is missing, incomplete or broken. The message names the folder and the problem."""
 
 
 def build_tiny(
@@ -34,9 +34,9 @@ def build_tiny(
     intermediate_size: int = 512,
     max_length: int = 1024,
 ) -> "Qwen3ForCausalLM":
-    """A randomly initialised Qwen3 in float32; the same seed and shape give the same weights.
+    """Return a randomly initialised Qwen3 in float32. The same seed and shape give the same weights.
 
-    The embeddings are not tied to the LM head: vLLM on a CPU keeps a stale head after a reload of tied weights.
+    The embeddings are not tied to the LM head: vLLM on a CPU keeps the old head when tied weights are reloaded.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -64,9 +64,9 @@ def build_tiny(
 def load_model(
     folder: str | Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False, **options: Any
 ) -> "PreTrainedModel":
-    """A causal language model from a local folder; dtype None keeps that of the folder. Options go to from_pretrained.
+    """Load a causal language model from a local folder. dtype: None keeps that of the folder. options: for from_pretrained.
 
-    Raises ModelError for a missing or broken folder, for weights that are not safetensors and for tensors that lack.
+    Raises ModelError if the folder is missing or broken, the weights are not in safetensors format, or tensors are missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -83,7 +83,7 @@ def load_model(
             output_loading_info=True,
             **options,
         )
-    except Exception as error:  # transformers, safetensors and json raise their own kinds for broken files
+    except Exception as error:  # transformers, safetensors and json raise different exceptions for broken files
         raise ModelError(f"model folder {folder} cannot be loaded: {_first_line(error)}") from error
     model, report = loaded
     if wrong := {
@@ -97,12 +97,12 @@ def load_model(
 
 
 def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model folder. Raises ModelError where it is missing or broken."""
+    """Load the tokenizer of a model folder. Raises ModelError if it is missing or broken."""
     from transformers import AutoTokenizer
 
     folder = _check_exists(Path(folder))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save it along with the model")
+        raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save the tokenizer in the folder")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -150,7 +150,7 @@ def _check_exists(folder: Path) -> Path:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether products in bf16 are faster than in float32."""
+    """Return whether matrix products in bf16 are faster than in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -165,17 +165,19 @@ def _check(folder: Path, trust_remote_code: bool) -> Path:
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} names no model_type: not a model in Hugging Face format")
+        raise ModelError(f"{path} has no model_type: not a model in Hugging Face format")
     if config.get("auto_map") and not trust_remote_code:
-        raise ModelError(f"model folder {folder} brings code of its own; it is run only with trust_remote_code=true")
+        raise ModelError(f"model folder {folder} contains Python code: set trust_remote_code=true to run it")
     for name in _weight_files(folder):
         if not (folder / name).is_file() or Path(name).name != name:
-            raise ModelError(f"model folder {folder}: {_INDEX} names {name}, which is not there: copy the whole model")
+            raise ModelError(
+                f"model folder {folder}: {name}, listed in {_INDEX}, is missing: copy all files of the model"
+            )
     return folder
 
 
 def _weight_files(folder: Path) -> set[str]:
-    """What must lie in the folder: one file, or those that an index names."""
+    """Return the names of the weight files: model.safetensors, or the files of the index. Raises ModelError without any."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors"}
     path = folder / _INDEX
@@ -187,7 +189,7 @@ def _weight_files(folder: Path) -> set[str]:
     others = ("*.safetensors", "*.bin", "*.pt*")
     other = next((path.name for pattern in others for path in sorted(folder.glob(pattern))), "none")
     raise ModelError(
-        f"model folder {folder}: weights are read from model.safetensors only, or from {_INDEX} and its files; found {other}"
+        f"model folder {folder}: found {other}, but weights are read only from model.safetensors or from {_INDEX} and its files"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a model lies: one that the command line names, the one that a recipe's RL starts from."""
+"""Finds the folder of a model: one given on the command line, or the one that a recipe's RL starts from."""
 
 from pathlib import Path
 
@@ -8,7 +8,10 @@ from rstar_lab.runs.reader import RunReader
 
 
 def model_folder(model: str, runs_dir: Path) -> Path:
-    """A model folder, or the last model of a run, which is named by its folder or by its id in `runs_dir`."""
+    """Return the folder of `model`: a model folder, or a run (its folder, or its id in `runs_dir`), whose last model is used.
+
+    Raises UserError if it is neither, or if the run has no finished model.
+    """
     if (Path(model) / "config.json").exists():
         return Path(model)
     run = next((run for run in (runs_dir / model, Path(model)) if (run / "run.json").exists()), None)
@@ -22,7 +25,7 @@ def model_folder(model: str, runs_dir: Path) -> Path:
 
 
 def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
-    """The recipe's model after its SFT, whether that has been made or not."""
+    """Return the folder of the recipe's model after SFT. It may not exist yet."""
     if recipe.sft is None:
         return Path(recipe.model).absolute()
     return (runs_dir / f"{recipe.name}-sft" / "sft" / "model").absolute()

@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer trained from scratch, for the tiny model.
 
-Text is split at digits only, so that merges cross word boundaries: boilerplate becomes few tokens, and the tiny model
-learns from short sequences. Each digit is a token, so that numbers can be copied.
+Text is split at digits only, so that merges can cross word boundaries. Fixed phrases become few tokens, and the tiny model
+learns from short sequences. Each digit is a token, so that the model can copy numbers.
 """
 
 import re
@@ -27,20 +27,21 @@ def repeated_texts() -> list[str]:
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, *, whole: Sequence[str] | None = None, max_length: int = 1024
+    texts: Iterable[str], vocab_size: int, *, single_tokens: Sequence[str] | None = None, max_length: int = 1024
 ) -> "PreTrainedTokenizerFast":
-    """Train on `texts`; any string can be encoded and comes back unchanged.
+    """Train a tokenizer on `texts`. Encoding any string and decoding it returns the same string.
 
-    vocab_size counts the 256 bytes, the special tokens and `whole`; fewer are made where the texts hold too few pairs.
-    whole: strings that become one token each (default: repeated_texts(), which would take a thousand merges).
+    vocab_size: includes the 256 bytes, the special tokens and `single_tokens`. It is smaller if the texts contain too few
+    pairs to merge. single_tokens: strings that become one token each; default: repeated_texts(), which would need a thousand
+    merges. Raises ValueError if vocab_size is too small.
     """
     from transformers import PreTrainedTokenizerFast
 
-    whole = repeated_texts() if whole is None else list(whole)
+    single_tokens = repeated_texts() if single_tokens is None else list(single_tokens)
     base = 256 + len(_SPECIAL)
-    if vocab_size < base + len(whole):
+    if vocab_size < base + len(single_tokens):
         raise ValueError(
-            f"vocab_size: {vocab_size} is below the {base} bytes and special tokens plus {len(whole)} whole strings"
+            f"vocab_size: {vocab_size} is below the {base} bytes and special tokens plus {len(single_tokens)} strings of single_tokens"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,14 +52,14 @@ def train_tokenizer(
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(whole),
+        vocab_size=vocab_size - len(single_tokens),
         special_tokens=_SPECIAL,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    boundary = re.compile("|".join(map(re.escape, [*whole, *_SPECIAL])))
+    boundary = re.compile("|".join(map(re.escape, [*single_tokens, *_SPECIAL])))
     tokenizer.train_from_iterator((piece for text in texts for piece in boundary.split(text) if piece), trainer)
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in whole])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in single_tokens])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=chat.END_OF_TURN,

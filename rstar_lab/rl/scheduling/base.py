@@ -60,5 +60,5 @@ class DispatchPolicy(Protocol):
 
 
 def alive_engines(engines: Sequence[EngineState]) -> list[int]:
-    """Indices of the engines that are alive."""
+    """Return the indices of the engines that are alive."""
     return [i for i, engine in enumerate(engines) if engine.alive]

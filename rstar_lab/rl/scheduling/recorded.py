@@ -1,4 +1,4 @@
-"""A recorded step as scripted rollouts, for the simulator: what would it have cost under another policy?"""
+"""Converts a recorded step to scripted rollouts, so that the simulator can compare dispatch policies on it."""
 
 from collections import defaultdict
 from itertools import groupby
@@ -12,11 +12,11 @@ from rstar_lab.runs import RunReader, RunStoreError
 
 
 def recorded_rollouts(run_dir: str | Path, step: int) -> list[ScriptedRollout]:
-    """The rollouts of one committed step of a run, in the order of its file.
+    """Return the rollouts of one committed step of a run, in stored order.
 
-    Turns are the stretches of model tokens in the loss mask; a turn's tools take as long as its slowest call, queue included.
-    Where the run kept no token arrays, a rollout's tokens are spread evenly over its turns and its prompt counts 300.
-    Raises RunStoreError where the step is not in the run.
+    A turn is a run of model tokens in the loss mask. The tool time of a turn is that of its slowest call, including queueing.
+    If the run has no token arrays, the tokens are split evenly over the turns, and the prompt is assumed to have 300 tokens.
+    Raises RunStoreError if the run has no such step.
     """
     reader = RunReader(run_dir)
     if step not in reader.steps():
@@ -45,7 +45,7 @@ def recorded_rollouts(run_dir: str | Path, step: int) -> list[ScriptedRollout]:
 
 
 def _parts(loss_mask: list[bool] | None) -> list[tuple[int, int]]:
-    """(model tokens, tool tokens) of each turn."""
+    """Return (model tokens, tool tokens) of each turn."""
     parts: list[tuple[int, int]] = []
     for by_model, run in groupby(loss_mask or []):
         count = len(list(run))
@@ -57,6 +57,7 @@ def _parts(loss_mask: list[bool] | None) -> list[tuple[int, int]]:
 
 
 def _even_parts(row: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return (model tokens, tool tokens) of each turn, split evenly over the turns."""
     turns = max(row["turns"], 1)
     answers = row["response_tokens"] - row["model_tokens"]
     return [(max(row["model_tokens"] // turns, 1), answers // turns)] * turns

@@ -44,33 +44,33 @@ class SimulatedEngine:
         self.context, self.left = (
             context,
             left,
-        )  # by rollout: tokens before generating on, tokens still to generate this turn
+        )  # by rollout: tokens in the context, tokens left to generate in this turn
         self.waiting: deque[int] = deque()
         self.running: dict[int, int] = {}  # rollout -> step at which its turn ends, in order of admission
         self.offset: dict[int, int] = {}  # rollout -> context tokens minus steps
-        self.ends: list[tuple[int, int]] = []  # heap of (step, rollout); stale where `running` says otherwise
+        self.ends: list[tuple[int, int]] = []  # heap of (step, rollout); outdated entries differ from `running`
         self.cache: OrderedDict[int, int] = OrderedDict()  # rollout -> cached tokens, oldest first
         self.cached = 0
         self.tokens = 0  # context tokens of all running requests
         self.steps = 0
-        self.since = 0.0  # when the steps under way began
-        self.planned = 0  # how many they are
+        self.since = 0.0  # start time of the planned steps
+        self.planned = 0  # number of planned steps
         self.ends_at = math.inf
         self.version = 0
         self.busy_s = 0.0
         self.preemptions = self.computed = self.hit = 0
-        self.preempted: set[int] = set()  # rollouts among the waiting ones that have been admitted before
+        self.preempted: set[int] = set()  # waiting rollouts that were admitted before
         self.began: dict[int, float] | None = None
 
     def elapsed(self, k: int) -> float:
-        """Seconds of the next k decode steps."""
+        """Return the duration of the next k decode steps in seconds."""
         n = len(self.running)
         return k * (
             self.step_s + max(self.weights_s, self.token_s * n) + self.context_s * (self.tokens + 0.5 * n * (k - 1))
         )
 
     def arrive(self, rollout: int, now: float) -> bool:
-        """Queue a request; true if the engine's next event moved."""
+        """Queue a request. Returns whether the time of the engine's next event changed."""
         self.waiting.append(rollout)
         if not self.running:
             if self.ends_at <= now:
@@ -95,7 +95,7 @@ class SimulatedEngine:
         return self.tokens + self.waste * len(self.running)
 
     def wake(self, now: float) -> list[int]:
-        """Finish the planned steps, admit and preempt, plan the next; the rollouts whose turn ended."""
+        """Finish the planned steps, admit or preempt requests, and plan the next steps. Returns rollouts whose turn ended."""
         running, context = self.running, self.context
         ended: list[int] = []
         if running:
@@ -180,7 +180,7 @@ class SimulatedEngine:
         return ended
 
     def _room(self) -> int:
-        """Decode steps the KV cache still holds."""
+        """Return the number of decode steps for which the KV cache has space."""
         n = len(self.running)
         return int((self.capacity - self.used()) // n) if n else 0
 

@@ -1,12 +1,12 @@
-"""A discrete-event model of inference engines under a scheduling policy: what a step of rollouts would cost.
+"""A discrete-event simulation of a step of rollouts on inference engines under a dispatch policy.
 
-Engines follow vLLM V1: continuous batching in steps, first come first served; a request is admitted when its whole prompt fits
-into the KV cache; when the cache overflows the youngest request is preempted and computed again later; freed blocks stay as
-prefix cache until others need them, oldest first, tail before head. Between two events an engine's batch does not change, so
-any number of decode steps is one closed form and costs one event.
+Engines follow vLLM V1: continuous batching in steps, first come first served. A request is admitted if its prompt fits into the
+KV cache. If the cache overflows, the youngest request is preempted and recomputed later. Freed blocks stay in the prefix cache
+until they are evicted, oldest first, last block first. The batch of an engine is constant between two events, so any number of
+decode steps has a closed form and needs one event.
 
-Left out: attention inside a prefill, prompts shared by the rollouts of a problem, blocks (half of one is charged as waste a
-request), speculative decoding, network.
+Not modelled: attention within a prefill, prompts shared by the rollouts of a problem, block boundaries (each request wastes half
+a block), speculative decoding, network.
 """
 
 import heapq
@@ -20,7 +20,11 @@ from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class ScriptedTurn:
-    """A turn as it will go: tokens generated, then (unless it is the last) seconds of tools and tokens of their answer."""
+    """A turn with a known course.
+
+    generate: tokens that the model generates. tool_s: seconds of tool calls. answer: tokens of the tool results. The last
+    turn has no tool calls.
+    """
 
     generate: int
     tool_s: float = 0.0
@@ -29,7 +33,7 @@ class ScriptedTurn:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRollout:
-    """A rollout as it will go; no policy sees it."""
+    """A rollout with a known course. Dispatch policies do not see it. prompt: tokens."""
 
     rollout: int
     problem: str
@@ -44,7 +48,10 @@ class ScriptedRollout:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One turn on one engine: sent by the policy, started (first admitted), ended; seconds from the start of the step."""
+    """One turn on one engine.
+
+    sent: dispatched by the policy. started: first admitted by the engine. All times in seconds from the start of the step.
+    """
 
     rollout: int
     turn: int
@@ -56,10 +63,11 @@ class Span:
 
 @dataclass(slots=True)
 class Result:
-    """What a simulated step cost.
+    """The result of a simulated step.
 
-    makespan_s; busy_s by engine; preemptions; computed and hit: prompt tokens computed (recomputed ones too) and found in the
-    prefix cache; moved: turns that ran elsewhere than the turn before.
+    makespan_s: duration of the step. busy_s: busy time of each engine. computed: prompt tokens computed, including those
+    computed again after a preemption. hit: prompt tokens found in the prefix cache. moved: turns that ran on another engine
+    than the previous turn of their rollout.
     """
 
     makespan_s: float = 0.0
@@ -72,18 +80,23 @@ class Result:
 
     @property
     def idle_share(self) -> float:
-        """Share of engine time in which an engine had nothing to run."""
+        """Share of engine time without a running request."""
         return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.makespan_s)
 
 
 def simulate(
     rollouts: Sequence[ScriptedRollout], policy: DispatchPolicy, engines: Sequence[EngineSpec], *, spans: bool = False
 ) -> Result:
-    """Run one step of `rollouts` under `policy`. Raises ValueError where a rollout outgrows the smallest KV cache."""
+    """Simulate one step of `rollouts` under `policy`. spans: record the time of each turn.
+
+    Raises ValueError if a rollout does not fit into the smallest KV cache.
+    """
     largest = max(r.prompt + sum(t.generate + t.answer for t in r.turns) for r in rollouts)
     smallest = min(spec.kv_tokens - spec.block_tokens for spec in engines)
     if largest > smallest:
-        raise ValueError(f"kv_tokens: a rollout of {largest} tokens does not fit into {smallest}; give engines more")
+        raise ValueError(
+            f"kv_tokens: a rollout of {largest} tokens does not fit into a KV cache of {smallest} tokens: increase kv_tokens"
+        )
     count = len(rollouts)
     context = [r.prompt for r in rollouts]
     left = [0] * count
@@ -131,7 +144,7 @@ def simulate(
     now = 0.0
     while open_rollouts:
         if not events:
-            raise RuntimeError(f"{type(policy).__name__} left {open_rollouts} rollouts waiting while nothing ran")
+            raise RuntimeError(f"{type(policy).__name__} dispatched nothing although {open_rollouts} rollouts wait")
         now, _, engine, payload = heapq.heappop(events)
         if engine < 0:
             ready(payload)
@@ -176,11 +189,11 @@ def simulate(
 
 
 def lower_bound(rollouts: Sequence[ScriptedRollout], engines: Sequence[EngineSpec]) -> float:
-    """Seconds no policy can beat, all engines alike: the larger of
+    """Return a lower bound of the makespan in seconds for any policy. All engines must have the same specification.
 
-    - the longest rollout alone on an idle engine, its tools included;
-    - all work over all engines at their best batch: every token computed once, every decode step shared by as many rollouts
-      as the KV cache, `max_running` and the number of rollouts allow.
+    The bound is the larger of two times: the longest rollout alone on an idle engine, including its tools; and the total work
+    divided by the number of engines, if each token is computed once and each decode step has the largest batch that the KV
+    cache, `max_running` and the number of rollouts allow.
     """
     spec = engines[0]
     rates = spec.rates

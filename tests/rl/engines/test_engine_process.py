@@ -1,4 +1,4 @@
-"""The parent's side of an engine process, with a scripted process; and how weights and GPUs reach the engines."""
+"""Tests of the engine's parent side with a scripted process, of weight transports, and of GPU selection."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from rstar_lab.rl.recipe import EngineSection
 
 
 class ScriptedProcess:
-    """Stands for the process: `kill` shuts its connection down."""
+    """Stands in for the engine process. `kill` shuts down its connection."""
 
     def __init__(self, connection: socket.socket):
         self.connection, self.pid, self.kills = connection, 0, 0
@@ -41,7 +41,7 @@ class ScriptedProcess:
 
 
 class ScriptedVllm(VllmEngine):
-    """An engine whose process is a thread. reasons: finish reasons of the first requests, then `stop`."""
+    """An engine whose process is a thread. reasons: finish reasons of the first requests; later requests end with `stop`."""
 
     answer_s = 0.0
     reasons: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def test_transport_is_chosen_by_where_trainer_and_engines_are(monkeypatch, tmp_p
     assert choose_transport(10**15, servers=False) == "file"
 
 
-def test_weights_travel_in_the_engines_dtype_and_tied_ones_once(tmp_path):
+def test_weights_are_sent_in_the_engines_dtype_and_tied_ones_once(tmp_path):
     model = make_model(tmp_path / "model", tied=True)
     tensors, aliases = tensors_to_send(model.state_dict(), torch.bfloat16)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}

@@ -1,4 +1,4 @@
-"""The fallback engine gives what the model gives: log-probs, stops, seeds, new weights."""
+"""Tests of the transformers engine: log-probs, stop tokens, seeds, new weights."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_log_probs_seeds_and_weights(tmp_path):
     first, again = await sample(engine), await sample(engine)
     assert [c.token_ids for c in first] == [c.token_ids for c in again]
     assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), first, strict=False)) < 2e-5
-    # Alone or among others: the seed decides.
+    # The seed determines the tokens, independent of the batch.
     alone = await engine.generate(prompts()[3], Sampling(12, 0.8, seed=3))
     assert alone.token_ids == first[3].token_ids
 
@@ -44,7 +44,7 @@ async def test_log_probs_seeds_and_weights(tmp_path):
     await engine.aclose()
 
 
-async def test_greedy_and_nucleus(tmp_path):
+async def test_temperature_0_is_greedy_and_so_is_a_tiny_top_p(tmp_path):
     model = make_model(tmp_path / "model")
     engine = HfEngine()
     await engine.start(tmp_path / "model", {"dtype": "float32"})
@@ -52,7 +52,7 @@ async def test_greedy_and_nucleus(tmp_path):
         ids = torch.tensor([prompt + completion.token_ids])
         best = model(ids).logits[0, len(prompt) - 1 : -1].argmax(-1)
         assert best.tolist() == completion.token_ids
-    # A nucleus that holds one token only is greedy decoding.
+    # Top-p sampling from a single token is greedy decoding.
     narrow = await sample(engine, 3, top_p=1e-6)
     greedy = await sample(engine, 3, temperature=0.0)
     assert [c.token_ids for c in narrow] == [c.token_ids for c in greedy]

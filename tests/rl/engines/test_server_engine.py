@@ -1,4 +1,4 @@
-"""Engines by URL, on two real vLLM servers: the same tokens and log-probs as the model's, new weights, hangs, deaths."""
+"""Tests of the server engine on two real vLLM servers: tokens and log-probs, new weights, hung and killed servers."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def changed(model, seed: int):
     return other
 
 
-async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_model, tmp_path):
+async def test_servers_return_the_models_log_probs_and_load_new_weights(served, memorized_model, tmp_path):
     folder, model = memorized_model
     async with open_engines(section(served), folder, tmp_path, 512) as group:
         first, second = group.engines
@@ -69,25 +69,26 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_mode
         assert max(worst_gap(model, p, c) for p, c in zip(PROMPTS, a, strict=True)) < 2e-5
         assert {c.engine for c in a + b} == set(served.urls) and {c.policy_version for c in a} == {0}
 
-        heard: list[int] = []
-        assert (await first.generate(PROMPTS[0], Sampling(24, 0.8, seed=0), heard.extend)).log_probs == a[0].log_probs
-        assert heard == a[0].token_ids
+        streamed: list[int] = []
+        completion = await first.generate(PROMPTS[0], Sampling(24, 0.8, seed=0), streamed.extend)
+        assert completion.log_probs == a[0].log_probs
+        assert streamed == a[0].token_ids
         stop = a[1].token_ids[3]
         stopped = await first.generate(PROMPTS[1], Sampling(24, 0.8, seed=1, stop_token_ids=(stop,)))
         assert stopped.finish_reason is FinishReason.STOP
         assert stopped.token_ids == a[1].token_ids[: a[1].token_ids.index(stop) + 1]
-        # The model's context ends a response as a token limit does.
+        # A response that reaches the model's context ends as with max_tokens.
         assert len((await first.generate([1] * 500, Sampling(100, seed=0))).token_ids) == 12
         full = await first.generate([1] * 512, Sampling(100))
         assert full.token_ids == [] and full.finish_reason is FinishReason.LENGTH
-        # What is wrong with one request is no fault of the engine.
+        # After an invalid request the engine is still used.
         with pytest.raises(RequestRefused, match="rejected a request"):
             await first.generate([10**6], Sampling(4))
         assert not first.lost
         metrics = await first.scrape()
         assert metrics.generated_tokens >= sum(len(c.token_ids) for c in a) and metrics.running == 0
 
-        # New weights reach servers that work, and no cached prefix of the old ones survives.
+        # New weights reach busy servers, and the prefix cache is reset.
         held = first.submit([(p, Sampling(150, 0.8, seed=i)) for i, p in enumerate(PROMPTS)])
         await asyncio.sleep(0.1)
         other = changed(model, 1)
@@ -96,7 +97,7 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_mode
         after = await sample(first)
         assert {c.policy_version for c in after} == {7}
         assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, after, strict=True)) < 2e-5
-        # One that takes the weights and does not use them is found out.
+        # A server that does not use the weights it received is an error.
         first_push = first._push
         first._push = second._push  # type: ignore[method-assign]
         with pytest.raises(
@@ -108,7 +109,7 @@ async def test_token_ids_in_token_ids_out_and_new_weights(served, memorized_mode
         assert [c.token_ids for c in await sample(second)] == [c.token_ids for c in a]
 
 
-async def test_a_url_that_cannot_be_used_is_one_line(served, monkeypatch):
+async def test_an_unusable_url_is_an_error_that_names_the_remedy(served, monkeypatch):
     for url, message in (
         (
             "http://127.0.0.1:9",
@@ -124,13 +125,13 @@ async def test_a_url_that_cannot_be_used_is_one_line(served, monkeypatch):
     engine = ServerEngine(served.urls[0])
     with pytest.raises(UserError, match="rejects the token: set RSTAR_LAB_API_KEY"):
         await engine.start()
-    for path in ("/metrics", "/collective_rpc", "/pause", "/invocations"):  # those that vLLM itself leaves open too
+    for path in ("/metrics", "/collective_rpc", "/pause", "/invocations"):  # vLLM's own --api-key leaves these open
         assert (await engine._http.post(path)).status_code == 401
     assert (await engine._http.get("/health")).status_code == 200
     await engine.aclose()
 
 
-def test_a_recipe_says_which_servers():
+def test_server_urls_of_a_recipe_are_checked():
     sets = {"engine.kind": "server", "engine.urls": ["http://127.0.0.1:8000"]}
     assert load_recipe("evaluate", sets).engine.urls == ("http://127.0.0.1:8000",)
     for wrong, message in (
@@ -143,7 +144,7 @@ def test_a_recipe_says_which_servers():
             load_recipe("evaluate", wrong)
 
 
-def test_metrics_are_read_and_foreign_ones_are_not_taken_for_them():
+def test_metrics_of_vllm_are_parsed_and_others_return_none():
     text = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0"} 3.0
 vllm:num_requests_waiting{engine="0"} 2.0
@@ -159,7 +160,7 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
     assert parse_metrics("process_cpu_seconds_total 4.0\n") is None
 
 
-async def test_steps_of_training_on_servers(served, memorized_model, tmp_path):
+async def test_training_on_servers_uses_both_and_has_matching_log_probs(served, memorized_model, tmp_path):
     folder, _ = memorized_model
     recipe = parse_recipe(
         RECIPE
@@ -179,49 +180,49 @@ async def test_steps_of_training_on_servers(served, memorized_model, tmp_path):
     rows = reader.read("trajectories").to_pylist()
     assert {(row["step"], row["policy_version"]) for row in rows} == {(1, 0), (2, 1)}
     assert {row["engine"] for row in rows} == set(served.urls)
-    # The trainer compares the log-probs of every step with its own, and stops past 0.001.
+    # In every step the trainer compares the servers' log-probs with its own.
     kept = [row for row in rows if row["trainer_log_prob"] is not None]
     assert kept and all(abs(row["trainer_log_prob"] - row["engine_log_prob"]) < 1e-4 for row in kept)
 
 
-# Last, for it takes servers away.
+# The tests below stop servers, so they run last.
 
 
-async def roll(group, count=24, max_tokens=200):
-    """Rollouts of one turn, through the dispatcher; a list of completions each."""
+async def dispatch(group, count=24, max_tokens=200):
+    """Run rollouts of one turn through the dispatcher. Returns one list of completions per rollout."""
     problems = [Problem(problem_id=f"p{i}", question="q", answer="a") for i in range(count)]
     tasks = [RolloutTask(problem, f"t{i}", problem.problem_id, 0, i) for i, problem in enumerate(problems)]
     slots = group.slots(tasks, "async")
-    got: list[list] = [[] for _ in tasks]
+    completions: list[list] = [[] for _ in tasks]
 
-    async def one(index, task):
+    async def run(index, task):
         slot = slots(index, task)
-        got[index].append(await slot.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
+        completions[index].append(await slot.generate([5, 7, index % 100], Sampling(max_tokens, 0.8, seed=index)))
         slot.on_turn("", True)
         slot.leave()
 
-    await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks)))
-    return got
+    await asyncio.gather(*(run(i, task) for i, task in enumerate(tasks)))
+    return completions
 
 
-async def busy(engine, rollouts) -> None:
+async def wait_until_busy(engine, rollouts) -> None:
     while not (engine._in_flight and (await engine.scrape()).running):
-        assert not rollouts.done(), "a fast machine: the rollouts were over before the engine was seen at work"
+        assert not rollouts.done(), "the rollouts ended before the engine was busy: use more rollouts on this machine"
         await asyncio.sleep(0.02)
 
 
-async def test_a_hung_and_a_killed_server_lose_nothing(served, memorized_model, tmp_path):
+async def test_requests_of_hung_and_killed_servers_go_to_the_other(served, memorized_model, tmp_path):
     folder, model = memorized_model
     other = changed(model, 3)
     async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
         first, second = group.engines
         await group.load(other, 4)
-        expected = [[c.token_ids for c in each] for each in await roll(group, 96)]
+        expected = [[c.token_ids for c in each] for each in await dispatch(group, 96)]
         assert all(len(each) == 1 for each in expected)
 
-        # Hung: it holds its connections and says nothing.
-        rollouts = asyncio.create_task(roll(group, 96))
-        await busy(first, rollouts)
+        # Hung: the connections stay open, but nothing arrives.
+        rollouts = asyncio.create_task(dispatch(group, 96))
+        await wait_until_busy(first, rollouts)
         served.signal(first.url, signal.SIGSTOP)
         try:
             after = await rollouts
@@ -232,8 +233,8 @@ async def test_a_hung_and_a_killed_server_lose_nothing(served, memorized_model, 
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 300)
 
         # Killed.
-        rollouts = asyncio.create_task(roll(group, 96))
-        await busy(first, rollouts)
+        rollouts = asyncio.create_task(dispatch(group, 96))
+        await wait_until_busy(first, rollouts)
         served.of(first.url).kill()
         after = await rollouts
         assert [[c.token_ids for c in each] for each in after] == expected
@@ -247,8 +248,8 @@ def healthy(url: str) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_server_started_anew_gets_the_newest_weights(served, memorized_model, tmp_path, what):
+@pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_restarted_server_gets_the_newest_weights(served, memorized_model, tmp_path, stop_signal):
     folder, model = memorized_model
     other = changed(model, 3)
     for url in served.urls:
@@ -256,9 +257,9 @@ async def test_a_server_started_anew_gets_the_newest_weights(served, memorized_m
     async with open_engines(section(served, stall_s=5.0), folder, tmp_path, 512) as group:
         first, _ = group.engines
         await group.load(other, 5)
-        served.signal(first.url, what)
-        await roll(group)
-        # `serve` starts it with the weights of its folder; it is used only after it has the newest.
+        served.signal(first.url, stop_signal)
+        await dispatch(group)
+        # `serve` restarts the server with the weights of its folder. It is used after it has the newest weights.
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 900)
         back = await sample(first)
         assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5

@@ -1,4 +1,4 @@
-"""The real vLLM in a process of its own: same bits, parity with transformers, new weights, death."""
+"""Tests of the vLLM engine with real vLLM: reproducible tokens, parity with transformers, new weights, restarts."""
 
 import asyncio
 import os
@@ -27,8 +27,8 @@ async def sample(engine, temperature: float = 0.8, max_tokens: int = 24):
     return await asyncio.gather(*engine.submit(requests))
 
 
-async def test_one_engine_through_its_life(tmp_path, monkeypatch):
-    model = make_model(tmp_path / "model", tied=True)  # first: torch makes itself a cache among the temporary files
+async def test_engine_samples_loads_weights_and_recovers_from_death(tmp_path, monkeypatch):
+    model = make_model(tmp_path / "model", tied=True)  # before tempdir changes: torch creates a cache folder there
     sockets = tmp_path / "sockets"
     sockets.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
@@ -39,16 +39,16 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         assert [(c.token_ids, c.log_probs) for c in first] == [(c.token_ids, c.log_probs) for c in again]
         assert {c.policy_version for c in first} == {7}
         assert all((c.finish_reason is FinishReason.LENGTH) == (len(c.token_ids) == 24) for c in first)
-        # Under the distribution it was drawn from: temperature counts.
+        # Log-probs refer to the distribution after temperature.
         assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), first, strict=True)) < 2e-5
 
-        # New weights reach every part, the tied head too, and no cached prefix survives.
+        # New weights reach all parameters, including the tied head, and the prefix cache is reset.
         other = make_model(tmp_path / "other", seed=1, tied=True)
         await group.load(other, 8)
         changed = await sample(engine)
         assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), changed, strict=True)) < 2e-5
 
-        # A stop token ends a completion and belongs to it.
+        # A completion ends with its stop token.
         token = changed[0].token_ids[3]
         (stopped,) = await asyncio.gather(
             *engine.submit([(prompts()[0], Sampling(24, 0.8, seed=0, stop_token_ids=(token,)))])
@@ -56,21 +56,21 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         assert stopped.finish_reason is FinishReason.STOP
         assert stopped.token_ids == changed[0].token_ids[: changed[0].token_ids.index(token) + 1]
 
-        # Interrupted, requests come back with what they have, the one that has nothing yet too, and can go on from there.
-        asked = [asyncio.create_task(engine.generate(prompts()[i], Sampling(200, 0.8, seed=i))) for i in range(24)]
+        # Interrupted requests return the tokens generated so far.
+        requests = [asyncio.create_task(engine.generate(prompts()[i], Sampling(200, 0.8, seed=i))) for i in range(24)]
         await asyncio.sleep(0.02)
         engine.interrupt()
-        cut = await asyncio.gather(*asked)
+        cut = await asyncio.gather(*requests)
         assert FinishReason.ABORTED in {c.finish_reason for c in cut}
         assert all(len(c.token_ids) == len(c.log_probs) < 200 for c in cut if c.finish_reason is FinishReason.ABORTED)
         assert max(worst_gap(other, p, c, 0.8) for p, c in zip(prompts(), cut, strict=True) if c.token_ids) < 2e-5
         assert [c.token_ids for c in await sample(engine)] == [c.token_ids for c in changed]
 
-        # A request that cannot be served fails alone.
-        with pytest.raises(EngineError, match="refused"):
+        # A request that is too long fails without affecting others.
+        with pytest.raises(EngineError, match="rejected a request"):
             await engine.generate([1] * 300, Sampling(8))
 
-        # Killed in the middle of a batch it comes back with the newest weights, and the batch with the same bits.
+        # A process killed in the middle of a batch restarts with the newest weights and returns the same tokens.
         held = engine.submit([(p, Sampling(200, 0.8, seed=i)) for i, p in enumerate(prompts())])
         await asyncio.sleep(0.05)
         os.kill(engine.pid, signal.SIGKILL)
@@ -78,11 +78,11 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
         assert [c.token_ids[:24] for c in revived] == [c.token_ids for c in changed]
         assert [c.log_probs[:24] for c in revived] == [c.log_probs for c in changed]
 
-        # Stopped, not dead: silence counts as hung.
-        engine.stall_s = 12.0  # a busy engine is heard of every 5 s
+        # A stopped process sends no heartbeat and is replaced.
+        engine.stall_s = 12.0  # heartbeats are sent every 5 s
         os.kill(engine.pid, signal.SIGSTOP)
-        thawed = await sample(engine)
-        assert [c.token_ids for c in thawed] == [c.token_ids for c in changed]
+        restarted = await sample(engine)
+        assert [c.token_ids for c in restarted] == [c.token_ids for c in changed]
         pid = engine.pid
     assert not Path(f"/proc/{pid}").exists()
     assert not list(sockets.iterdir())
@@ -90,7 +90,7 @@ async def test_one_engine_through_its_life(tmp_path, monkeypatch):
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
 
 
-async def test_engines_of_one_import_live_and_die_apart(tmp_path):
+async def test_forked_engines_restart_independently(tmp_path):
     make_model(tmp_path / "model")
     section = SECTION.model_copy(update={"count": 2})
     async with open_engines(section, tmp_path / "model", tmp_path / "work", 256) as group:
@@ -98,7 +98,7 @@ async def test_engines_of_one_import_live_and_die_apart(tmp_path):
         assert [c.token_ids for c in wanted[0]] == [c.token_ids for c in wanted[1]]
         pids = [engine.pid for engine in group.engines]
         assert len({*pids, os.getpid()}) == 3
-        for i, engine in enumerate(group.engines):  # the one that forked the other first
+        for i, engine in enumerate(group.engines):  # engine 0 forked engine 1
             os.kill(pids[i], signal.SIGKILL)
             again = await asyncio.gather(*(sample(engine) for engine in group.engines))
             assert [[(c.token_ids, c.log_probs) for c in some] for some in again] == [
@@ -110,7 +110,7 @@ async def test_engines_of_one_import_live_and_die_apart(tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-async def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path):
+async def test_a_model_that_cannot_be_loaded_is_an_error_with_its_path(tmp_path):
     make_model(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"could not load .*model"):

@@ -1,4 +1,4 @@
-"""Building, saving and loading models; folders that are not as they should be give one clear line."""
+"""Tests of building, saving and loading models, and of the errors for broken model folders."""
 
 import json
 
@@ -24,13 +24,13 @@ def weights(model):
     return torch.cat([tensor.flatten() for tensor in model.state_dict().values()])
 
 
-def test_seed_and_shape_fix_the_weights():
+def test_weights_depend_only_on_seed_and_shape():
     first, again, other = (build_tiny(TOKENIZER, seed=seed, **SHAPE) for seed in (0, 0, 1))
     assert torch.equal(weights(first), weights(again))
     assert not torch.equal(weights(first), weights(other))
 
 
-def test_building_leaves_the_global_random_state_alone():
+def test_building_a_model_keeps_the_global_random_state():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -38,7 +38,7 @@ def test_building_leaves_the_global_random_state_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_shape_and_vocabulary():
+def test_tiny_model_has_the_given_shape_and_vocabulary():
     model = build_tiny(TOKENIZER, seed=0)
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert model.lm_head.weight.shape == (len(TOKENIZER), 192)
@@ -46,7 +46,7 @@ def test_shape_and_vocabulary():
     assert 1_500_000 < sum(p.numel() for p in model.parameters()) < 2_000_000
 
 
-def test_saved_and_loaded_it_computes_the_same(folder):
+def test_a_saved_model_computes_the_same_after_loading(folder):
     model, loaded = build_tiny(TOKENIZER, seed=0, **SHAPE), load_model(folder)
     ids = torch.tensor([TOKENIZER.encode(chat.render_prompt("What is 3 times 3?"))])
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_saved_and_loaded_it_computes_the_same(folder):
 
 @pytest.fixture
 def shards(tmp_path):
-    """A folder as every model above 5 GB comes: weights in several files and an index."""
+    """A model folder with weights in several files and an index."""
     build_tiny(TOKENIZER, seed=0, **SHAPE).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     TOKENIZER.save_pretrained(tmp_path / "shards")
     assert len(list((tmp_path / "shards").glob("model-*-of-*.safetensors"))) > 2
@@ -65,43 +65,43 @@ def shards(tmp_path):
     return tmp_path / "shards"
 
 
-def test_weights_in_several_files_are_the_same_model(folder, shards):
+def test_weights_in_several_files_load_like_one_file(folder, shards):
     assert torch.equal(weights(load_model(shards)), weights(load_model(folder)))
 
 
-@pytest.mark.parametrize("what", ["shard", "torn shard", "index", "torn index", "name outside"])
-def test_broken_shards_are_named_in_one_line(shards, what):
+@pytest.mark.parametrize("damage", ["shard", "torn shard", "index", "torn index", "name outside"])
+def test_an_error_names_the_broken_shard_or_index(shards, damage):
     shard, index = sorted(shards.glob("model-*"))[1], shards / "model.safetensors.index.json"
-    if what == "shard":
+    if damage == "shard":
         shard.unlink()
-    elif what == "torn shard":
+    elif damage == "torn shard":
         shard.write_bytes(shard.read_bytes()[:-100])
-    elif what == "index":
+    elif damage == "index":
         index.unlink()
-    elif what == "torn index":
+    elif damage == "torn index":
         index.write_text(index.read_text()[:50])
     else:
         index.write_text(index.read_text().replace(shard.name, "../elsewhere.safetensors"))
     with pytest.raises(ModelError) as error:
         load_model(shards)
-    said = str(error.value)
-    assert str(shards) in said and "\n" not in said
+    message = str(error.value)
+    assert str(shards) in message and "\n" not in message
     names = {"shard": shard.name, "torn shard": "cannot be loaded", "name outside": "../elsewhere.safetensors"}
-    assert names.get(what, index.name) in said
+    assert names.get(damage, index.name) in message
 
 
-def test_dtype_is_the_folders_or_the_one_asked_for(folder):
+def test_dtype_is_that_of_the_folder_unless_given(folder):
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_folder_holds_data_only(folder):
+def test_saved_folder_contains_no_pickle_or_code(folder):
     names = {path.name for path in folder.iterdir()}
     assert "model.safetensors" in names
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".py"))]
 
 
-def break_nothing(folder):
+def remove_folder(folder):
     import shutil
 
     shutil.rmtree(folder)
@@ -139,9 +139,9 @@ def break_layers(folder):
 
 
 @pytest.mark.parametrize(
-    ("breaks", "says"),
+    ("damage", "message"),
     [
-        (break_nothing, "does not exist"),
+        (remove_folder, "does not exist"),
         (break_config, "no config.json"),
         (break_json, "not JSON"),
         (break_type, "model_type"),
@@ -151,22 +151,22 @@ def break_layers(folder):
         (break_layers, "missing keys"),
     ],
 )
-def test_a_broken_folder_is_named_in_one_line(folder, breaks, says):
-    breaks(folder)
-    with pytest.raises(ModelError, match=says) as error:
+def test_an_error_names_the_broken_folder_and_the_problem(folder, damage, message):
+    damage(folder)
+    with pytest.raises(ModelError, match=message) as error:
         load_model(folder)
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_pickled_weights_are_refused(folder):
+def test_pickled_weights_are_rejected(folder):
     torch.save(load_model(folder).state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"found pytorch_model\.bin"):
         load_model(folder)
 
 
-def test_code_in_a_folder_is_not_run_unless_asked_for(folder, tmp_path):
+def test_code_in_a_folder_is_not_run_without_trust_remote_code(folder, tmp_path):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}))
     witness = tmp_path / "ran"
@@ -176,20 +176,20 @@ def test_code_in_a_folder_is_not_run_unless_asked_for(folder, tmp_path):
     assert not witness.exists()
 
 
-def test_a_folder_without_tokenizer(folder):
+def test_a_folder_without_tokenizer_is_an_error(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(ModelError, match="no tokenizer"):
         load_tokenizer(folder)
 
 
-def test_a_broken_tokenizer(folder):
+def test_a_broken_tokenizer_is_an_error(folder):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(folder)
 
 
-def test_the_last_model_of_a_run_is_found_by_its_id_and_by_its_folder(tmp_path):
+def test_a_run_names_its_last_model_by_id_and_by_folder(tmp_path):
     from rstar_lab.rl.models.model_folder import model_folder
     from rstar_lab.runs.writer import RunWriter
 

@@ -1,4 +1,4 @@
-"""The tokenizer made from nothing: reversible, digits single, boilerplate short, template along."""
+"""Tests of the tokenizer that is trained from scratch."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def ids(text: str) -> list[int]:
 
 
 @given(st.text())
-def test_any_text_comes_back(text):
+def test_decoding_returns_the_encoded_text(text):
     assert TOKENIZER.decode(ids(text)) == text
 
 
@@ -27,13 +27,13 @@ def test_digits_are_single_tokens():
     assert [token for token in tokens if any(c.isdigit() for c in token)] == list("409617")
 
 
-def test_merges_run_across_words():
+def test_merges_cross_word_boundaries():
     assert any(
         str(TOKENIZER.decode([i])).strip().count(" ") >= 2 for i in range(300, len(TOKENIZER) - len(repeated_texts()))
     )
 
 
-def test_what_every_prompt_repeats_is_one_token_each():
+def test_repeated_texts_are_single_tokens():
     prompt = ids(PROMPTS[0])
     for text in repeated_texts():
         assert len(ids(text)) == 1
@@ -41,27 +41,27 @@ def test_what_every_prompt_repeats_is_one_token_each():
     assert len(prompt) < 60
 
 
-def test_special_tokens_are_single_and_end_of_turn_is_the_end():
+def test_special_tokens_are_single_and_end_of_turn_is_eos():
     assert all(len(ids(token)) == 1 for token in chat.SPECIAL_TOKENS)
     assert TOKENIZER.eos_token == chat.END_OF_TURN
     assert TOKENIZER.pad_token == "<|endoftext|>"
 
 
-def test_same_texts_same_tokenizer():
+def test_training_the_tokenizer_is_deterministic():
     assert train_tokenizer(PROMPTS, 512).get_vocab() == TOKENIZER.get_vocab()
 
 
-def test_vocabulary_has_the_size_asked_for():
+def test_vocabulary_has_the_given_size():
     assert len(TOKENIZER) == 512
     assert max(TOKENIZER.get_vocab().values()) == 511
 
 
-def test_too_small_a_vocabulary():
+def test_a_vocabulary_smaller_than_the_bytes_is_an_error():
     with pytest.raises(ValueError, match="vocab_size"):
         train_tokenizer(PROMPTS, 200)
 
 
-def test_saved_and_loaded_it_is_the_same(tmp_path):
+def test_a_saved_tokenizer_encodes_the_same_after_loading(tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": chat.format_question("What is 2 + 2?")}]

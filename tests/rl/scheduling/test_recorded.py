@@ -1,4 +1,4 @@
-"""A step in the run store becomes the rollouts it was."""
+"""Tests of the conversion of a recorded step to scripted rollouts."""
 
 import pytest
 
@@ -42,17 +42,17 @@ def write(tmp_path, arrays: bool):
         return writer.run_dir
 
 
-def test_turns_are_the_stretches_of_the_loss_mask(tmp_path):
+def test_turns_are_runs_of_model_tokens_in_the_loss_mask(tmp_path):
     (rollout,) = recorded_rollouts(write(tmp_path, arrays=True), 1)
     assert (rollout.problem, rollout.prompt, rollout.generated) == ("p7", 3, 7)
     assert rollout.turns == (ScriptedTurn(4, 1.5, 3), ScriptedTurn(3, 0.0, 0))
 
 
-def test_without_token_arrays_tokens_are_spread_over_the_turns(tmp_path):
+def test_without_token_arrays_tokens_are_split_evenly_over_turns(tmp_path):
     (rollout,) = recorded_rollouts(write(tmp_path, arrays=False), 1)
     assert rollout.turns == (ScriptedTurn(3, 1.5, 1), ScriptedTurn(3, 0.0, 1))
 
 
-def test_a_step_that_is_not_there_is_named(tmp_path):
+def test_a_missing_step_is_an_error_with_its_number(tmp_path):
     with pytest.raises(RunStoreError, match="no committed step 9"):
         recorded_rollouts(write(tmp_path, arrays=True), 9)

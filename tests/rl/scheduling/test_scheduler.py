@@ -1,4 +1,4 @@
-"""What each policy promises, and that the grid's claims hold on a small grid."""
+"""Tests of the dispatch policies, the length predictor and `bench scheduler` on a small grid."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def submit(policy: DispatchPolicy, requests: list[TurnRequest], states: list[Eng
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_turn_is_sent_once_to_a_living_engine_even_when_one_dies(name):
+def test_each_turn_is_sent_once_to_a_live_engine_also_when_one_fails(name):
     rng = random.Random(0)
     policy, states = POLICIES[name](), engines(3, 12_000)
     turns_left = {i: rng.randint(1, 4) for i in range(40)}
@@ -66,7 +66,7 @@ def test_every_turn_is_sent_once_to_a_living_engine_even_when_one_dies(name):
                     policy.ready(request)
                     wanted[request.rollout, request.turn] += 1
             continue
-        assert out or away, "the policy starves"
+        assert out or away, "the policy dispatches nothing although rollouts wait"
         if out and (not away or rng.random() < 0.6):
             request, _ = out.pop(rng.choice(sorted(out)))
             turns_left[request.rollout] -= 1
@@ -85,7 +85,7 @@ def test_every_turn_is_sent_once_to_a_living_engine_even_when_one_dies(name):
     assert sent == wanted
 
 
-def test_static_splits_in_order_and_stays():
+def test_static_splits_in_order_and_keeps_the_engine():
     policy, states = Static(), engines(3)
     home = submit(policy, first_turns(9), states)
     assert home == {i: i // 3 for i in range(9)}
@@ -93,7 +93,7 @@ def test_static_splits_in_order_and_stays():
     assert submit(policy, [TurnRequest(4, "p1", 1, 160, 50)], states) == {4: 1}
 
 
-def test_turn_barrier_waits_for_the_slowest_of_its_engine_only():
+def test_turn_barrier_waits_only_for_rollouts_of_the_same_engine():
     policy, states = TurnBarrier(), engines(2)
     requests = first_turns(4)
     assert submit(policy, requests, states) == {0: 0, 1: 0, 2: 1, 3: 1}
@@ -106,22 +106,22 @@ def test_turn_barrier_waits_for_the_slowest_of_its_engine_only():
     assert submit(policy, [TurnRequest(1, "p0", 1, 110, 10)], states) == {0: 0, 1: 0}
 
 
-def test_least_in_flight_spreads_a_problem_and_counts_turns_not_rollouts():
+def test_least_in_flight_spreads_a_problem_and_counts_turns():
     policy, states = LeastInFlight(), engines(2)
     requests = first_turns(4)
     assert submit(policy, requests, states) == {0: 0, 1: 1, 2: 0, 3: 1}
-    policy.finished(requests[1], 10, done=False)  # at its tool: not in flight
+    policy.finished(requests[1], 10, done=False)  # waits for its tool: not in flight
     assert submit(policy, [TurnRequest(9, "p9", 0, 100, 0)], states) == {9: 1}
     assert submit(policy, [TurnRequest(1, "p0", 1, 110, 10)], states) == {1: 1}
 
 
-def test_kv_admits_what_fits_at_the_maximum_length_and_refills_at_once():
+def test_kv_admits_rollouts_that_fit_at_the_maximum_length():
     policy, states = KvCapacity(max_tokens=4000), engines(2, 10_000)
     requests = first_turns(6)
     home = submit(policy, requests, states)
     assert home == {0: 0, 1: 1, 2: 0, 3: 1}
     policy.finished(requests[0], 10, done=False)
-    assert policy.dispatch(states) == []  # at its tool it keeps its place
+    assert policy.dispatch(states) == []  # a rollout that waits for its tool keeps its place
     policy.finished(requests[3], 10, done=True)
     assert policy.dispatch(states) == [(requests[4], 1)]
 
@@ -130,14 +130,14 @@ def adaptive(**options) -> Adaptive:
     return Adaptive(LengthPredictor(4000, mean_tokens=500, history=options.pop("history", None)), **options)
 
 
-def test_adaptive_admits_more_than_the_maximum_length_allows_and_less_than_the_prompts():
+def test_adaptive_admits_by_expected_length():
     states = engines(1, 12_000)
     sent = submit(adaptive(), first_turns(200), states)
     assert 12_000 / 4100 < len(sent) < 12_000 / 100
     assert len(submit(adaptive(), first_turns(200), engines(1, 24_000))) > 1.5 * len(sent)
 
 
-def test_adaptive_sends_the_longest_first_after_its_probes():
+def test_adaptive_sends_the_longest_first_after_the_probes():
     history = {f"p{i}": [200.0 * (i + 1)] * 30 for i in range(10)}
     policy = adaptive(history=history, probes=0)
     sent = [r.problem for r in first_turns(40) if r.rollout in submit(policy, first_turns(40), engines(1, 9000))]
@@ -147,7 +147,7 @@ def test_adaptive_sends_the_longest_first_after_its_probes():
     assert len({f"p{i // 4}" for i in submit(probing, first_turns(40), engines(1, 9000))}) >= 4
 
 
-def test_adaptive_learns_the_problems_from_their_first_rollouts():
+def test_adaptive_learns_lengths_from_the_first_rollouts_of_a_problem():
     policy, states = adaptive(probes=1), engines(1, 100)  # an engine for one rollout at a time
     length = {"p0": 50, "p1": 3500, "p2": 400}
     for request in first_turns(12):
@@ -161,7 +161,7 @@ def test_adaptive_learns_the_problems_from_their_first_rollouts():
     assert order[3:] == ["p1"] * 3 + ["p2"] * 3 + ["p0"] * 3
 
 
-def test_adaptive_keeps_a_turn_at_home_unless_another_engine_has_far_less_work():
+def test_adaptive_moves_a_turn_only_to_an_engine_with_far_less_work():
     policy, states = adaptive(margin=0.5), engines(2, 10**9)
     requests = first_turns(40)
     home = submit(policy, requests, states)
@@ -175,7 +175,7 @@ def test_adaptive_keeps_a_turn_at_home_unless_another_engine_has_far_less_work()
     assert submit(policy, [TurnRequest(0, "p0", 2, 400, 200)], states) == {0: 1 - home[0]}
 
 
-def test_a_rollout_given_up_teaches_nothing_and_frees_its_place():
+def test_an_abandoned_rollout_frees_its_place_and_is_not_observed():
     policy, states = adaptive(), engines(1, 6000)
     requests = first_turns(60)
     home = submit(policy, requests, states)
@@ -186,14 +186,14 @@ def test_a_rollout_given_up_teaches_nothing_and_frees_its_place():
     assert policy.dispatch(states)
 
 
-def test_adaptive_leaves_more_room_where_the_longest_rollout_decides():
+def test_adaptive_fills_less_if_the_longest_rollout_sets_the_makespan():
     plenty = submit(adaptive(), first_turns(10_000), engines(1, 100_000))
     little = submit(adaptive(), first_turns(600), engines(1, 100_000))
     full = submit(adaptive(fill=0.9), first_turns(600), engines(1, 100_000))
     assert len(little) < len(full) == len(plenty)
 
 
-def test_an_engine_that_comes_back_is_used_again():
+def test_a_restarted_engine_is_used_again():
     policy, states = adaptive(), engines(2, 6000)
     states[1].alive = False
     home = submit(policy, first_turns(400), states)
@@ -202,7 +202,7 @@ def test_an_engine_that_comes_back_is_used_again():
     assert {engine for _, engine in policy.dispatch(states)} == {1}
 
 
-def test_a_new_step_keeps_what_was_learnt_and_moves_with_what_comes():
+def test_predictor_keeps_lengths_of_earlier_steps_with_limited_weight():
     predictor = LengthPredictor(12_288, mean_tokens=1000)
     for step in range(40):
         for i in range(32):
@@ -216,12 +216,12 @@ def test_a_new_step_keeps_what_was_learnt_and_moves_with_what_comes():
         for i in range(32):
             predictor.observe(f"{step}", 300, i)
         predictor.new_step()
-    assert predictor.remaining("new") < new / 4, "the policy moves, and lengths with it"
+    assert predictor.remaining("new") < new / 4, "recent lengths have more weight than old ones"
     assert predictor.remaining("again") > known / 2
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_recipe_names_the_policy_of_real_runs(name, tmp_path):
+def test_engine_groups_use_the_policy_of_the_recipe(name, tmp_path):
     section = EngineSection(scheduler=name)  # type: ignore[arg-type]
     group = EngineGroup([], tmp_path, 64, scheduler=section.scheduler, max_tokens=4000)
     slot = group.slots([], "async", 3000)(
@@ -232,7 +232,7 @@ def test_the_recipe_names_the_policy_of_real_runs(name, tmp_path):
     assert EngineSection().scheduler == "adaptive"
 
 
-def test_predictor_agrees_with_sampling():
+def test_remaining_tokens_agree_with_sampling():
     predictor = LengthPredictor(12_288, mean_tokens=3000)
     rng = np.random.default_rng(0)
     draws = np.exp(predictor.mean_log("p") + predictor.sigma * rng.standard_normal(400_000)).clip(max=12_288)
@@ -243,7 +243,7 @@ def test_predictor_agrees_with_sampling():
     assert math.isfinite(predictor.remaining("p", 12_000))
 
 
-def test_predictor_moves_from_all_problems_to_its_own():
+def test_predictor_moves_from_the_common_mean_to_the_problems_mean():
     predictor = LengthPredictor(12_288, mean_tokens=1000)
     for _ in range(3):
         predictor.observe("long", 6000)
@@ -269,10 +269,10 @@ def test_bench_lines_on_a_small_grid(tmp_path):
     assert lines["adaptive_over_least_in_flight"]["ratio"] >= 1.0
     assert lines["adaptive_over_best"]["ratio"] >= 0.97
     assert 0.3 < lines["adaptive_over_bound"]["ratio"] <= 1
-    assert lines["kv_over_least_in_flight"]["ratio"] < 1  # the paper's rule loses, by the simulator
+    assert lines["kv_over_least_in_flight"]["ratio"] < 1  # the paper's rule is slower in the simulator
 
 
-def test_the_reference_grid_is_that_of_the_documentation():
+def test_the_reference_grid_equals_the_documented_one():
     grid = Grid()
     assert len(grid.regimes()) == 27
     assert {(r.engines, r.rollouts, r.max_tokens, r.max_turns) for r in grid.regimes()} == {(64, 256, 12_288, 10)}
@@ -282,7 +282,7 @@ def test_the_reference_grid_is_that_of_the_documentation():
     ("text", "named"),
     [("engine: 4\n", "engine"), ("kv_tokens: lots\n", "kv_tokens"), ("- 1\n", "grid.yaml"), ("{", "grid.yaml")],
 )
-def test_a_bad_grid_is_refused_by_the_field(tmp_path, text, named):
+def test_an_invalid_grid_is_an_error_that_names_the_field(tmp_path, text, named):
     file = tmp_path / "grid.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=named):

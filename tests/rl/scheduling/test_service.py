@@ -1,4 +1,4 @@
-"""The scheduler service over scripted servers."""
+"""Tests of the scheduler service with scripted servers."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ def make_scheduler(policy: str = "adaptive", servers: int = 2, kv_tokens: int = 
 async def run_rollout(
     scheduler: Scheduler, name: str, *, turns: int = 2, failing: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Drive one scripted rollout; returns the server of each turn."""
+    """Drive one scripted rollout. Returns the server of each turn."""
     servers = []
     for turn in range(turns):
         while (server := await scheduler.admit(name, name.split("-")[0], 50 + 20 * turn)) in failing:
@@ -79,7 +79,7 @@ async def test_preemptions_lower_the_planned_share_of_the_kv_cache():
     scheduler.abandon("p-1")
 
 
-async def test_rollouts_of_a_dead_worker_free_their_places():
+async def test_rollouts_of_a_dead_worker_are_abandoned():
     scheduler = make_scheduler("kv", servers=1, kv_tokens=800)
     admits = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50, owner=f"w{i < 2:d}")) for i in range(4)]
     await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ async def test_admit_fails_when_no_server_returns_in_time():
         await asyncio.wait_for(scheduler.admit("p-0", "p", 50), 2)
 
 
-async def test_first_dispatch_waits_for_all_rollouts_but_not_for_ever():
+async def test_first_dispatch_waits_for_all_rollouts_up_to_hold_s():
     scheduler = make_scheduler("static", hold_s=0.2)
     scheduler.begin_step(4)
     first = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2)]
@@ -122,7 +122,7 @@ async def test_first_dispatch_waits_for_all_rollouts_but_not_for_ever():
     assert await asyncio.wait_for(scheduler.admit("q-0", "q", 50), 2) in ("s0", "s1")
 
 
-async def test_a_server_that_does_not_answer_is_left_out_until_it_does():
+async def test_a_server_without_metrics_is_not_used_until_they_return():
     scheduler = make_scheduler(servers=2)
     answers = True
 
@@ -145,9 +145,9 @@ async def test_a_server_that_does_not_answer_is_left_out_until_it_does():
 
 
 async def measure_overhead(policy: str, servers: int, rollouts: int, turns: int = 3) -> tuple[float, float]:
-    """Milliseconds of a decision (admit and finish, all bookkeeping included) and of the policy alone.
+    """Return the milliseconds of a decision (admit, finish and bookkeeping) and of the policy alone.
 
-    The servers are scripted, so the processor time of the loop is that of the scheduler and of the timers.
+    The servers are scripted, so the CPU time of the loop is that of the scheduler and the timers.
     """
     scheduler = Scheduler(policy, max_tokens=16_384)
     for number in range(servers):

@@ -1,4 +1,4 @@
-"""The simulator against arithmetic by hand, against a step-by-step engine, and against its own bound."""
+"""Tests of the simulator against a formula, a step-by-step engine and the lower bound."""
 
 import time
 from collections import deque
@@ -16,7 +16,7 @@ SMALL = Regime(engines=3, rollouts=24, group=8, kv_tokens=6000, mean_tokens=300,
 
 
 def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[float, int]:
-    """One engine, one step at a time, written after vLLM's scheduler; makespan and preemptions."""
+    """Simulate one engine step by step, like vLLM's scheduler. Returns the makespan and the number of preemptions."""
     rates, waste = spec.rates, spec.block_tokens / 2
     now, preemptions = 0.0, 0
     context = [r.prompt for r in rollouts]
@@ -89,7 +89,7 @@ def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[flo
     return now, preemptions
 
 
-def test_one_rollout_alone_takes_what_arithmetic_says():
+def test_duration_of_a_single_rollout_equals_the_formula():
     turns = (ScriptedTurn(generate=3, tool_s=2.0, answer=5), ScriptedTurn(generate=2))
     (result,) = [simulate([ScriptedRollout(0, "p", 10, turns)], Static(), [EngineSpec(RATES, 1000)])]
     first = 0.003 + (0.01 + 0.005 + 10e-5) + 2 * 0.012 + (11 + 12) * 1e-5
@@ -109,12 +109,12 @@ def test_batched_events_agree_with_single_steps(seed, kv_tokens):
     assert result.makespan_s == pytest.approx(seconds, rel=0.03)
     assert result.preemptions == pytest.approx(preemptions, rel=0.3, abs=5)
     if kv_tokens == 2500:
-        assert preemptions > 3  # the case is one that preempts
+        assert preemptions > 3  # the case must contain preemptions
 
 
 @pytest.mark.parametrize("name", make_policies(SMALL))
 @pytest.mark.parametrize("kv_tokens", [3000, 50_000])
-def test_every_turn_runs_once_in_order_and_none_beats_the_bound(name, kv_tokens):
+def test_turns_run_once_in_order_and_no_policy_beats_the_bound(name, kv_tokens):
     regime = SMALL.model_copy(update={"kv_tokens": kv_tokens})
     rollouts, history = make_rollouts(regime, 1)
     engines = [EngineSpec(RATES, kv_tokens)] * regime.engines
@@ -133,14 +133,14 @@ def test_every_turn_runs_once_in_order_and_none_beats_the_bound(name, kv_tokens)
     assert 0 <= result.idle_share < 1
 
 
-def test_same_script_same_result():
+def test_simulation_is_deterministic():
     rollouts, history = make_rollouts(SMALL, 2)
     engines = [EngineSpec(RATES, 6000)] * 3
     runs = [simulate(rollouts, make_policies(SMALL, history)["adaptive"](), engines, spans=True) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
-def test_lengths_have_the_mean_spread_and_problems_asked_for():
+def test_generated_lengths_have_the_given_mean_and_spread():
     regime = Regime(engines=16, rollouts=256, mean_tokens=2000, max_tokens=10**9)
     rollouts, _ = make_rollouts(regime, 0)
     logs = np.log([r.generated for r in rollouts]).reshape(-1, regime.group)
@@ -149,7 +149,7 @@ def test_lengths_have_the_mean_spread_and_problems_asked_for():
     assert logs.mean(axis=1).var() / logs.var() == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_rollout_larger_than_the_cache_is_refused_by_name():
+def test_a_rollout_larger_than_the_cache_is_an_error():
     with pytest.raises(ValueError, match="kv_tokens"):
         simulate([ScriptedRollout(0, "p", 100, (ScriptedTurn(2000),))], Static(), [EngineSpec(RATES, 1000)])
 
