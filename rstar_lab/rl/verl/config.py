@@ -15,7 +15,7 @@ from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-# `verl.` before a recipe override names a key of verl's own: --set verl.trainer.logger='[console,wandb]'
+# A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
 PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
 # verl keys that users cannot set, each with the reason or the recipe key to use instead.
@@ -193,7 +193,7 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
         "trainer.total_epochs": 1,  # all steps are one pass through the batches
         "trainer.save_freq": sft.checkpoint_every,
-        "trainer.max_ckpt_to_keep": 2,  # with one, a kill may find the old one gone and the new one not named yet
+        "trainer.max_ckpt_to_keep": 2,  # with 1, a kill between deleting the old and marking the new one would lose both
         "trainer.default_local_dir": str(run_dir / "verl"),
         "trainer.project_name": "rstar_lab",
         "trainer.experiment_name": run_dir.name,
@@ -207,7 +207,7 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
 
 
 def tokens_per_gpu(profile: Profile, longest: int) -> int:
-    """Of one micro-batch: a GPU must be able to hold the longest sequence, cut over the GPUs that share one."""
+    """Return the tokens of a micro-batch per GPU: at least the longest sequence, split over the GPUs that share it."""
     return max(profile.parallelism.tokens_per_gpu, -(-longest // profile.parallelism.sequence_parallel))
 
 
@@ -224,7 +224,7 @@ def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
 
 
 def as_arguments(found: Mapping[str, Any]) -> list[str]:
-    """Overrides in Hydra's own language."""
+    """Return the keys as overrides in Hydra's syntax."""
     return [f"{key}={_quote(value)}" for key, value in found.items()]
 
 
@@ -232,7 +232,7 @@ def _quote(value: Any) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, int | float):
         return json.dumps(value)
     if isinstance(value, str):
-        # A backslash stands for itself, but before a quote.
+        # In Hydra's syntax a backslash is literal unless it precedes a quote.
         return "'" + re.sub(r"(\\*)('|\Z)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), value) + "'"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_quote(item)}" for key, item in value.items()) + "}"
@@ -240,7 +240,7 @@ def _quote(value: Any) -> str:
 
 
 def compose(found: Mapping[str, Any], of: str = "ppo_trainer") -> Any:
-    """verl's whole configuration of one of its trainers, composed from its own files and checked by its own rules.
+    """Return the complete configuration of a verl trainer, composed from verl's files and validated by verl.
 
     Raises UserError that names a key verl does not have.
     """

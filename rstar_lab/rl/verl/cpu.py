@@ -1,6 +1,6 @@
-"""verl on a machine without an accelerator: a platform for its plug-in registry, and what it assumes of a device.
+"""A verl platform for machines without an accelerator, with the device functions that verl requires.
 
-For tests and for looking at a cluster's configuration on a laptop: one training rank, gloo, FSDP2. Chosen by the
+For tests and for trying a cluster's configuration on a laptop: one training rank, gloo, FSDP2. Selected by the environment
 variables that `train.environment` sets.
 """
 
@@ -17,7 +17,7 @@ NAME = "rstar_cpu"
 
 
 class _CpuDevice(ModuleType):
-    """`torch.cpu`, with the functions that verl calls on `torch.cuda` and that mean nothing here."""
+    """`torch.cpu` with no-op versions of the `torch.cuda` functions that verl calls."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
@@ -35,7 +35,7 @@ class _CpuDevice(ModuleType):
 
 @PlatformRegistry.register(NAME)
 class CpuPlatform(PlatformBase):
-    """One CPU that Ray is told to count as a GPU, since verl places its workers by GPUs."""
+    """One CPU that Ray counts as a GPU, because verl places its workers by GPUs."""
 
     device_name = "cpu"  # type: ignore[assignment]
     vendor_name = "cpu"  # type: ignore[assignment]

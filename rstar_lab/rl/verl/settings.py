@@ -56,7 +56,7 @@ class Settings:
 
     @property
     def number(self) -> int:
-        """The number of the stage, from 0."""
+        """Index of the stage, from 0."""
         return [stage.name for stage in self.recipe.stages].index(self.stage.name)
 
     @property
@@ -69,7 +69,7 @@ class Settings:
 
     @cached_property
     def pool(self) -> list[Problem]:
-        """The problems of the stage, without evaluation problems and without those that its filter removed."""
+        """Return the problems of the stage, without evaluation problems and without those that its filter removed."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
         problems = read_problems(self.stage.problems, held_out)
         if self.stage.filter is None:

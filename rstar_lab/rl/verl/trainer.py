@@ -104,7 +104,7 @@ class RstarTrainer(PPOTrainerSync):
         self._export(self.settings.stage.name, over=self.over)
 
     def _export(self, stage: str, *, over: bool) -> None:
-        """The checkpoint's model among those of the run, and kept for good where a stage ends with it; done already, nothing."""
+        """Copy the checkpoint's model to the models of the run, and keep it if a stage ends with it. Does nothing if it exists."""
         model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
         if self.settings.keys.prompt_format == "paper":
             export_chat_template(model)
@@ -119,7 +119,7 @@ class RstarTrainer(PPOTrainerSync):
 
     @property
     def over(self) -> bool:
-        """Whether the stage has nothing left to do."""
+        """Whether the stage has no steps left."""
         return stage_has_ended(self.settings, self.lines, self.state.retired)
 
     # Phases of the step

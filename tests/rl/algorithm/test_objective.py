@@ -1,4 +1,4 @@
-"""The objective equals verl's own functions on the same batches, and independent formulas where verl has none."""
+"""Tests that the objective equals verl's functions, or independent formulas for what verl does not support."""
 
 import math
 
@@ -116,7 +116,7 @@ def test_group_advantages_by_hand():
 
 @pytest.mark.parametrize("aggregation", [*VERL_AGGREGATIONS, "group-token-mean"])
 @pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo"])
-def test_micro_batches_add_up(variant, aggregation):
+def test_losses_of_micro_batches_add_up(variant, aggregation):
     new, old, advantages, mask, weights = batch(3, sequences=8)
     groups = [0, 0, 1, 1, 1, 2, 2, 2]
     whole = {
@@ -139,7 +139,7 @@ def test_micro_batches_add_up(variant, aggregation):
         torch.testing.assert_close(plain, whole_gradient)
 
 
-def test_group_token_mean_is_the_papers():
+def test_group_token_mean_equals_the_papers_formula():
     """1 / groups x sum over groups of 1 / (tokens of the group) x sum over its tokens; a group without tokens does
     not count."""
     values, mask = torch.arange(12.0).reshape(4, 3), torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0]])
@@ -153,7 +153,7 @@ def test_group_token_mean_is_the_papers():
 
 
 @pytest.mark.parametrize("variant", list(VERL_VARIANTS))
-def test_off_the_mask_nothing_counts(variant):
+def test_tokens_outside_the_mask_have_no_effect(variant):
     new, old, advantages, mask, weights = batch(5)
     junk = [
         torch.where(mask, tensor, bad)
@@ -174,7 +174,7 @@ def test_off_the_mask_nothing_counts(variant):
 
 @pytest.mark.parametrize("variant", list(VERL_VARIANTS))
 @pytest.mark.parametrize("aggregation", VERL_AGGREGATIONS)
-def test_an_empty_batch_costs_nothing(variant, aggregation):
+def test_an_empty_batch_has_loss_0(variant, aggregation):
     new, old, advantages, mask, _ = batch(6)
     loss, stats = policy_loss(new, old, advantages, torch.zeros_like(mask), variant=variant, aggregation=aggregation)
     loss.backward()
@@ -201,14 +201,14 @@ def by_hand(variant, new, old, advantages, mask, low, high):
 
 @pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("seed", range(5))
-def test_formulas_by_hand(variant, seed):
+def test_variants_equal_formulas_by_hand(variant, seed):
     new, old, advantages, mask, _ = batch(seed)
     loss, _ = policy_loss(new, old, advantages, mask, variant=variant)
     assert loss.item() == pytest.approx(by_hand(variant, new, old, advantages, mask, 0.2, 0.28), rel=1e-4, abs=1e-6)
 
 
-def test_no_dual_clip():
-    """A negative advantage at a huge ratio keeps its full loss: nothing bounds it from below."""
+def test_large_ratios_with_negative_advantages_are_not_clipped():
+    """A negative advantage at a large ratio keeps its full loss."""
     new, old = torch.tensor([[math.log(50.0)]]), torch.zeros(1, 1)
     assert policy_loss(new, old, torch.tensor([[-1.0]]), torch.ones(1, 1))[0].item() == pytest.approx(50.0, rel=1e-4)
 
@@ -239,8 +239,8 @@ def test_cov_variants_by_hand():
     assert loss.item() == pytest.approx(np.mean(kept), rel=1e-4)
 
 
-def test_dr_grpo():
-    """No length and no deviation: sum over tokens of -(r - mean) ratio, over sequences times a constant length."""
+def test_dr_grpo_equals_its_formula():
+    """Sum over tokens of -(reward - mean) ratio, divided by the number of sequences times a constant length."""
     rewards, groups = [1, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]
     new, old, _, mask, _ = batch(2, sequences=6)
     mask[-1, 0] = True
@@ -301,7 +301,7 @@ def test_kl_estimators_by_hand(estimator):
     assert found.item() == pytest.approx(value, rel=1e-5)
 
 
-def test_bad_names_and_shapes():
+def test_unknown_names_and_wrong_shapes_are_errors():
     new, old, advantages, mask, _ = batch(0)
     with pytest.raises(ValueError, match="variant must be one of grpo"):
         policy_loss(new, old, advantages, mask, variant="ppo")  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def test_bad_names_and_shapes():
 @pytest.mark.parametrize(
     ("tokens", "penalty"), [(0, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (30000, -1.0)]
 )
-def test_overlong_penalty(tokens, penalty):
+def test_overlong_penalty_equals_dapos(tokens, penalty):
     """DAPO's own setting: 16,384 tokens expected, a buffer of 4,096 before the limit."""
     assert overlong_penalty(tokens, 20480, 4096) == pytest.approx(penalty)
     assert overlong_penalty(tokens, 20480, 4096, factor=0.5) == pytest.approx(penalty / 2)

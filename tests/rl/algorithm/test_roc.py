@@ -1,4 +1,4 @@
-"""Resampling on correct: exact counts, exact distribution, the release's rule."""
+"""Tests of RoC resampling: counts, exact distribution, and the rule of the public release."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ def unzip(group):
 @given(
     groups, st.integers(0, 20), st.sampled_from(["paper", "released", "random"]), st.integers(0, 3), st.integers(0, 3)
 )
-def test_counts(group, keep, rule, min_positive, min_negative):
+def test_kept_counts_are_proportional(group, keep, rule, min_positive, min_negative):
     rewards, penalties = unzip(group)
     if min_positive + min_negative > keep:
         with pytest.raises(ValueError, match="min_positive"):
@@ -48,14 +48,14 @@ def test_counts(group, keep, rule, min_positive, min_negative):
 
 
 @pytest.mark.parametrize("positives", range(33))
-def test_halves_of_32(positives):
+def test_halves_are_rounded_to_even(positives):
     rewards = [1.0] * positives + [0.0] * (32 - positives)
     kept = roc.resample(rewards, [0.1] * 32, 16)
     share = sum(rewards[index] > 0 for index in kept)
     assert share == min(max(round(positives / 2), min(1, positives)), 16 - min(1, 32 - positives))
 
 
-def test_random_only_by_rng():
+def test_randomness_comes_only_from_rng():
     group = ([1, 0] * 16, np.linspace(0, 1, 32))
     first = [roc.resample(*group, 16, rng=np.random.default_rng(s)) for s in (1, 1, 2)]
     assert first[0] == first[1] != first[2]
@@ -64,7 +64,7 @@ def test_random_only_by_rng():
 
 
 def successive(weights, k):
-    """The exact probability of every set of k drawn one after the other without replacement."""
+    """Return the exact probability of each set of k items drawn successively without replacement."""
     sets: dict[frozenset, float] = {}
     for order in itertools.permutations(range(len(weights)), k):
         p, left = 1.0, sum(weights)
@@ -82,7 +82,7 @@ def chi_square(counts, probabilities, draws):
 
 @pytest.mark.parametrize("penalties", [[0.1, 0.2, 0.4, 0.8, 1.5, 2.0], [0.0, 0.0, 0.05, 0.5, 0.5, 1.0]])
 def test_positives_follow_the_exact_distribution(penalties):
-    """3 of 6 positives: every set as often as drawing with weights 1 / penalty says; clean ones count as the floor."""
+    """3 of 6 positives: the frequency of each set follows weights 1 / max(penalty, floor)."""
     rng, draws = np.random.default_rng(0), 20_000
     rewards, all_penalties = [1.0] * 6 + [0.0] * 6, penalties + [0.0] * 6
     positive_sets: dict[frozenset, int] = {}
@@ -93,7 +93,7 @@ def test_positives_follow_the_exact_distribution(penalties):
             key = frozenset(kept) & frozenset(side)
             sets[key] = sets.get(key, 0) + 1
     exact = successive([1 / max(penalty, roc.PENALTY_FLOOR) for penalty in penalties], 3)
-    # Sets too rare for the chi-square approximation are one class.
+    # Sets too rare for the chi-square approximation are merged into one class.
     rare = {key for key, p in exact.items() if p * draws < 10}
     merged = {key: p for key, p in exact.items() if key not in rare}
     merged[frozenset()] = sum(exact[key] for key in rare) + 1e-12
@@ -133,12 +133,12 @@ def test_negatives_ignore_penalties():
         ([1, 0], [1, 1], 2, (1, 1), [0, 1]),
     ],
 )
-def test_released_rule(rewards, penalties, keep, minima, kept):
+def test_released_rule_keeps_the_expected_rollouts(rewards, penalties, keep, minima, kept):
     found = roc.resample(rewards, penalties, keep, rule="released", min_positive=minima[0], min_negative=minima[1])
     assert found == kept
 
 
-def test_random_control_is_blind():
+def test_random_rule_ignores_rewards_and_penalties():
     rng = np.random.default_rng(3)
     counts = np.zeros(8)
     for _ in range(4000):
@@ -156,14 +156,14 @@ def test_random_control_is_blind():
         (([1, 0], [0.1, 0.1], -1), "keep"),
     ],
 )
-def test_bad_arguments(arguments, words):
+def test_invalid_arguments_are_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         roc.resample(*arguments)
     with pytest.raises(ValueError, match="rule"):
         roc.resample([1, 0], [0, 0], 1, rule="best")  # type: ignore[arg-type]
 
 
-def test_penalties():
+def test_penalties_equal_their_definition():
     assert [roc.tool_error_penalty(*pair) for pair in [(0, 0), (0, 4), (1, 4), (4, 4)]] == [0.5, 0.0, 0.25, 1.0]
     for bad in [(1, 0), (-1, 2), (3, 2)]:
         with pytest.raises(ValueError, match="errors"):
@@ -177,7 +177,7 @@ def test_penalties():
     assert roc.released_tool_error_penalty(["no Errors today", "4", "TimeoutExpired", "3"]) == 0.25
 
 
-def test_count_answers():
+def test_answer_tags_are_counted():
     assert count_answers("none") == 0
     assert count_answers("<answer>1</answer> and <answer>2</answer>") == 2
     for stray in [
@@ -190,12 +190,12 @@ def test_count_answers():
         assert count_answers(stray) == 0
 
 
-def test_equal_rewards():
+def test_rewards_equal_detects_groups_without_signal():
     assert roc.rewards_equal([]) and roc.rewards_equal([1]) and roc.rewards_equal([0, 0, 0])
     assert not roc.rewards_equal([0, 1])
 
 
-def test_imports_numpy_only():
+def test_roc_imports_only_numpy():
     code = (
         "import sys, rstar_lab.rl.algorithm.roc; assert not {'torch', 'scipy', 'pandas', 'pydantic'} & set(sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""The agent loop against a scripted engine and the real sandbox."""
+"""Tests of the agent loop with a scripted engine and the real sandbox."""
 
 import pytest
 from helpers.scripted_engine import ScriptedEngine
@@ -44,7 +44,7 @@ async def roll(tokenizer, tools, turns: list[str], engine=None, **limits):
     return trajectory, engine
 
 
-async def test_calls_past_the_limit_of_a_turn_are_answered_with_an_error(tokenizer, tools):
+async def test_calls_past_the_limit_of_a_turn_return_an_error(tokenizer, tools):
     turns = [f" Compute.</reason>\n{call('print(1)') * 5}", ANSWER]
     trajectory, _ = await roll(tokenizer, tools, turns, max_calls_per_turn=2)
     assert [str(c.outcome) for c in trajectory.calls] == ["ok", "ok", *["malformed_call"] * 3]
@@ -52,7 +52,7 @@ async def test_calls_past_the_limit_of_a_turn_are_answered_with_an_error(tokeniz
     assert trajectory.errors_and_calls == (3, 5)
 
 
-async def test_tokens_are_never_encoded_again(tokenizer, tools):
+async def test_generated_tokens_are_never_encoded_again(tokenizer, tools):
     turns = [f" Compute.</reason>\n{call('print(6 * 7)')}", ANSWER]
     trajectory, engine = await roll(tokenizer, tools, turns)
     first, second = engine.prompts
@@ -69,7 +69,7 @@ async def test_tokens_are_never_encoded_again(tokenizer, tools):
     assert not any(trajectory.loss_mask[trajectory.turns[0].end : trajectory.turns[1].start])
 
 
-async def test_every_kind_of_call_is_answered_in_its_order(tokenizer, tools):
+async def test_every_kind_of_call_gets_a_response_in_order(tokenizer, tools):
     turn = "</reason>\n" + "\n".join(
         [
             call("print(input())", "hello"),
@@ -91,42 +91,42 @@ async def test_every_kind_of_call_is_answered_in_its_order(tokenizer, tools):
         Outcome.EXCEPTION,
         Outcome.SYNTAX_ERROR,
     ]
-    told = tokenizer.decode(engine.prompts[1])
+    prompt = tokenizer.decode(engine.prompts[1])
     places = [
-        told.index(part)
+        prompt.index(part)
         for part in ("\nhello\n", "could not be parsed", "There is no tool", "missing argument 'input'")
     ]
     assert places == sorted(places)
-    assert "must be a string" in told and "ZeroDivisionError" in told and "SyntaxError" in told
+    assert "must be a string" in prompt and "ZeroDivisionError" in prompt and "SyntaxError" in prompt
     assert trajectory.p_err == pytest.approx(6 / 7) and trajectory.p_format == 0.0
     assert {c.position for c in trajectory.calls} == {trajectory.turns[0].end}
 
 
-async def test_limits_on_turns_and_tokens(tokenizer, tools):
+async def test_rollout_ends_at_the_limits_of_turns_and_tokens(tokenizer, tools):
     again = [f"</reason>\n{call('print(1)')}"] * 9
     trajectory, _ = await roll(tokenizer, tools, again, max_turns=3)
     assert trajectory.stop_reason is StopReason.MAX_TURNS and len(trajectory.turns) == 3
-    # The last turn's call would be answered to nobody: it is not run.
+    # The call of the last turn is not run, because no turn follows.
     assert len(trajectory.calls) == 2
 
     trajectory, _ = await roll(tokenizer, tools, ["x" * 500], max_response_tokens=50)
     assert trajectory.stop_reason is StopReason.LENGTH and trajectory.truncated
     assert len(trajectory.response_ids) == 50
 
-    # An answer of a tool that does not fit ends the rollout with the model's own turn.
+    # If a tool response does not fit, the rollout ends with the model's turn.
     long = [f"</reason>\n{call('print(list(range(400)))')}", ANSWER]
     trajectory, _ = await roll(tokenizer, tools, long, max_response_tokens=600)
     assert trajectory.stop_reason is StopReason.LENGTH and all(trajectory.loss_mask)
 
 
-async def test_tool_output_is_cut_in_the_middle_and_scored_by_nobody(tokenizer, tools):
+async def test_long_tool_output_loses_its_middle_and_is_not_scored(tokenizer, tools):
     code = "print('<ans' + 'wer>' + chr(92) + 'boxed{42}</ans' + 'wer>' + 'y' * 500)"
     trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", " No idea.</reason>"], max_tool_chars=100)
     assert trajectory.reward == 0.0 and trajectory.answer is None and trajectory.p_format == 1.0
     assert len(trajectory.calls[0].response) < 200 and "characters left out" in trajectory.calls[0].response
 
 
-async def test_a_failing_engine_ends_the_rollout_not_the_run(tokenizer, tools):
+async def test_an_engine_failure_ends_the_rollout_without_an_exception(tokenizer, tools):
     class Failing:
         async def generate(self, prompt_ids, sampling):
             raise EngineError("gone")
@@ -135,7 +135,7 @@ async def test_a_failing_engine_ends_the_rollout_not_the_run(tokenizer, tools):
     assert trajectory.stop_reason is StopReason.ENGINE_ERROR and not trajectory.usable
 
 
-async def test_state_of_a_session_lasts_for_one_trajectory(tokenizer, tools):
+async def test_a_tool_session_lasts_for_one_trajectory(tokenizer, tools):
     cells = [render_tool_call("jupyter_code", {"code": code}) for code in ("x = 41", "x + 1")]
     turns = [f"</reason>\n{cells[0]}", f"</reason>\n{cells[1]}", ANSWER]
     trajectory, _ = await roll(tokenizer, tools, turns)
@@ -144,14 +144,14 @@ async def test_state_of_a_session_lasts_for_one_trajectory(tokenizer, tools):
     assert trajectory.calls[0].outcome is Outcome.EXCEPTION
 
 
-async def test_the_same_seed_gives_the_same_randomness_in_the_tool(tokenizer, tools):
+async def test_tool_randomness_is_determined_by_the_seed(tokenizer, tools):
     turns = [f"</reason>\n{call('import random; print(random.random())')}", ANSWER]
     first, _ = await roll(tokenizer, tools, turns)
     again, _ = await roll(tokenizer, tools, turns)
     assert first.response_ids == again.response_ids
 
 
-async def test_special_tokens_in_tool_output_stay_text(tokenizer, tools):
+async def test_special_tokens_in_tool_output_are_encoded_as_text(tokenizer, tools):
     code = "print('<|im' + '_end|>')"
     trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", ANSWER])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -1,4 +1,4 @@
-"""Many rollouts at once: lockstep batches, the dispatcher, and what our own code costs."""
+"""Tests of concurrent rollouts: lockstep batches, the dispatcher, and the overhead per rollout."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ ANSWER = "</reason>\n<answer>\\boxed{1}</answer>"
 
 
 class Echo:
-    """The sandbox's interface without a sandbox: what is measured and ordered here is our own code."""
+    """The interface of the sandbox without a sandbox, so that tests measure only the driver."""
 
     async def run_many(self, calls: list[Call]) -> list[CallResult]:
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def go(tokenizer, wanted, slots, turns: int = 8):
 
 
 class Recorder(ScriptedEngine):
-    """Rollouts of uneven turns; remembers what it was handed together."""
+    """An engine for rollouts with different numbers of turns. Records each submitted batch."""
 
     def __init__(self, tokenizer, name="e"):
         super().__init__(
@@ -71,7 +71,7 @@ class Recorder(ScriptedEngine):
         return super().submit(requests)
 
 
-async def test_lockstep_sends_the_same_batches_every_time_and_groups_share_an_engine(tokenizer):
+async def test_lockstep_batches_are_reproducible_and_groups_share_an_engine(tokenizer):
     seen = []
     for _ in range(2):
         engines = [Recorder(tokenizer, "a"), Recorder(tokenizer, "b")]
@@ -83,11 +83,11 @@ async def test_lockstep_sends_the_same_batches_every_time_and_groups_share_an_en
         assert len({(t.group_id, t.engine) for t in done}) == 6
         seen.append([engine.batches for engine in engines])
     assert seen[0] == seen[1]
-    # Turns are in step: one batch a turn for each engine, as long as any of its rollouts lives.
+    # Each engine receives one batch per turn until all its rollouts have ended.
     assert [[len(batch) for batch in batches] for batches in seen[0]] == [[12, 8, 4], [12, 8, 4]]
 
 
-async def test_a_dead_engine_loses_no_rollout(tokenizer):
+async def test_rollouts_of_a_failed_engine_continue_on_another(tokenizer):
     class Dying(ScriptedEngine):
         async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
             if len(self.prompts) > 5:
@@ -110,7 +110,7 @@ async def test_a_dead_engine_loses_no_rollout(tokenizer):
 
 
 @pytest.mark.slow
-async def test_ten_thousand_rollouts_cost_little_in_our_own_code(tokenizer):
+async def test_driver_overhead_of_10000_rollouts_is_below_its_limit(tokenizer):
     texts = [tokenizer.encode(text + "<|im_end|>", add_special_tokens=False) for text in (CALL, ANSWER)]
     prompt = len(Codec(tokenizer, make_tools(["python"], Echo())).prompt_ids("Question 0000"))
 
@@ -126,5 +126,5 @@ async def test_ten_thousand_rollouts_cost_little_in_our_own_code(tokenizer):
     used = time.process_time() - before
     turns = sum(len(t.turns) for t in done)
     assert turns == 20_000
-    # Measured: 0.3 ms. CPU time, not wall time: other load does not count.
+    # Measured: 0.3 ms. CPU time, so that other load does not matter.
     assert used / turns < 0.001

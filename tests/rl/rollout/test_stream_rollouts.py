@@ -1,4 +1,4 @@
-"""Rollouts as a stream: a bounded number in flight, without a barrier between them."""
+"""Tests of streamed rollouts: a bounded number in flight, without a barrier."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ def stream(engine, count: int, max_in_flight: int):
     return stream_rollouts(iter(tasks), CONTEXT, slots=slots, max_in_flight=max_in_flight)
 
 
-async def test_a_slow_rollout_does_not_hold_up_the_others():
+async def test_a_slow_rollout_does_not_delay_the_others():
     engine = Gated()
     finished = []
     async for trajectory in stream(engine, 40, 4):

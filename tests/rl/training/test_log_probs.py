@@ -1,4 +1,4 @@
-"""The chunked, padded forward pass equals the plain one."""
+"""Tests that the chunked, padded forward pass equals one sequence at a time."""
 
 from dataclasses import replace
 
@@ -29,8 +29,8 @@ def plain(model, t: Trajectory, temperature: float):
     return own * mask, entropy * mask
 
 
-@pytest.mark.parametrize("chunk", [2**30, 300 * 7])  # one chunk; seven tokens a chunk
-def test_equals_one_sequence_at_a_time(model, monkeypatch, chunk):
+@pytest.mark.parametrize("chunk", [2**30, 300 * 7])  # one chunk; chunks of seven tokens
+def test_log_probs_equal_one_sequence_at_a_time(model, monkeypatch, chunk):
     monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
     seen = []
     for micro in micro_batches(BATCH, 60, torch.device("cpu")):
@@ -47,7 +47,7 @@ def test_equals_one_sequence_at_a_time(model, monkeypatch, chunk):
     assert sorted(seen) == list(range(len(BATCH)))
 
 
-def test_gradients_do_not_depend_on_how_the_batch_is_cut(model, monkeypatch):
+def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch):
     def gradient(tokens: int, chunk: int) -> torch.Tensor:
         monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
         model.zero_grad()
@@ -55,13 +55,13 @@ def test_gradients_do_not_depend_on_how_the_batch_is_cut(model, monkeypatch):
             log_probs_and_entropy(model, micro)[0].sum().backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    whole = gradient(10_000, 2**30)
-    torch.testing.assert_close(gradient(40, 2**30), whole, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(gradient(40, 300 * 5), whole, atol=1e-4, rtol=1e-4)
-    assert whole.abs().sum() > 0
+    expected = gradient(10_000, 2**30)
+    torch.testing.assert_close(gradient(40, 2**30), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradient(40, 300 * 5), expected, atol=1e-4, rtol=1e-4)
+    assert expected.abs().sum() > 0
 
 
-def test_a_batch_without_own_tokens_gives_zeros(model):
+def test_a_batch_without_model_tokens_gives_zeros(model):
     t = trajectory(0, 3, 1)
     silent = [t.__class__(**{name: getattr(t, name) for name in t.__slots__} | {"loss_mask": [False]})]
     (micro,) = micro_batches(silent, 100, torch.device("cpu"))
@@ -69,7 +69,7 @@ def test_a_batch_without_own_tokens_gives_zeros(model):
     assert log_probs.abs().sum() == 0
 
 
-def test_a_prompt_is_read_once_for_all_its_responses(model):
+def test_a_prompt_is_processed_once_for_all_its_responses(model):
     shared = [replace(t, prompt_ids=BATCH[i // 3].prompt_ids) for i, t in enumerate(BATCH)]
     (alone,) = micro_batches(shared, 10_000, torch.device("cpu"), share=False)
     (together,) = micro_batches(shared, 10_000, torch.device("cpu"))
@@ -102,16 +102,16 @@ def test_right_padded_rows_use_causal_attention_without_a_mask(model, monkeypatc
     assert masks and all(mask is None for mask in masks)
 
 
-def test_ranks_share_out_all_rows(model):
-    whole = [i for micro in micro_batches(BATCH, 40, torch.device("cpu")) for i in micro.index]
+def test_each_row_belongs_to_exactly_one_rank(model):
+    all_rows = [i for micro in micro_batches(BATCH, 40, torch.device("cpu")) for i in micro.index]
     parts = [
         [i for micro in micro_batches(BATCH, 40, torch.device("cpu"), ranks=Ranks(rank, 2)) for i in micro.index]
         for rank in range(2)
     ]
-    assert sorted(parts[0] + parts[1]) == sorted(whole) and all(parts)
+    assert sorted(parts[0] + parts[1]) == sorted(all_rows) and all(parts)
 
 
-def test_a_micro_batch_that_is_large_enough_ends_before_it_is_padded_much(monkeypatch):
+def test_a_large_micro_batch_ends_before_its_padding_grows(monkeypatch):
     monkeypatch.setattr(policy, "CPU_TOKENS", 160)
     rows = [trajectory(i, 1, length) for i, length in enumerate((30, 29, 28, 9, 9, 8))]
     cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))

@@ -1,4 +1,4 @@
-"""Muon: torch's numbers, in bf16 where that is fast and in float32 elsewhere. That ranks share it rightly is tested with the SFT."""
+"""Tests that Muon equals torch.optim.Muon. Its distribution over ranks is tested in test_sft.py."""
 
 import pytest
 import torch
@@ -20,19 +20,19 @@ def trained(optimizer_class, **options):
     return matrices
 
 
-def test_in_bf16_it_is_torchs_bit_for_bit(monkeypatch):
+def test_bf16_updates_equal_torch_bit_for_bit(monkeypatch):
     monkeypatch.setattr(muon, "has_bf16", lambda device: True)
     for ours, theirs in zip(trained(Muon), trained(torch.optim.Muon), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_in_float32_it_is_torchs_up_to_bf16s_rounding(monkeypatch):
+def test_float32_updates_equal_torch_up_to_bf16_rounding(monkeypatch):
     monkeypatch.setattr(muon, "has_bf16", lambda device: False)
     for ours, theirs in zip(trained(Muon), trained(torch.optim.Muon), strict=True):
         assert torch.allclose(ours, theirs, atol=3e-3) and not torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_singular_values_are_brought_near_one(shape):
+def test_orthogonal_brings_singular_values_near_1(shape):
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))))
     assert values.min() > 0.5 and values.max() < 1.3

@@ -1,4 +1,4 @@
-"""The algorithm's options in the trainer: each against a formula written down here, or by what it does to a run."""
+"""Tests of the algorithm options in the trainer: each against a formula, or by its effect on a run."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ def tiny(seed: int = 0):
 
 
 def tokens_of(model, temperature: float = 1.0) -> list[torch.Tensor]:
-    """Log-probs of each rollout's own tokens, one sequence at a time."""
+    """Return the log-probs of the model tokens of each rollout, one sequence at a time."""
     found = []
     for t in GROUPS:
         logits = model(torch.tensor([t.prompt_ids + t.response_ids])).logits[0].float() / temperature
@@ -43,7 +43,7 @@ def tokens_of(model, temperature: float = 1.0) -> list[torch.Tensor]:
 
 
 def as_rollouts(log_probs: list[torch.Tensor]):
-    """The same rollouts, as if an engine had given their own tokens these log-probs."""
+    """Return the rollouts with these engine log-probs on their model tokens."""
     rollouts = []
     for t, values in zip(GROUPS, log_probs, strict=True):
         full = torch.zeros(len(t.response_ids))
@@ -53,17 +53,17 @@ def as_rollouts(log_probs: list[torch.Tensor]):
 
 
 def update(rl: RlSection, rollouts, *, model=None, reference=None):
-    """One update without moving the weights: (metrics, gradient)."""
+    """Run an update that does not change the weights. Returns (metrics, gradient)."""
     learner = Learner(model or tiny())
     learner.begin_stage(rl, reset=False, reference=reference)
     assert learner.model.is_gradient_checkpointing == rl.gradient_checkpointing
     gradients: list[torch.Tensor] = []
     assert learner.optimizer is not None
 
-    def note_gradient() -> None:
+    def record_gradient() -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
 
-    learner.optimizer.step = note_gradient  # type: ignore[assignment, method-assign]
+    learner.optimizer.step = record_gradient  # type: ignore[assignment, method-assign]
     metrics = learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5).metrics
     return metrics, gradients[0]
 
@@ -78,7 +78,7 @@ def gradient_of(loss: torch.Tensor, model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def test_truncated_importance_sampling():
+def test_truncated_importance_sampling_equals_the_formula():
     model = tiny()
     own = tokens_of(model)
     generator = torch.Generator().manual_seed(0)
@@ -90,21 +90,23 @@ def test_truncated_importance_sampling():
         engine = torch.tensor(t.log_probs)[torch.tensor(t.loss_mask)]
         weight = (values - engine).exp().clamp(max=1.5).detach()
         seen.append(weight)
-        loss = loss - (weight * advantage * values).sum() / count  # the ratio is 1: its gradient that of the log-prob
+        loss = (
+            loss - (weight * advantage * values).sum() / count
+        )  # the ratio is 1, so its gradient equals that of the log-prob
     metrics, gradient = update(rl_of(importance_cap=1.5), rollouts)
     torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
     assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
-    assert max(float(w.max()) for w in seen) == 1.5, "nothing was cut: the test would prove nothing"
+    assert max(float(w.max()) for w in seen) == 1.5, "no weight reached the cap"
     _, plain = update(rl_of(), rollouts)
     assert not torch.allclose(plain, gradient, atol=1e-4)
-    # Measured ahead, where there are several mini-batches, the weights are the same.
+    # With several mini-batches, the weights are computed before the first and are the same.
     metrics, _ = update(rl_of(importance_cap=1.5, mini_batches=2), rollouts)
     assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
     with pytest.raises(ValidationError, match="importance_cap requires old_log_probs: trainer"):
         RlSection(importance_cap=2.0, old_log_probs="engine")
 
 
-def test_kl_to_a_reference():
+def test_kl_to_the_reference_equals_the_formula():
     model, reference = tiny(), tiny(seed=1).requires_grad_(False)
     own, other = tokens_of(model), tokens_of(reference)
     rollouts = as_rollouts(own)
@@ -120,7 +122,7 @@ def test_kl_to_a_reference():
 def test_covariance_variants_reach_the_loss(variant):
     model = tiny()
     with torch.no_grad():
-        model.lm_head.weight.mul_(20)  # log-probs that differ enough for a covariance past 1
+        model.lm_head.weight.mul_(20)  # makes covariances larger than 1
     own = tokens_of(model)
     rollouts = as_rollouts([values - 0.1 for values in own])
     rl = rl_of(variant=variant, micro_batch_tokens=10_000, old_log_probs="engine")
@@ -131,7 +133,7 @@ def test_covariance_variants_reach_the_loss(variant):
     covariance = ((flat - flat.mean()) * (advantage - advantage.mean())).detach()
     if variant == "kl_cov":
         cost = torch.zeros_like(flat)
-        highest = covariance.argmax()  # 2e-4 of so few tokens is one
+        highest = covariance.argmax()  # 2e-4 of so few tokens is one token
         cost[highest] = 1.0
         loss = (-advantage * ratio + cost * ratio.log().abs()).mean()
         torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
@@ -153,16 +155,16 @@ def test_covariance_variants_reach_the_loss(variant):
         assert metrics["clip_share"] == pytest.approx(1 / len(flat))
 
 
-def test_counts_add_up_over_micro_batches():
+def test_statistics_add_up_over_micro_batches():
     rollouts = as_rollouts([values - 0.5 for values in tokens_of(tiny())])
-    whole, _ = update(rl_of(old_log_probs="engine", micro_batch_tokens=10_000), rollouts)
+    one_batch, _ = update(rl_of(old_log_probs="engine", micro_batch_tokens=10_000), rollouts)
     parts, _ = update(rl_of(old_log_probs="engine", micro_batch_tokens=1), rollouts)
-    assert parts["tokens"] == whole["tokens"] == sum(t.model_tokens for t in rollouts)
-    assert parts == pytest.approx(whole, rel=1e-4)
-    assert whole["ratio_max"] == pytest.approx(np.exp(0.5), rel=1e-4)
+    assert parts["tokens"] == one_batch["tokens"] == sum(t.model_tokens for t in rollouts)
+    assert parts == pytest.approx(one_batch, rel=1e-4)
+    assert one_batch["ratio_max"] == pytest.approx(np.exp(0.5), rel=1e-4)
 
 
-def test_overlong_shaping_changes_advantages_and_nothing_else():
+def test_overlong_shaping_changes_only_advantages():
     lengths = [10, 30, 35, 40, 20, 40]
     rollouts = [
         replace(trajectory(i, 3, n), traj_id=f"t{i}", reward=float(i < 3), p_err=0.0, p_format=0.0)
@@ -175,13 +177,13 @@ def test_overlong_shaping_changes_advantages_and_nothing_else():
     assert kept.advantages == pytest.approx(expected)
     plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}).selection_config, seed=0)
     assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
-    # Equal rewards teach nothing, however their lengths differ.
+    # Groups with equal rewards are dropped even if the lengths differ.
     assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl.selection_config, seed=0).equal_groups == 1
     with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
         RlSection(max_response_tokens=10, overlong_buffer=11)
 
 
-def test_void_turns_leave_after_the_advantages():
+def test_void_turns_are_dropped_after_the_advantages():
     answer, void = "so</reason><answer>\\boxed{7}</answer>", "I think about it"
     texts = [answer, answer, void, answer]
     rollouts = [
@@ -194,19 +196,19 @@ def test_void_turns_leave_after_the_advantages():
         for i, text in enumerate(texts)
     ]
     rl = RlSection(group_size=4, oversample=1, roc="none")
-    whole, sound = (
+    all_turns, without_void = (
         select_rollouts(rollouts, rl.selection_config, 0),
         select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}).selection_config, 0),
     )
-    assert (whole.void, sound.void) == (0, 1)
-    assert [t.traj_id for t in sound.trajectories] == ["t0", "t1", "t3"]
-    assert sound.advantages == [whole.advantages[i] for i in (0, 1, 3)]
+    assert (all_turns.void, without_void.void) == (0, 1)
+    assert [t.traj_id for t in without_void.trajectories] == ["t0", "t1", "t3"]
+    assert without_void.advantages == [all_turns.advantages[i] for i in (0, 1, 3)]
 
 
-def test_fp32_head_under_bf16():
+def test_fp32_head_is_more_precise_than_bf16():
     model = tiny()
     with torch.no_grad():
-        model.lm_head.weight.mul_(30)  # large logits, as a trained model has
+        model.lm_head.weight.mul_(30)  # large logits, like those of a trained model
     (micro,) = micro_batches(GROUPS, 10_000, CPU)
     with torch.no_grad():
         exact, _ = log_probs_and_entropy(model, micro)
@@ -222,7 +224,7 @@ def test_fp32_head_under_bf16():
     assert not torch.equal(rough, better) and (exact - better).abs().mean() < (exact - rough).abs().mean()
 
 
-def test_precision_and_checkpointing_keep_the_gradient():
+def test_bf16_and_checkpointing_change_the_gradient_little():
     rollouts = as_rollouts(tokens_of(tiny()))
     _, exact = update(rl_of(), rollouts)
     _, again = update(rl_of(gradient_checkpointing=True), rollouts)
@@ -232,39 +234,41 @@ def test_precision_and_checkpointing_keep_the_gradient():
     assert torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
 
 
-# In whole runs, with scripted rollouts
+# Training runs with scripted rollouts
 
 STAGE = [{"name": "one", "steps": 3}]
 MIXED = [problem(f"easy{i}", 1.0) for i in range(4)] + [problem(f"mixed{i}", 0.5) for i in range(4)]
 
 
-def told(run_dir: Path) -> list[dict]:
+def step_metrics(run_dir: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
 
 
-async def test_dynamic_sampling_refills_and_survives_a_kill(tmp_path):
+async def test_dynamic_sampling_replaces_groups_also_after_a_kill(tmp_path):
     _, plain = await train(tmp_path / "plain", STAGE, {"one": MIXED})
-    assert min(line["groups"] - line["equal_groups"] for line in told(plain)) < 2, "nothing to refill"
-    _, whole = await train(tmp_path / "whole", STAGE, {"one": MIXED}, dynamic_sampling=10)
-    assert [line["groups"] - line["equal_groups"] for line in told(whole)] == [2, 2, 2]
-    assert [line["kept"] for line in told(whole)] == [8, 8, 8]
-    assert max(line["groups"] for line in told(whole)) > 2
-    position = json.loads((whole / "checkpoints/step=000003/trainer.json").read_text())["position"]
-    assert position == sum(line["groups"] for line in told(whole))
+    assert min(line["groups"] - line["equal_groups"] for line in step_metrics(plain)) < 2, "nothing to refill"
+    _, uninterrupted = await train(tmp_path / "uninterrupted", STAGE, {"one": MIXED}, dynamic_sampling=10)
+    assert [line["groups"] - line["equal_groups"] for line in step_metrics(uninterrupted)] == [2, 2, 2]
+    assert [line["kept"] for line in step_metrics(uninterrupted)] == [8, 8, 8]
+    assert max(line["groups"] for line in step_metrics(uninterrupted)) > 2
+    position = json.loads((uninterrupted / "checkpoints/step=000003/trainer.json").read_text())["position"]
+    assert position == sum(line["groups"] for line in step_metrics(uninterrupted))
     _, capped = await train(tmp_path / "capped", STAGE, {"one": MIXED[:4]}, dynamic_sampling=2)
-    assert [line["groups"] for line in told(capped)] == [6, 6, 6] and all(line["kept"] == 0 for line in told(capped))
+    assert [line["groups"] for line in step_metrics(capped)] == [6, 6, 6] and all(
+        line["kept"] == 0 for line in step_metrics(capped)
+    )
 
     for stop in (1, 2):
         await train(tmp_path / "cut", STAGE, {"one": MIXED}, dynamic_sampling=10, stop_after=stop)
     _, cut = await train(tmp_path / "cut", STAGE, {"one": MIXED}, dynamic_sampling=10)
-    assert told(cut) == told(whole)
-    assert weights(cut / "checkpoints/step=000003") == weights(whole / "checkpoints/step=000003")
+    assert step_metrics(cut) == step_metrics(uninterrupted)
+    assert weights(cut / "checkpoints/step=000003") == weights(uninterrupted / "checkpoints/step=000003")
 
 
-async def test_solved_problems_retire_and_stay_retired(tmp_path):
+async def test_solved_problems_stay_retired_after_a_resume(tmp_path):
     stages = [{"name": "one", "steps": 8}]
-    trainer, whole = await train(tmp_path / "whole", stages, {"one": MIXED}, retire_from=0.9)
-    drawn = RunReader(whole).read("trajectories", columns=["step", "problem_id"]).to_pylist()
+    trainer, uninterrupted = await train(tmp_path / "uninterrupted", stages, {"one": MIXED}, retire_from=0.9)
+    drawn = RunReader(uninterrupted).read("trajectories", columns=["step", "problem_id"]).to_pylist()
     steps: dict[str, set[int]] = {}
     for row in drawn:
         steps.setdefault(row["problem_id"], set()).add(row["step"])
@@ -273,30 +277,30 @@ async def test_solved_problems_retire_and_stay_retired(tmp_path):
     assert any(len(steps[f"mixed{i}"]) > 1 for i in range(4))
     await train(tmp_path / "cut", stages, {"one": MIXED}, retire_from=0.9, stop_after=3)
     _, cut = await train(tmp_path / "cut", stages, {"one": MIXED}, retire_from=0.9)
-    assert told(cut) == told(whole)
+    assert step_metrics(cut) == step_metrics(uninterrupted)
 
 
-async def test_a_stage_whose_problems_are_all_retired_is_over(tmp_path):
+async def test_a_stage_ends_when_all_its_problems_are_retired(tmp_path):
     trainer, run_dir = await train(tmp_path, STAGE, {"one": MIXED[:2]}, retire_from=0.9)
-    assert len(told(run_dir)) == 1 and trainer.state.finished
+    assert len(step_metrics(run_dir)) == 1 and trainer.state.finished
     assert RunReader(run_dir).info["result"]["stages"][0]["ended_by"] == "retired"
 
 
-async def test_the_reference_is_the_model_at_the_stage_start_after_a_kill_too(tmp_path):
+async def test_the_reference_model_is_that_of_the_stage_start_after_a_kill(tmp_path):
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 2}]
     problems = {"one": MIXED[4:], "two": MIXED[4:]}
-    _, whole = await train(tmp_path / "whole", stages, problems, kl_coefficient=0.1)
-    kl = [line["reference_kl"] for line in told(whole)]
+    _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, kl_coefficient=0.1)
+    kl = [line["reference_kl"] for line in step_metrics(uninterrupted)]
     assert kl[0] == pytest.approx(0, abs=1e-9) and kl[2] == pytest.approx(0, abs=1e-9)
     assert kl[1] > 1e-7 and kl[3] > 1e-7
     for stop in (1, 2, 3):
         await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1, stop_after=stop)
     _, cut = await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1)
-    assert told(cut) == told(whole)
+    assert step_metrics(cut) == step_metrics(uninterrupted)
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_update_of_one():
+def test_two_processes_update_like_one():
     rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0)
     rollouts = as_rollouts(tokens_of(tiny()))
     seen = []
@@ -311,7 +315,7 @@ def test_two_processes_make_the_update_of_one():
             learner.dismiss()
         seen.append((updates, torch.cat([p.detach().flatten() for p in learner.model.parameters()])))
     (alone, weights), (shared, same) = seen
-    torch.testing.assert_close(same, weights, atol=1e-4, rtol=1e-3)  # AdamW makes much of little
+    torch.testing.assert_close(same, weights, atol=1e-4, rtol=1e-3)  # AdamW amplifies small differences of the gradient
     assert (weights - torch.cat([p.detach().flatten() for p in tiny().parameters()])).abs().max() > 1e-4
     for one, other in zip(alone, shared, strict=True):
         assert other.metrics == pytest.approx(one.metrics, rel=1e-3, abs=1e-5)

@@ -1,4 +1,4 @@
-"""A run killed and started again ends as one that was never killed: same rollouts, metrics and weights, bit for bit."""
+"""Tests that a killed and resumed run has the rollouts, metrics and weights of an uninterrupted run, bit for bit."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def finish(runs_dir: Path) -> None:
 def result(runs_dir: Path):
     reader = RunReader(runs_dir / "scored-rl")
     metrics = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in reader.metrics()]
-    columns = [name for name in TRANSCRIPTS.names if name != "messages"]  # they carry times
+    columns = [name for name in TRANSCRIPTS.names if name != "messages"]  # messages contain times
     transcripts = reader.read("transcripts", columns=columns).to_pylist()
     kept = reader.read(
         "trajectories", columns=["traj_id", "kept", "advantage", "reward", "trainer_log_prob"]
@@ -42,20 +42,20 @@ def result(runs_dir: Path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    runs_dir = tmp_path_factory.mktemp("whole")
+def uninterrupted(tmp_path_factory):
+    runs_dir = tmp_path_factory.mktemp("uninterrupted")
     finish(runs_dir)
     return runs_dir
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_after_a_checkpoint(whole, tmp_path):
-    metrics, *_ = expected = result(whole)
+def test_a_run_killed_after_a_checkpoint_resumes_identically(uninterrupted, tmp_path):
+    metrics, *_ = expected = result(uninterrupted)
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
     assert [line["stage"] for line in metrics] == ["one"] * 3 + ["two"] * 2
     assert all(line["mismatch"] < 1e-4 for line in metrics if line["kept"])
-    assert sum(line["kept"] for line in metrics) > 20, "nothing was trained: the test would prove nothing"
+    assert sum(line["kept"] for line in metrics) > 20, "nothing was trained"
 
     process = start(tmp_path)
     lines = tmp_path / "scored-rl" / "metrics.jsonl"
@@ -75,7 +75,7 @@ def test_killed_after_a_checkpoint(whole, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_killed_at_random_moments(whole, tmp_path):
+def test_a_run_killed_at_random_times_resumes_identically(uninterrupted, tmp_path):
     rng = random.Random(0)
     for _ in range(8):
         process = start(tmp_path)
@@ -85,5 +85,5 @@ def test_killed_at_random_moments(whole, tmp_path):
             process.kill()
             process.wait()
     finish(tmp_path)
-    assert result(tmp_path) == result(whole)
+    assert result(tmp_path) == result(uninterrupted)
     shutil.rmtree(tmp_path)

@@ -1,4 +1,4 @@
-"""SFT: loss on the model's own tokens alone, packing and batching change nothing, kills change nothing."""
+"""Tests of SFT: loss on the model's tokens only, independence of packing and batching, resumption after a kill."""
 
 import contextlib
 import json
@@ -64,7 +64,7 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 def reference_loss(model, examples):
-    """One conversation at a time, all logits, the mask by hand."""
+    """Return the loss computed one conversation at a time with all logits."""
     total = torch.zeros(())
     for example in examples:
         logits = model(torch.tensor([example.ids])).logits[0]
@@ -74,29 +74,29 @@ def reference_loss(model, examples):
     return total
 
 
-def test_mask_is_on_what_the_model_says_and_nothing_else():
+def test_mask_covers_exactly_the_model_turns():
     (example,), left_out = encode(DATASET[:1], TOKENIZER, 256)
     assert left_out == 0
-    said = TOKENIZER.decode([token for token, own in zip(example.ids, example.mask, strict=True) if own])
-    assert said == "".join(text for text, own in DATASET[0] if own)
+    model_text = TOKENIZER.decode([token for token, own in zip(example.ids, example.mask, strict=True) if own])
+    assert model_text == "".join(text for text, own in DATASET[0] if own)
     assert TOKENIZER.decode(example.ids) == "".join(text for text, _ in DATASET[0])
-    assert said.count(chat.END_OF_TURN) == 2
-    assert "tool_response" not in said
+    assert model_text.count(chat.END_OF_TURN) == 2
+    assert "tool_response" not in model_text
 
 
-def test_pieces_are_tokenized_one_by_one():
+def test_pieces_are_tokenized_separately():
     # "12" would be one token if pieces were joined first and the tokenizer merged across them.
     (example,), _ = encode([[("<reas", False), ("on>", True)]], TOKENIZER, 256)
     assert example.ids == TOKENIZER.encode("<reas") + TOKENIZER.encode("on>")
 
 
-def test_conversations_too_long_or_without_a_turn_are_counted():
+def test_dropped_conversations_are_counted():
     examples, left_out = encode([DATASET[0], [("x" * 500, True)], [("a question", False)]], TOKENIZER, 128)
     assert (len(examples), left_out) == (1, 2)
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_loss_is_that_of_each_conversation_alone(packing):
+def test_loss_equals_that_of_separate_conversations(packing):
     model, (examples, _) = fresh(), encode(DATASET[:7], TOKENIZER, 256)
     loss = _loss(model, examples, packing)
     expected = reference_loss(model, examples)
@@ -106,19 +106,19 @@ def test_loss_is_that_of_each_conversation_alone(packing):
     torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_loss_in_chunks_of_logits_is_the_same(monkeypatch):
+def test_loss_does_not_depend_on_the_chunk_size(monkeypatch):
     model, (examples, _) = fresh(), encode(DATASET[:5], TOKENIZER, 256)
-    whole = _loss(model, examples, False)
-    (wanted,) = torch.autograd.grad(whole, model.lm_head.weight)
+    loss = _loss(model, examples, False)
+    (wanted,) = torch.autograd.grad(loss, model.lm_head.weight)
     monkeypatch.setattr("rstar_lab.rl.training.sft._LOGITS_AT_ONCE", 7 * len(TOKENIZER))
     chunked = _loss(model, examples, False)
     (gradient,) = torch.autograd.grad(chunked, model.lm_head.weight)
-    assert chunked.item() == pytest.approx(whole.item(), rel=1e-6)
+    assert chunked.item() == pytest.approx(loss.item(), rel=1e-6)
     torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_every_epoch_sees_every_conversation_once(packing):
+def test_each_epoch_contains_each_conversation_once(packing):
     examples = [Example([n] * (n % 9 + 2), [False] + [True] * (n % 9 + 1)) for n in range(50)]
     config = SftConfig(epochs=2, batch_size=8, packing=packing, micro_batch_tokens=24)
     batches = [batch for _, batch in iterate_batches(examples, config, range(1, 15))]
@@ -133,7 +133,7 @@ def test_every_epoch_sees_every_conversation_once(packing):
             assert len(piece) == 1 or (sum(lengths) if packing else len(piece) * max(lengths)) <= 24
 
 
-def test_batches_do_not_depend_on_where_a_run_begins():
+def test_batches_do_not_depend_on_the_first_step():
     examples = [Example([n, n], [False, True]) for n in range(50)]
     config = SftConfig(batch_size=8)
     assert list(iterate_batches(examples, config, range(1, 22)))[9:] == list(
@@ -141,7 +141,7 @@ def test_batches_do_not_depend_on_where_a_run_begins():
     )
 
 
-def test_learning_rate_warms_up_and_falls():
+def test_learning_rate_warms_up_and_decays():
     cosine = SftConfig(warmup=0.1)
     assert [lr_scale(step, 100, cosine) for step in (1, 10)] == [0.1, 1.0]
     assert lr_scale(55, 100, cosine) == pytest.approx(0.5)
@@ -152,7 +152,7 @@ def test_learning_rate_warms_up_and_falls():
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "packing": True, "schedule": "cosine"}])
-def test_it_learns_and_leaves_a_model_folder(tmp_path, changes):
+def test_sft_lowers_the_loss_and_writes_a_model_folder(tmp_path, changes):
     lines: list[dict[str, float]] = []
     model = fresh()
     config = SftConfig(**TINY | changes | {"epochs": 20})
@@ -163,10 +163,10 @@ def test_it_learns_and_leaves_a_model_folder(tmp_path, changes):
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == lines
 
 
-def test_micro_batches_and_precision_of_the_weights(tmp_path):
-    # Pieces of a batch add up to the batch: the same weights but for rounding.
+def test_micro_batches_do_not_change_the_weights(tmp_path):
+    # Micro-batches give the weights of the full batch, up to rounding.
     results = []
-    for name, tokens in (("whole", 8192), ("pieces", 64)):
+    for name, tokens in (("one", 8192), ("pieces", 64)):
         model = fresh().bfloat16()
         config = SftConfig(**TINY | {"optimizer": "adamw", "epochs": 0.2, "micro_batch_tokens": tokens})
         sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / name)
@@ -175,7 +175,7 @@ def test_micro_batches_and_precision_of_the_weights(tmp_path):
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
 
 
-def test_a_finished_run_is_not_run_again_and_another_one_is_refused(tmp_path):
+def test_a_finished_run_is_reused_and_other_settings_are_an_error(tmp_path):
     config = SftConfig(**TINY)
     lines: list[dict[str, float]] = []
     model, again = fresh(), fresh()
@@ -187,12 +187,12 @@ def test_a_finished_run_is_not_run_again_and_another_one_is_refused(tmp_path):
         sft(fresh(), TOKENIZER, DATASET[:-1], config=config, out_dir=tmp_path)
 
 
-def test_nothing_to_learn_from(tmp_path):
+def test_sft_without_conversations_is_an_error(tmp_path):
     with pytest.raises(UserError, match="max_tokens"):
         sft(fresh(), TOKENIZER, DATASET, config=SftConfig(**TINY | {"max_tokens": 4}), out_dir=tmp_path)
 
 
-def test_a_run_that_blows_up_says_so(tmp_path):
+def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
     model = fresh()
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
@@ -203,8 +203,8 @@ def test_a_run_that_blows_up_says_so(tmp_path):
 @pytest.mark.parametrize("stop", [1, 4, 7, 16])  # before, at and after a checkpoint; after the last step
 def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
     config = SftConfig(**TINY | {"checkpoint_every": 4})
-    whole, cut = fresh(), fresh()
-    sft(whole, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole")
+    uninterrupted, cut = fresh(), fresh()
+    sft(uninterrupted, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "uninterrupted")
 
     def on_step(line):
         if line["step"] == stop:
@@ -213,8 +213,8 @@ def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
     with pytest.raises(KeyboardInterrupt):
         sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", on_step=on_step)
     sft(cut, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut")
-    assert torch.equal(weights(cut), weights(whole))
-    assert same_files(tmp_path / "cut", tmp_path / "whole")
+    assert torch.equal(weights(cut), weights(uninterrupted))
+    assert same_files(tmp_path / "cut", tmp_path / "uninterrupted")
 
 
 SCRIPT = """
@@ -252,7 +252,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
     torch.set_num_threads(1)
     config = SftConfig(**TINY | {"checkpoint_every": 4})
     with HelperProcesses(processes) as helpers:
-        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "whole", helpers=helpers)
+        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "uninterrupted", helpers=helpers)
     before = helpers_alive()
     script = SCRIPT.format(here=str(Path(__file__).parent), processes=processes, out=str(tmp_path / "cut"))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -266,12 +266,12 @@ def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes
     with HelperProcesses(processes) as helpers:
         sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", helpers=helpers)
     torch.set_num_threads(threads)
-    assert same_files(tmp_path / "cut", tmp_path / "whole")
+    assert same_files(tmp_path / "cut", tmp_path / "uninterrupted")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_two_processes_learn_what_one_learns(tmp_path, optimizer):
+def test_two_processes_train_like_one(tmp_path, optimizer):
     models = [fresh(), fresh()]
     for processes, model in enumerate(models, 1):
         config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5})

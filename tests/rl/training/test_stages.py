@@ -1,4 +1,4 @@
-"""Stages: when one ends, what the next begins with, and that a kill between or inside them changes nothing."""
+"""Tests of stages: when a stage ends, the model and problems of the next, and resumption after a kill."""
 
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def lines(**columns: list[float]) -> list[dict[str, float]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def told(run_dir):
+def step_metrics(run_dir):
     return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
 
 
-def test_triggers():
+def test_hand_off_triggers():
     solved = HandOff(solved_groups=0.7, window=2)
     steps = lines(solved_groups=[0.9, 0.4, 0.9, 0.5], truncated=[0.5, 0.3, 0.12, 0.10])
     assert [hand_off_trigger(solved, steps[:n]) for n in range(5)] == [None, None, None, None, "solved_groups"]
@@ -50,33 +50,33 @@ def test_triggers():
     ("trigger", "limit", "first", "truncated"),
     [
         ("solved_groups", 1.0, problem("easy", 1.0), [0, 0]),
-        # Two windows of two steps are alike at step 6 and not before.
+        # At step 6, two windows of two steps have equal means for the first time.
         ("truncation_plateau", 0.25, problem("long", 0.5, ", brief from 2"), [1, 1, 0, 0, 0, 0]),
     ],
 )
-async def test_a_trigger_ends_a_stage_and_the_next_goes_on(tmp_path, trigger, limit, first, truncated):
+async def test_a_trigger_ends_a_stage_and_the_next_starts(tmp_path, trigger, limit, first, truncated):
     last = len(truncated)
     stages = [{"name": "one", "steps": 9, "hand_off": {trigger: limit, "window": 2}}, {"name": "two", "steps": 2}]
     problems = {"one": [first], "two": MIXED}
-    _, whole = await train(tmp_path / "whole", stages, problems, checkpoint_every=5)
-    assert [line["stage"] for line in told(whole)] == ["one"] * last + ["two"] * 2
-    assert [line["truncated"] for line in told(whole)[:last]] == truncated
-    table = RunReader(whole).info["result"]["stages"]
+    _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, checkpoint_every=5)
+    assert [line["stage"] for line in step_metrics(uninterrupted)] == ["one"] * last + ["two"] * 2
+    assert [line["truncated"] for line in step_metrics(uninterrupted)[:last]] == truncated
+    table = RunReader(uninterrupted).info["result"]["stages"]
     assert (table[0]["ended_by"], table[0]["last_step"]) == (trigger, last)
     assert table[1]["parent"] == {"run": "s-rl", "step": last} and table[1]["ended_by"] == "steps"
-    assert weights(stage_model(whole, "two")) == weights(whole / f"checkpoints/step={last + 2:06d}")
-    assert not (stage_model(whole, "one") / "optimizer.pt").exists()
+    assert weights(stage_model(uninterrupted, "two")) == weights(uninterrupted / f"checkpoints/step={last + 2:06d}")
+    assert not (stage_model(uninterrupted, "one") / "optimizer.pt").exists()
     for stop in (1, last, last + 1):
         await train(tmp_path / "cut", stages, problems, checkpoint_every=5, stop_after=stop)
     _, cut = await train(tmp_path / "cut", stages, problems, checkpoint_every=5)
     again, _ = await train(tmp_path / "cut", stages, problems, checkpoint_every=5, trainer_class=Counting)
-    assert not hasattr(again, "counts"), "a finished run made a step"
-    assert told(cut) == told(whole) and RunReader(cut).info["result"]["stages"] == table
+    assert not hasattr(again, "counts"), "a finished run ran another step"
+    assert step_metrics(cut) == step_metrics(uninterrupted) and RunReader(cut).info["result"]["stages"] == table
     for stage in ("one", "two"):
-        assert weights(stage_model(cut, stage)) == weights(stage_model(whole, stage))
+        assert weights(stage_model(cut, stage)) == weights(stage_model(uninterrupted, stage))
 
 
-async def test_the_filter_drops_what_is_solved_and_runs_once(tmp_path):
+async def test_the_filter_drops_solved_problems_and_runs_once(tmp_path):
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "filter": {"samples": 8}}]
     await train(tmp_path, stages, PROBLEMS, stop_after=2)
     assert not difficulty_file(tmp_path / "s-rl", "two").exists()
@@ -92,7 +92,7 @@ async def test_the_filter_drops_what_is_solved_and_runs_once(tmp_path):
     assert sum(row["reward"] for row in rows) == sum(row["solved"] for row in table)
 
     _, run_dir = await train(tmp_path, stages, PROBLEMS)
-    assert RunReader(tmp_path / "s-rl-two-filter").info["attempts"] == 1, "it was rolled out twice"
+    assert RunReader(tmp_path / "s-rl-two-filter").info["attempts"] == 1, "the filter ran twice"
     drawn = RunReader(run_dir).read("trajectories", columns=["stage", "problem_id"]).to_pylist()
     assert {row["problem_id"] for row in drawn if row["stage"] == "two"} <= {"mixed0", "mixed1", "mixed2"}
     assert {row["problem_id"] for row in drawn if row["stage"] == "one"} & {"easy0", "easy1", "easy2"}
@@ -104,7 +104,7 @@ async def test_the_filter_drops_what_is_solved_and_runs_once(tmp_path):
 
 
 class Counting(Trainer):
-    """Notes AdamW's step count before each step."""
+    """Records the step count of AdamW before each step."""
 
     async def step(self, stage, rl, pool):
         assert self.learner.optimizer
@@ -116,18 +116,18 @@ class Counting(Trainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reset", [False, True])
-async def test_the_optimizer_is_reset_where_asked_and_only_there(tmp_path, reset):
+async def test_the_optimizer_is_reset_only_with_reset_optimizer(tmp_path, reset):
     mixed = {"one": [problem("mixed", 0.5)], "two": [problem("mixed", 0.5)]}
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "reset_optimizer": reset}]
-    # Dynamic sampling, so that every step has an update.
-    trainer, _ = await train(tmp_path / "whole", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
+    # Dynamic sampling ensures that every step has an update.
+    trainer, _ = await train(tmp_path / "uninterrupted", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
     assert trainer.counts == ([0, 1, 0, 1, 2] if reset else [0, 1, 2, 3, 4])  # type: ignore[attr-defined]
     await train(tmp_path / "cut", stages, mixed, stop_after=4, dynamic_sampling=10)
     trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
     assert trainer.counts == ([2] if reset else [4])  # type: ignore[attr-defined]
 
 
-async def test_a_checkpoint_that_is_not_understood_is_one_clear_error(tmp_path):
+async def test_an_unreadable_checkpoint_is_an_error_with_its_file(tmp_path):
     _, run_dir = await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED}, stop_after=1)
     for text in ('{"step": 1}', "[]", "{"):
         (run_dir / "checkpoints/step=000001/trainer.json").write_text(text)
@@ -135,6 +135,6 @@ async def test_a_checkpoint_that_is_not_understood_is_one_clear_error(tmp_path):
             await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED})
 
 
-async def test_measuring_a_stage_without_a_filter_is_refused():
+async def test_filter_command_on_a_stage_without_a_filter_is_an_error():
     with pytest.raises(UserError, match="stage two: the recipe has no such stage with a filter \\(three\\)"):
         await measure(load_recipe("tiny_three_stage"), "two", Path("model"))

@@ -1,4 +1,4 @@
-"""Which rollouts the trainer keeps, on made-up trajectories; whole runs are in test_runs_resume.py."""
+"""Tests of the rollouts that the trainer keeps, on constructed trajectories. Complete runs: test_runs_resume.py."""
 
 from collections import Counter
 from dataclasses import replace
@@ -26,7 +26,7 @@ def group(name: str, rewards: list[float], p_err: list[float] | None = None):
 RL = SelectionConfig(group_size=4)
 
 
-def test_roc_keeps_shares_and_drops_groups_that_teach_nothing():
+def test_roc_keeps_shares_and_drops_groups_with_equal_rewards():
     rollouts = group("mixed", [1, 1, 1, 1, 0, 0, 0, 0]) + group("solved", [1] * 8) + group("hopeless", [0] * 8)
     kept = select_rollouts(rollouts, RL, seed=1)
     assert Counter(t.group_id for t in kept.trajectories) == {"mixed": 4}
@@ -36,13 +36,13 @@ def test_roc_keeps_shares_and_drops_groups_that_teach_nothing():
     assert select_rollouts(rollouts, RL, seed=1) == kept
 
 
-def test_clean_successes_are_kept_more_often():
+def test_correct_rollouts_without_errors_are_kept_more_often():
     counts: Counter[str] = Counter()
     rollouts = group("g", [1, 1, 1, 1, 0, 0, 0, 0], [0.0, 0.9, 0.9, 0.9, 0, 0, 0, 0])
     for seed in range(200):
         counts.update(t.traj_id for t in select_rollouts(rollouts, RL, seed).trajectories)
     assert counts["g0"] > 1.5 * max(counts[f"g{i}"] for i in (1, 2, 3))
-    assert min(counts[f"g{i}"] for i in (4, 5, 6, 7)) > 60  # failures stay as they come
+    assert min(counts[f"g{i}"] for i in (4, 5, 6, 7)) > 60  # incorrect rollouts are sampled uniformly
 
     counts.clear()
     for seed in range(200):
@@ -52,14 +52,14 @@ def test_clean_successes_are_kept_more_often():
     assert counts["g0"] < 1.3 * max(counts[f"g{i}"] for i in (1, 2, 3))
 
 
-def test_plain_grpo_keeps_all_and_what_is_our_fault_is_left_out():
+def test_plain_grpo_keeps_all_rollouts_but_engine_failures():
     rollouts = group("g", [1, 0, 0, 0])
     rollouts[3] = replace(rollouts[3], stop_reason=StopReason.ENGINE_ERROR)
     kept = select_rollouts(rollouts, replace(RL, rule="none"), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g0", "g1", "g2"]
 
 
-def test_the_released_rule_sees_errors_where_the_word_stands():
+def test_the_released_rule_counts_responses_with_the_word_error():
     def with_text(t, text, outcome):
         return replace(t, calls=(ToolCallRecord(0, 0, "python", "", outcome, text, 0, 0, 0),))
 
@@ -85,6 +85,6 @@ async def test_a_step_without_update_does_not_make_tokens_stale(tmp_path):
     assert trainer.weights_version == 1
 
 
-def test_nothing_left_is_an_empty_batch_not_a_crash():
+def test_a_step_without_signal_selects_an_empty_batch():
     kept = select_rollouts(group("g", [1] * 8), RL, seed=0)
     assert kept.trajectories == [] and kept.advantages == [] and kept.equal_groups == 1

@@ -1,4 +1,4 @@
-"""Our objective under verl's names, against verl's own functions, on batches that are uneven and padded as verl pads them."""
+"""Tests of the objective registered in verl against verl's own functions, on padded batches of uneven lengths."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ AGGREGATIONS = [
 
 
 def batch(rows=6, padding=2, width=9, seed=0):
-    """Rows of different lengths, the last `padding` of them masked out whole; groups of two and four."""
+    """Return rows of different lengths in groups of two and four. The last `padding` rows are masked."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, width + 1, (rows,), generator=random).tolist() + [0] * padding
     mask = torch.arange(width)[None, :] < torch.tensor(lengths)[:, None]
@@ -48,7 +48,7 @@ def config(mask, *, global_batch_size, horizon=None):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("variant", ["grpo", "gspo", "cispo", "kl_cov"])
-def test_an_uneven_padded_batch_trains_as_its_real_rows_alone(aggregation, variant):
+def test_padding_rows_do_not_change_loss_and_gradient(aggregation, variant):
     log_probs, old, advantages, mask, tokens, groups = batch()
     weights = torch.tensor([*ours.row_weights(groups, tokens, aggregation, 8), 1.0, 1.0])
     spread = weights[:, None].expand_as(old)
@@ -76,7 +76,7 @@ def test_an_uneven_padded_batch_trains_as_its_real_rows_alone(aggregation, varia
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[:4])
-def test_the_loss_is_verls_own_where_verl_has_it(aggregation):
+def test_the_loss_equals_verls_for_aggregations_of_verl(aggregation):
     log_probs, old, advantages, mask, _, _ = batch(padding=0)
     full = config(mask, global_batch_size=6, horizon=9)
     loss, _ = core_algos.get_policy_loss_fn("rstar-grpo")(old, log_probs, advantages, mask, aggregation, full)
@@ -86,7 +86,7 @@ def test_the_loss_is_verls_own_where_verl_has_it(aggregation):
     torch.testing.assert_close(loss, verls)
 
 
-def test_without_the_weights_verls_normaliser_would_be_wrong():
+def test_without_row_weights_the_loss_would_count_padding():
     """The reason for row_weights: two of eight rows are padding, and verl divides by eight."""
     log_probs, old, advantages, mask, tokens, groups = batch()
     loss, _ = core_algos.get_policy_loss_fn("rstar-grpo")(
@@ -99,7 +99,7 @@ def test_without_the_weights_verls_normaliser_would_be_wrong():
     assert ours.row_weights(groups, tokens, "token-mean", 8) == [1.0] * 6
 
 
-def test_advantages_are_those_of_the_local_trainer_exactly_and_verls_closely():
+def test_advantages_equal_the_local_trainers():
     rewards, groups = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0], ["a", "a", "a", "b", "b", "b"]
     mask = torch.ones(6, 4)
     scores = torch.zeros(6, 4)
@@ -113,7 +113,7 @@ def test_advantages_are_those_of_the_local_trainer_exactly_and_verls_closely():
     torch.testing.assert_close(found, verls)
 
 
-def test_registration_is_asserted_not_hoped_for(monkeypatch):
+def test_a_part_that_is_not_registered_is_an_error(monkeypatch):
     hooks = pytest.importorskip("rstar_lab.rl.verl.hooks")
     hooks.assert_registered()
     monkeypatch.delitem(core_algos.POLICY_LOSS_REGISTRY, "rstar-gspo")

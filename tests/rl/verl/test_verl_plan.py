@@ -1,4 +1,4 @@
-"""What the adapters decide before and around verl's own code: which rows train together, how fast, where a run stands."""
+"""Tests of the verl adapters without verl's training: mini-batches, learning rate, configuration keys, SFT batches, resume."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def keys_of(tmp_path, profile="laptop", extra=None, stages=({},), **rl):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("real", [0, 1, 7, 24])
-def test_mini_batches_over_all_ranks_are_those_of_the_local_trainer(ranks, parts, real):
+def test_mini_batches_over_all_ranks_equal_the_local_trainers(ranks, parts, real):
     number_of: list[int | None] = [*assign(real, parts), *[None] * (24 - real)]
     order = order_rows(number_of, ranks, parts)
     assert sorted(order) == list(range(24))
@@ -76,14 +76,14 @@ def rates(optimizer, schedule, count):
     return found
 
 
-def test_the_first_update_has_a_share_of_the_rate_not_none():
+def test_the_first_update_has_a_positive_learning_rate():
     optimizer = optimizer_of(1.0)
     assert rates(optimizer, StageSchedule(optimizer, num_warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
     optimizer = optimizer_of(1.0)
     assert rates(optimizer, StageSchedule(optimizer, num_warmup_steps=0), 2) == [1, 1]
 
 
-def test_a_resumed_stage_goes_on_and_a_new_one_begins_anew_with_its_own_rate():
+def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
     before = optimizer_of(1.0)
     schedule = StageSchedule(before, num_warmup_steps=4)
     rates(before, schedule, 2)
@@ -114,13 +114,13 @@ def test_a_resumed_stage_goes_on_and_a_new_one_begins_anew_with_its_own_rate():
         ({"mini_batches": 3}, "stages.s0: mini_batches: 4 problems_per_step cannot be cut into 3"),
     ],
 )
-def test_what_verl_has_not_is_refused_by_its_key(rl, words):
+def test_unsupported_options_are_errors_that_name_the_key(rl, words):
     with pytest.raises(UserError, match=words):
         check(recipe_of(**rl))
     check(recipe_of())
 
 
-def test_what_verl_has_is_set_under_verls_name(tmp_path):
+def test_recipe_options_are_translated_to_verl_keys(tmp_path):
     found = keys_of(
         tmp_path, importance_cap=3.0, kl_coefficient=0.2, variant="clip_cov", dynamic_sampling=2,
         gradient_checkpointing=True, warmup_steps=7,
@@ -140,7 +140,7 @@ def test_what_verl_has_is_set_under_verls_name(tmp_path):
         assert name not in bf16 and fp32[name]["param_dtype"] == "fp32"
 
 
-def test_the_console_is_always_among_the_loggers_and_foreign_group_filters_are_refused(tmp_path):
+def test_console_logger_is_kept_and_group_filters_are_rejected(tmp_path):
     assert keys_of(tmp_path)["trainer.logger"] == ["console"]
     _, verls = split_overrides({"verl.trainer.logger": ["wandb"], "rl.lr": 1})
     assert keys_of(tmp_path, extra=verls)["trainer.logger"] == ["console", "wandb"]
@@ -149,7 +149,7 @@ def test_the_console_is_always_among_the_loggers_and_foreign_group_filters_are_r
 
 
 @pytest.mark.parametrize("text", ["it's {odd}: [a, b] $more", 'a "b" \\n', "C:\\", "\\'", "\\\\'x", "", "two\nlines\n"])
-def test_texts_survive_hydras_language(text):
+def test_strings_are_quoted_for_hydra(text):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     value = {"text": text, "list": [text, 1, 2.5, True, None]}
@@ -160,7 +160,7 @@ def test_texts_survive_hydras_language(text):
 # SFT
 
 
-def test_sft_has_the_local_trainers_rates_and_every_profile_composes_it(tmp_path):
+def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
     from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
     sft = {"conversations": [{"file": "c.jsonl"}], "lr": 0.5, "warmup": 0.2, "batch_size": 64, "max_tokens": 9000}
@@ -177,7 +177,7 @@ def test_sft_has_the_local_trainers_rates_and_every_profile_composes_it(tmp_path
     assert rates(optimizer, schedule, 20) == pytest.approx([0.5 * lr_scale(n, 20, recipe.sft) for n in range(1, 21)])
 
 
-def test_sft_batches_are_the_local_trainers_filled_up_and_go_on_where_they_were():
+def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
     from rstar_lab.rl.verl.sft_trainer import Batches
 
     examples = [Example([n] * (n % 5 + 2), [False] + [True] * (n % 5 + 1)) for n in range(10)]
@@ -198,7 +198,7 @@ def test_sft_batches_are_the_local_trainers_filled_up_and_go_on_where_they_were(
     assert len(whole) == 6 and [[row.tolist() for row in batch["input_ids"].unbind()] for batch in again] == seen[3:]
 
 
-def test_an_sft_that_verl_has_not_is_refused_by_its_key():
+def test_unsupported_sft_options_are_errors_that_name_the_key():
     sft = {"conversations": [{"file": "c.jsonl"}], "optimizer": "muon", "schedule": "linear_tail"}
     muon, schedule = unsupported_sft_options(parse_recipe({"model": "m", "sft": sft}))
     assert muon.startswith("sft.optimizer: muon") and schedule.startswith("sft.schedule: linear_tail")
@@ -208,7 +208,7 @@ def test_an_sft_that_verl_has_not_is_refused_by_its_key():
 # Secrets
 
 
-def test_secrets_go_by_a_file_of_ones_own_that_is_gone_afterwards(tmp_path, monkeypatch):
+def test_the_secrets_file_is_private_and_deleted_afterwards(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with pytest.raises(KeyboardInterrupt), secrets_file(load_profile("h100x8"), tmp_path) as told:
@@ -223,11 +223,11 @@ def test_secrets_go_by_a_file_of_ones_own_that_is_gone_afterwards(tmp_path, monk
         assert told == {} and not list(tmp_path.iterdir())
 
 
-# Where a run stands
+# Resume
 
 
 def make_run(tmp_path, steps, checkpoint, stages=("s0",), **lines):
-    """A run as verl leaves it: lines in the store, a checkpoint at a step."""
+    """Write a run like verl's: metrics in the store and a checkpoint of a step."""
     run_dir = tmp_path / "v-rl"
     with RunWriter.open(tmp_path, "v-rl", kind="train", recipe={}, seed=0) as writer:
         for step in range(1, steps + 1):
@@ -244,7 +244,7 @@ def make_run(tmp_path, steps, checkpoint, stages=("s0",), **lines):
 HAND_OFF = {"hand_off": {"solved_groups": 0.9, "window": 2}}
 
 
-def test_a_stage_that_was_handed_off_early_is_over_and_the_next_begins_after_it(tmp_path):
+def test_a_stage_that_ended_early_is_finished_and_the_next_follows(tmp_path):
     recipe = recipe_of([HAND_OFF, {}])
     first, second = stages_of(recipe, tmp_path)
     assert (first.first_step, second.first_step) == (1, 6) and has_steps_left(first)
@@ -258,13 +258,13 @@ def test_a_stage_that_was_handed_off_early_is_over_and_the_next_begins_after_it(
     assert model_before(second, start) == run_dir / "stages" / "s0"
 
 
-def test_only_what_a_checkpoint_holds_counts(tmp_path):
+def test_steps_after_the_last_checkpoint_do_not_count(tmp_path):
     make_run(tmp_path, 2, 1, solved_groups=1.0)
     first, second = stages_of(recipe_of([HAND_OFF, {}]), tmp_path)
     assert has_steps_left(first) and second.first_step == 6
 
 
-def test_a_new_stage_takes_the_optimizer_over_or_forgets_it_but_never_the_rate(tmp_path):
+def test_a_new_stage_keeps_or_resets_the_optimizer_but_not_the_rate(tmp_path):
     make_run(tmp_path, 5, 5)
     name = "actor_rollout_ref.actor.checkpoint.load_contents"
     for reset, contents in ((False, ["model", "optimizer"]), (True, ["model"])):

@@ -1,4 +1,4 @@
-"""verl with several gloo ranks trains as the local trainer does: rollouts, kept sets, advantages, loss, gradient and weights."""
+"""Tests that verl with several gloo ranks has the rollouts, selection, loss, gradient and weights of the local trainer."""
 
 import importlib.util
 
@@ -30,7 +30,7 @@ soak = pytest.mark.soak
         pytest.param(4, {"aggregation": "group-token-mean", "mini_batches": 2}, id="4-group-token-mean", marks=soak),
     ],
 )
-def test_verl_ranks_train_as_the_local_trainer(tmp_path, ranks, options):
+def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, options):
     from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
 
     recipe = prepare(tmp_path, **options)

@@ -1,6 +1,6 @@
-"""verl's own SFT trainer on this machine's CPU, killed after a checkpoint and started again, against the local trainer.
+"""Tests that SFT with verl on a CPU, killed after a checkpoint and started again, equals the local trainer's.
 
-One command runs it and then the first step of RL, which must begin with its model.
+The same command also runs the first RL step, which must start from the SFT model.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ STEPS = 24
 
 
 def conversation(n):
-    """One with a tool or one without, and of its own length."""
+    """Return conversation n: every second one has a tool call, and all lengths differ."""
     middle = [("assistant", tool_calls([("f", {"a": n})], "I ask.")), ("tool", str(n)), ("tool", "x" * n)]
     turns = [("user", f"What is {n}?"), *(middle if n % 2 else []), ("assistant", reply(f"{n} it is" + "!" * n))]
     messages = tuple(Message(role=role, content=content) for role, content in turns)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def conversation(n):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(folder of the local run's runs, of verl's)."""
+    """Return the runs folders (local trainer, verl)."""
     from rstar_lab.rl.verl.parity import prepare, start_verl
 
     folder = tmp_path_factory.mktemp("sft")
@@ -75,7 +75,7 @@ def runs(tmp_path_factory):
                 time.sleep(0.02)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            assert not (run / "sft" / "sft.json").exists(), "it came too late to be killed"
+            assert not (run / "sft" / "sft.json").exists(), "the SFT finished before it was killed"
             process = start_verl(recipe, folder / "verl")
             assert process.wait(1500) == 0, log.read_text(errors="replace")[-3000:]
         finally:
@@ -92,7 +92,7 @@ def tensors(folder):
     return load_model(folder, torch.float32).state_dict()
 
 
-def test_every_step_has_the_local_trainers_batch_loss_and_gradient(runs):
+def test_batches_losses_and_gradients_equal_the_local_trainers(runs):
     ours, theirs = map(metrics, runs)
     assert len(ours) == len(theirs) == STEPS
     for a, b in zip(ours, theirs, strict=True):
@@ -103,7 +103,7 @@ def test_every_step_has_the_local_trainers_batch_loss_and_gradient(runs):
     assert ours[-1]["loss"] < 0.9 * ours[0]["loss"]
 
 
-def test_the_model_is_the_local_trainers_and_its_tokenizer_came_along(runs):
+def test_model_and_tokenizer_equal_the_local_trainers(runs):
     start = tensors(runs[0].parent / "model")
     ours, theirs = (tensors(run / "parity-sft" / "sft" / "model") for run in runs)
     assert max((ours[name] - start[name]).abs().max() for name in ours) > 1e-2, "training moved the weights"
@@ -114,16 +114,16 @@ def test_the_model_is_the_local_trainers_and_its_tokenizer_came_along(runs):
     assert mine.encode(text) == verls.encode(text) and mine.eos_token_id == verls.eos_token_id
 
 
-def test_the_run_store_says_what_happened_once(runs):
+def test_the_run_store_has_each_step_once(runs):
     infos = [RunReader(run / "parity-sft").info for run in runs]
     assert infos[1]["status"] == "finished" and infos[1]["attempts"] == 2 and infos[1]["extra"]["trainer"] == "verl"
     for key in ("steps", "examples", "left_out", "tokens"):
         assert infos[0]["result"][key] == infos[1]["result"][key], key
     assert [line["step"] for line in RunReader(runs[1] / "parity-sft").metrics()] == [20]
-    assert not (runs[1] / "parity-sft" / "verl").exists(), "checkpoints are of no use any more"
+    assert not (runs[1] / "parity-sft" / "verl").exists(), "verl's checkpoints are deleted after the SFT"
 
 
-def test_rl_goes_on_from_its_model(runs):
+def test_rl_starts_from_the_sft_model(runs):
     rl = runs[1] / "parity-rl"
     assert RunReader(rl).info["parent"] == {"run": "parity-sft", "step": None}
     after, before = tensors(rl / "checkpoints" / "step=000001"), tensors(runs[1] / "parity-sft" / "sft" / "model")

@@ -1,4 +1,4 @@
-"""verl's real trainer at more length: several stages, a step that hangs, an engine that dies. Part of `make test-all`."""
+"""Tests of verl's real trainer with several stages, a hung step and a killed engine. Part of `make test-all`."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 def with_stages(recipe, *stages):
-    """The recipe's stage, once for each of `stages`, with their keys."""
+    """Return the recipe with its stage repeated for each of `stages`, which override keys of it."""
     content = yaml.safe_load(recipe.read_text())
     (only,) = content["stages"]
     content["stages"] = [only | {"name": f"s{number}"} | stage for number, stage in enumerate(stages)]
@@ -32,7 +32,7 @@ def with_stages(recipe, *stages):
     return recipe
 
 
-def test_stages_follow_each_other_as_in_the_local_trainer(tmp_path):
+def test_stages_end_at_the_same_steps_as_in_the_local_trainer(tmp_path):
     from safetensors.torch import load_file
 
     from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
@@ -60,7 +60,7 @@ def test_stages_follow_each_other_as_in_the_local_trainer(tmp_path):
             torch.testing.assert_close(models[1][name].float(), tensor.float(), rtol=0, atol=2e-4)
 
 
-def test_a_hung_step_ends_and_says_that_its_rollouts_wait_for_the_reward(tmp_path, monkeypatch):
+def test_a_hung_step_ends_with_a_report_of_what_it_waits_for(tmp_path, monkeypatch):
     from rstar_lab.rl.verl.parity import RUN, prepare, start_verl
 
     (tmp_path / "hanging.py").write_text("import time\ndef reward(text, answer):\n    time.sleep(3600)\n")
@@ -80,7 +80,7 @@ def test_a_hung_step_ends_and_says_that_its_rollouts_wait_for_the_reward(tmp_pat
 
 
 def engine_of(folder):
-    """The vLLM process that logs below this folder, or None."""
+    """Return the vLLM process that logs below this folder, or None."""
     for process in psutil.process_iter(["cmdline"]):
         try:
             log = Path(f"/proc/{process.pid}/fd/1")
@@ -94,7 +94,7 @@ def engine_of(folder):
 
 
 def wait_for_generation(train, folder):
-    """The engine's process, once it generates: a second into work that followed a rest, in which it waited for the trainer."""
+    """Wait until the engine generates again after a pause for the trainer. Returns its process a second later."""
     rested = False
     while True:
         assert train.poll() is None, (folder / "verl.log").read_text(errors="replace")[-3000:]
@@ -107,7 +107,7 @@ def wait_for_generation(train, folder):
         rested |= busy < 5
 
 
-def test_an_engine_that_dies_in_mid_generation_is_replaced_and_no_rollout_is_lost(tmp_path):
+def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
     from rstar_lab.rl.verl.parity import RUN, prepare
 
     (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
@@ -120,7 +120,7 @@ def test_an_engine_that_dies_in_mid_generation_is_replaced_and_no_rollout_is_los
         first = wait_for_generation(train, tmp_path)
         first.kill()
         while (engine := engine_of(tmp_path)) is None or engine.pid == first.pid:
-            assert train.poll() is None, "it ended without an engine"
+            assert train.poll() is None, "the training ended before an engine started"
             time.sleep(0.1)
         assert train.wait(1800) == 0, (tmp_path / "verl.log").read_text(errors="replace")[-3000:]
     finally:

@@ -1,8 +1,7 @@
-"""verl's real trainer on this machine's CPU: two GRPO-RoC steps against the local trainer; killed in between, and in
-`make test-all` also whole.
+"""Tests that two GRPO-RoC steps with verl's real trainer on a CPU equal the local trainer's.
 
-One problem set, model, seeds, scripted engine and a real sandbox on both sides; the paper's aggregation, and what else both
-trainers offer that bears on a step. All tests here look at the same run.
+verl is killed after the first checkpoint and started again; `make test-all` also runs it without a kill. Both sides have the
+same problems, model, seeds, scripted engine and real sandbox. All tests here use the same pair of runs.
 """
 
 import asyncio
@@ -33,13 +32,13 @@ OPTIONS = {
 
 @pytest.fixture(scope="module", params=[pytest.param("whole", marks=pytest.mark.soak), "killed"])
 def attempts(request):
-    """How often verl is started: killed after its first checkpoint, the same command makes the rest."""
+    """Number of starts of verl. With 2, it is killed after its first checkpoint and started again."""
     return 1 if request.param == "whole" else 2
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, attempts):
-    """(the local trainer's run, verl's run)."""
+    """Return the run folders (local trainer, verl)."""
     from rstar_lab.rl.verl.parity import RUN, prepare, start_verl, train_locally
 
     folder = tmp_path_factory.mktemp("verl")
@@ -52,7 +51,7 @@ def runs(tmp_path_factory, attempts):
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv("WANDB_MODE", "offline")
         if attempts > 1:
-            stack.enter_context(LocalRay(cpus=8, gpus=1, dashboard=False))  # for both; else verl starts its own
+            stack.enter_context(LocalRay(cpus=8, gpus=1, dashboard=False))  # shared by both attempts
         process = start()
         try:
             ours = train_locally(recipe, folder / "local")
@@ -70,7 +69,7 @@ def runs(tmp_path_factory, attempts):
     return ours, folder / "verl" / RUN
 
 
-def test_the_same_rollouts_are_kept_with_the_same_advantages_masks_loss_and_gradient(runs):
+def test_kept_rollouts_loss_and_gradient_equal_the_local_trainers(runs):
     from rstar_lab.rl.verl.parity import compare
 
     found = compare(*runs)
@@ -78,7 +77,7 @@ def test_the_same_rollouts_are_kept_with_the_same_advantages_masks_loss_and_grad
     assert found.steps == 2 and found.rollouts >= 2 * 4 * 8
 
 
-def test_the_comparison_had_something_to_compare(runs):
+def test_the_compared_runs_contain_updates_and_tool_errors(runs):
     table = ds.dataset(runs[1] / "trajectories", partitioning=None).to_table().to_pandas()
     assert set(table["kept"]) == {True, False}
     assert set(table["reward"]) == {0.0, 1.0}
@@ -88,7 +87,7 @@ def test_the_comparison_had_something_to_compare(runs):
     assert all(np.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in metrics)
 
 
-def test_the_weights_after_both_steps_are_the_local_trainers(runs):
+def test_weights_after_both_steps_equal_the_local_trainers(runs):
     from safetensors.torch import load_file
 
     ours, theirs = (load_file(run / "checkpoints" / "step=000002" / "model.safetensors") for run in runs)
@@ -98,7 +97,7 @@ def test_the_weights_after_both_steps_are_the_local_trainers(runs):
     assert any((tensor - start[name]).abs().max() > 5e-4 for name, tensor in ours.items()), "training moved the weights"
 
 
-def test_the_run_store_has_each_step_once_and_every_rollout_dropped_ones_too(runs, attempts):
+def test_the_run_store_has_each_step_once_with_all_rollouts(runs, attempts):
     info = json.loads((runs[1] / "run.json").read_text())
     assert info["status"] == "finished" and info["attempts"] == attempts
     assert [row["stage"] for row in info["result"]["stages"]] == ["one"]
@@ -113,31 +112,31 @@ def test_the_run_store_has_each_step_once_and_every_rollout_dropped_ones_too(run
     assert len(RunReader(runs[1]).vocabulary()) > 300
 
 
-def test_verls_loggers_write_into_the_runs_folder_and_the_console_is_always_one(runs):
+def test_verl_loggers_write_to_the_run_folder_and_the_console(runs):
     assert list((runs[1] / "tensorboard").glob("events.out.tfevents.*"))
     assert list((runs[1] / "wandb").glob("offline-run-*"))
     log = (runs[1].parent / "verl.log").read_text(errors="replace")
-    assert "step:2 - " in log  # of step 1 a killed run may not have come to tell
+    assert "step:2 - " in log  # the killed process may not have logged step 1
 
 
-def test_dropped_rollouts_cost_no_training_compute(runs):
+def test_dropped_rollouts_are_not_trained_on(runs):
     for line in RunReader(runs[1]).metrics():
         assert line["sequence_tokens_informative"] / line["sequence_tokens_kept"] >= 1.5
 
 
-def test_the_options_did_something(runs):
+def test_metrics_of_the_options_equal_the_local_trainers(runs):
     ours, theirs = (RunReader(run).metrics() for run in runs)
     for a, b in zip(ours, theirs, strict=True):
         for name in ("groups", "kept", "equal_groups", "retired", "solved_groups"):
             assert a[name] == b[name], name
         for name in ("importance_weight", "mismatch", "mismatch_max"):
             assert a[name] == pytest.approx(b[name], rel=1e-4), name
-    assert any(line["groups"] > 4 for line in ours), "no group was replaced: dynamic sampling had nothing to do"
-    # verl tells the rate of the update that comes next; a schedule that had begun anew after the kill would tell 2/3 twice.
+    assert any(line["groups"] > 4 for line in ours), "dynamic sampling replaced no group"
+    # verl reports the rate of the next update. A schedule that restarts after the kill would report 2/3 twice.
     assert [line["verl/actor/lr"] for line in theirs] == pytest.approx([2e-3 / 3, 1e-3])
 
 
-def test_a_finished_run_has_nothing_left_to_do(runs):
+def test_a_finished_run_starts_no_step(runs):
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.verl.resume import has_steps_left, stages_of
 
@@ -146,7 +145,7 @@ def test_a_finished_run_has_nothing_left_to_do(runs):
     assert not has_steps_left(settings)
 
 
-def test_the_exported_model_loads_in_transformers_and_vllm_with_equal_weights(runs):
+def test_the_exported_model_loads_in_transformers_and_vllm(runs):
     from rstar_lab.rl.engine import Sampling
     from rstar_lab.rl.engines.group import CPU_ENVIRONMENT
     from rstar_lab.rl.engines.vllm import VllmEngine

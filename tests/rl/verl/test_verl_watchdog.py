@@ -41,7 +41,7 @@ def test_the_watchdog_ignores_a_step_that_proceeds(tmp_path):
         assert not (writer.run_dir / "watchdog.json").exists()
 
 
-def test_the_report_survives_a_worker_that_does_not_answer(tmp_path):
+def test_the_report_is_written_if_a_worker_does_not_answer(tmp_path):
     gave_up = threading.Event()
 
     def broken():
