@@ -104,12 +104,26 @@ class Slurm(ProfileSection):
     )
 
 
+class Ssh(ProfileSection):
+    """The login host of a remote cluster. Keys, agents and aliases come from the user's OpenSSH configuration."""
+
+    host: str | None = Field(default=None, description="host name, HOST alias of ~/.ssh/config, or USER@HOST")
+    user: str | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
+    jump: str | None = Field(default=None, description="jump host, as `ssh -J` takes it")
+    config: str | None = Field(default=None, description="OpenSSH configuration file instead of ~/.ssh/config")
+    remote_dir: str = Field(default="rstar-lab", description="folder for code and jobs, relative to the remote home")
+    backend: Literal["local", "ray", "slurm"] = Field(default="slurm", description="backend of the job on the host")
+    python: str = Field(default="python3", description="interpreter on the host that has the package's dependencies")
+    setup: list[str] = Field(default_factory=list, description="shell lines to run first: modules, environment")
+
+
 class Profile(ProfileSection):
     """A machine and its settings."""
 
     name: str
     description: str
-    backend: Literal["local", "ray", "slurm"]
+    backend: Literal["local", "ray", "slurm", "ssh"]
     trainer: Literal["local", "verl"]
     hardware: Hardware
     engine: EngineSettings = EngineSettings()
@@ -121,6 +135,7 @@ class Profile(ProfileSection):
     secrets: list[str] = Field(default_factory=list, description="names of secret variables to forward to the job")
     image: str | None = None
     slurm: Slurm = Slurm()
+    ssh: Ssh = Ssh()
 
 
 def load_profile(name: str | Path) -> Profile:

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Run recipes as jobs on this machine, on Ray or on Slurm.")
+app = typer.Typer(
+    no_args_is_help=True, help="Run recipes as jobs on this machine, on Ray, on Slurm, or on another machine over ssh."
+)
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs; jobs are stored in its .jobs folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
@@ -22,8 +24,14 @@ def submit(
         str | None,
         typer.Option(help="run, train or sft with the profile's trainer, or verl (run with verl). Default: run."),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="local, ray or slurm. Default: the profile's backend.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="local, ray, slurm or ssh. Default: the profile's backend.")
+    ] = None,
     address: Annotated[str | None, typer.Option(help="URL of Ray's dashboard, http://HOST:8265.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Run the job on this host over ssh: HOST, USER@HOST or an alias of ~/.ssh/config."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run; the job's id begins with it. Default: the recipe's name.")
     ] = None,
@@ -34,6 +42,7 @@ def submit(
 ) -> None:
     """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
     from rstar_lab.errors import UserError
+    from rstar_lab.jobs import job_row
     from rstar_lab.jobs import submit as submit_job
 
     pairs = {}
@@ -43,11 +52,11 @@ def submit(
             raise UserError(f"--set {item}: expected key=value")
         pairs[key] = value
     job = submit_job(
-        recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address,
+        recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
         preflight=preflight, log=lambda text: typer.echo(text, err=True),
     )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(_row(job)))
+        typer.echo(json.dumps(job_row(job)))
     else:
         typer.echo(job.id)
     if watch and not job.watch().value == "finished":
@@ -61,9 +70,9 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from rstar_lab.jobs import list_jobs
+    from rstar_lab.jobs import job_row, list_jobs
 
-    rows = [_row(job) for job in list_jobs(runs_dir)]
+    rows = [job_row(job) for job in list_jobs(runs_dir)]
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
@@ -100,23 +109,54 @@ def logs(
 @app.command()
 def stop(job_id: str, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """End a job and every process it started."""
-    from rstar_lab.jobs import attach
+    from rstar_lab.jobs import attach, job_row
 
     job = attach(job_id, runs_dir=runs_dir)
     status = job.stop()
-    typer.echo(json.dumps(_row(job)) if as_json else f"{job.id}: {status}")
+    typer.echo(json.dumps(job_row(job)) if as_json else f"{job.id}: {status}")
 
 
-def _row(job: Any) -> dict[str, Any]:
-    from rstar_lab.errors import UserError
+@app.command()
+def status(
+    job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
+    runs_dir: RunsDir = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Print the status of a job, its run and its last step."""
+    from rstar_lab.jobs import attach, job_row
+    from rstar_lab.jobs.progress import last_metrics
 
-    spec, error = job.spec, None
-    try:
-        status = str(job.status())
-    except UserError as unreachable:
-        status, error = "unknown", str(unreachable)
-    return {
-        "id": job.id, "status": status, "error": error, "recipe": spec.recipe, "profile": spec.profile,
-        "backend": spec.backend, "created": spec.created, "exit_code": job.exit_code,
-        "run": str(job.run_dir) if job.run_dir else None,
-    }  # fmt: skip
+    job = attach(job_id, runs_dir=runs_dir)
+    row = job_row(job) | {"last": last_metrics(job.run_dir)}
+    if as_json:
+        typer.echo(json.dumps(row))
+        return
+    last = row.pop("last") or {}
+    for key, value in {**row, "step": last.get("step"), "reward": last.get("reward")}.items():
+        if value is not None:
+            typer.echo(f"{key:<10} {value}")
+
+
+@app.command()
+def pull(
+    job_id: Annotated[str, typer.Argument(help="Id of a job that was submitted with --host.")],
+    runs_dir: RunsDir = Path("runs"),
+    checkpoints: Annotated[bool, typer.Option(help="Also copy checkpoints and models.")] = False,
+    transcripts: Annotated[bool, typer.Option(help="Also copy messages and tokens.")] = True,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Copy new steps until the job ends.")] = False,
+) -> None:
+    """Copy the runs of a job from its host.
+
+    `jobs submit --host` starts a process that does this while the job runs; `pull` copies at once, or what that process leaves out.
+
+    Example: rstar-lab jobs pull tiny-20260101-120000-ab12 --checkpoints
+    """
+    from rstar_lab.jobs import attach
+    from rstar_lab.jobs.ssh import mirror
+
+    job = attach(job_id, runs_dir=runs_dir)
+    if follow:
+        mirror.follow(job, log=typer.echo, checkpoints=checkpoints, transcripts=transcripts)
+        return
+    for pulled in mirror.pull(job, checkpoints=checkpoints, transcripts=transcripts):
+        typer.echo(str(pulled))

@@ -1,6 +1,8 @@
 """A submitted job, and how to find it again: from this notebook, from another one, or after a restart."""
 
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -63,6 +65,9 @@ class Job:
 
     def logs(self, tail: int | None = None) -> str:
         """Return what the job printed so far, or its last `tail` lines."""
+        if self.spec.backend == "ssh" and self._end() is None:
+            with contextlib.suppress(UserError):  # without a connection, what was copied before is shown
+                self.status()
         try:
             text = self.folder.log.read_text(errors="replace")
         except FileNotFoundError:
@@ -75,9 +80,17 @@ class Job:
         Raises TimeoutError after `timeout_s`; the job continues.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        seen = 0
+        seen, lost = 0, False
         while True:
-            ended = self.status().ended
+            try:
+                ended, lost = self.status().ended, False
+            except UserError as error:
+                if self.spec.backend != "ssh":
+                    raise
+                # The job continues without the connection.
+                if not lost:
+                    print(f"{error}; trying again", file=sys.stderr, flush=True)
+                ended, lost = False, True
             lines = self.logs().splitlines(keepends=True)
             complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
             yield from (line.rstrip("\n") for line in complete[seen:])
@@ -85,7 +98,7 @@ class Job:
             if ended:
                 return
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"job {self.id} is still {self.status()} after {timeout_s} s")
+                raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
             time.sleep(every_s)
 
     def watch(self, *, timeout_s: float | None = None) -> JobStatus:
@@ -138,6 +151,20 @@ def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
     return Job(JobFolder.of(Path(runs_dir).absolute(), job_id))
 
 
+def job_row(job: Job) -> dict[str, Any]:
+    """Return what `rstar-lab jobs list` shows of a job, as JSON. status is "unknown" if the backend cannot be reached."""
+    spec, error = job.spec, None
+    try:
+        status = str(job.status())
+    except UserError as unreachable:
+        status, error = "unknown", str(unreachable)
+    return {
+        "id": job.id, "status": status, "error": error, "recipe": spec.recipe, "profile": spec.profile,
+        "backend": spec.backend, "created": spec.created, "exit_code": job.exit_code,
+        "run": str(job.run_dir) if job.run_dir else None,
+    }  # fmt: skip
+
+
 def list_jobs(runs_dir: str | Path = "runs") -> list[Job]:
     """Return all jobs of a runs folder, oldest first."""
     folders = (path.parent for path in (Path(runs_dir).absolute() / ".jobs").glob("*/job.json"))
@@ -156,7 +183,11 @@ def backend_module(name: str) -> ModuleType:
         from rstar_lab.jobs import slurm
 
         return slurm
-    raise UserError(f"backend {name!r} is unknown; choose local, ray or slurm")
+    if name == "ssh":
+        from rstar_lab.jobs import ssh
+
+        return ssh
+    raise UserError(f"backend {name!r} is unknown; choose local, ray, slurm or ssh")
 
 
 def _parse_event(line: str) -> dict[str, Any] | None:

@@ -1,7 +1,11 @@
 """Copy the working tree into a job's folder, without data, caches and files that usually hold secrets."""
 
+import gzip
+import io
+import os
 import shutil
 import subprocess
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +49,8 @@ def list_files(root: Path) -> list[Path]:
     return sorted(name for name in names if (root / name).is_file())
 
 
-def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
-    """Copy the tree at `root` to `target`. Raises UserError if it is larger than `limit_mb`, with the largest files."""
+def select_files(root: Path, limit_mb: float = LIMIT_MB) -> tuple[list[Path], Package]:
+    """Return the files to send, relative to `root`. Raises UserError if they exceed `limit_mb`, with the largest files."""
     names = list_files(root)
     left_out = [name for name in names if name.name in SECRET_FILES or name.suffix in (".pem", ".key")]
     names = [name for name in names if name not in left_out]
@@ -59,8 +63,31 @@ def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
             f"the working tree {root} is {total:.0f} MB; the limit is {limit_mb:g} MB; largest files: {listing}. "
             "Move data and models to shared storage, or list them in .gitignore"
         )
+    return names, Package(len(names), total, tuple(map(str, left_out)))
+
+
+def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
+    """Copy the tree at `root` to `target`. Raises UserError if it is larger than `limit_mb`."""
+    names, package = select_files(root, limit_mb)
     for name in names:
         destination = target / name
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, destination)
-    return Package(len(names), total, tuple(map(str, left_out)))
+    return package
+
+
+def pack_tar(root: Path, *, limit_mb: float = LIMIT_MB) -> tuple[bytes, Package]:
+    """Return the tree at `root` as a gzipped tar file. The same files give the same bytes."""
+    names, package = select_files(root, limit_mb)
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=4, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        for name in names:
+            entry = tarfile.TarInfo(str(name))
+            entry.size = (root / name).stat().st_size
+            entry.mode = 0o700 if os.access(root / name, os.X_OK) else 0o600
+            with (root / name).open("rb") as file:
+                archive.addfile(entry, file)
+    return buffer.getvalue(), package

@@ -44,8 +44,10 @@ def submit(
     name: str | None = None,
     backend: str | None = None,
     address: str | None = None,
+    host: str | None = None,
     preflight: bool = True,
     log: Callable[[str], None] = print,
+    job_id: str | None = None,
 ) -> Job:
     """Run `recipe` on the hardware of `profile`, detached from this process.
 
@@ -54,7 +56,10 @@ def submit(
         with the verl trainer, whatever the profile says.
     runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
     name: name of the recipe in this run, and so of the run's folder.
-    backend: local, ray or slurm; default: that of the profile. address: URL of Ray's dashboard.
+    backend: local, ray, slurm or ssh; default: that of the profile. address: URL of Ray's dashboard.
+    host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
+        `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
+    job_id: id of the new job; default: the run's name and the time.
     log: called with one line for each thing that is sent.
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
@@ -62,11 +67,18 @@ def submit(
     trainer, action = _trainer_and_action(command, machine, overrides or {})
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
+    run_name = recipe_name(recipe, overrides)
+    job_id = job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    backend = "ssh" if host else backend or machine.backend
+    if backend == "ssh":
+        from rstar_lab.jobs.ssh.submit import submit_over_ssh
+
+        return submit_over_ssh(
+            recipe, machine, overrides, host=host, command=command, runs_dir=Path(runs_dir or "runs").absolute(),
+            run_name=run_name, preflight=preflight, log=log, job_id=job_id,
+        )  # fmt: skip
     runs = Path(runs_dir or machine.storage.runs).absolute()
-    backend = backend or machine.backend
     backend_api = backend_module(backend)
-    run_name = _recipe_name(recipe, overrides)
-    job_id = f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder = JobFolder.of(runs, job_id)
     if preflight:
         run_preflight(recipe, profile, overrides, trainer, log)
@@ -145,7 +157,7 @@ def _trainer_and_action(command: str | None, profile: Profile, overrides: Mappin
     return trainer, action
 
 
-def _read_recipe(recipe: str | Path) -> Any:
+def read_recipe(recipe: str | Path) -> Any:
     """Return the YAML content of a recipe file or of one that ships; None if there is no such file."""
     path = Path(recipe)
     if not path.is_file():
@@ -153,11 +165,11 @@ def _read_recipe(recipe: str | Path) -> Any:
     return yaml.safe_load(path.read_text()) if path.is_file() else None
 
 
-def _recipe_name(recipe: str | Path, overrides: Mapping[str, Any]) -> str:
+def recipe_name(recipe: str | Path, overrides: Mapping[str, Any]) -> str:
     """Return the name of the run: the recipe's `name`, else that of its file."""
     if "name" in overrides:
         return str(overrides["name"])
-    content = _read_recipe(recipe)
+    content = read_recipe(recipe)
     return str((isinstance(content, dict) and content.get("name")) or Path(recipe).stem)
 
 
@@ -167,7 +179,7 @@ def _store_recipe(recipe: str | Path, profile: Profile, folder: Path) -> str:
     The file may change before the job starts, and a node may not see its folder. A recipe that ships and needs no change keeps
     its name.
     """
-    content = _read_recipe(recipe)
+    content = read_recipe(recipe)
     if not isinstance(content, dict):
         return str(recipe)
     resolved = resolve_recipe_paths(content, profile)
@@ -200,7 +212,7 @@ def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Calla
 
 def _sandbox_workers(recipe: str | Path, overrides: Mapping[str, Any], profile: Profile) -> int:
     """Return the sandbox workers to start on each node; 0 if the recipe names a service, or the profile has none."""
-    content = _read_recipe(recipe)
+    content = read_recipe(recipe)
     section = (content.get("sandbox") or {}) if isinstance(content, dict) else {}
     url = overrides.get("sandbox.url") or section.get("url") or "local"
     if not profile.sandbox.redis or url != "local":

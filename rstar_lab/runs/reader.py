@@ -23,6 +23,7 @@ from rstar_lab.runs.tables import ROLLUP
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
 _REQUIRED = {"schema_version", "run_id", "kind", "status"}
+MIRROR_FILE = "mirror.json"  # of a copy: the host, the run's status there, and the time of the last pull
 STEPS_KEY = "rstar_lab.steps"  # metadata of merged files: the steps that they contain
 
 
@@ -65,9 +66,20 @@ class RunReader:
 
     @property
     def status(self) -> str:
-        """running, finished, failed, stopped, or interrupted (run.json says running, but no process is writing the run)."""
+        """running, finished, failed, stopped, or interrupted (run.json says running, but no process is writing the run).
+
+        A copy of a run on another machine (`rstar-lab jobs pull`) has the status that the run had there.
+        """
         status = self.info["status"]
-        return "interrupted" if status == "running" and not is_locked(self.run_dir) else status
+        if status != "running" or is_locked(self.run_dir):
+            return status
+        mirror = self._mirror()
+        return mirror["status"] if mirror else "interrupted"
+
+    def _mirror(self) -> dict[str, Any] | None:
+        """Return what is known of the run of which this one is a copy."""
+        path = self.run_dir / MIRROR_FILE
+        return json.loads(path.read_text()) if path.exists() else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one dict per committed step, in order: stage, step and the metrics of the writer."""
@@ -109,6 +121,11 @@ class RunReader:
                 raise RunStoreError(f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written")
         covered = {step for file in found for step in file.steps}
         if lost := [step for step in steps if step not in covered and expected[step]]:
+            mirror = self._mirror()
+            if mirror and level == "transcripts" and not mirror["transcripts"]:
+                raise RunStoreError(
+                    f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB`"
+                )
             raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
         return found
 

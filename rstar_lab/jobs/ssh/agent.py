@@ -1,0 +1,161 @@
+"""Answer the requests of a distant notebook about the jobs on this machine: `python -m rstar_lab.jobs.ssh.agent RUNS_DIR`.
+
+One request per line on standard input, one answer per line on standard output, both JSON. The agent ends with its input.
+"""
+
+import base64
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
+from rstar_lab.jobs.progress import last_metrics
+from rstar_lab.jobs.ssh.connection import READY
+from rstar_lab.jobs.submit import submit
+from rstar_lab.runs.reader import RunReader, run_folders
+
+LOG_BYTES = 1 << 20  # in one answer
+
+
+class Operations:
+    """The requests that the agent answers. Arguments and results are JSON."""
+
+    def __init__(self, runs: Path):
+        self.runs = runs
+
+    def submit(
+        self,
+        job_id: str,
+        recipe: str,
+        recipe_text: str | None,
+        profile_text: str,
+        overrides: dict[str, Any],
+        command: str | None,
+        name: str | None,
+        preflight: bool,
+        secrets: dict[str, str],
+    ) -> dict[str, Any]:
+        """Submit a job here. A second request with the same id returns the job of the first.
+
+        recipe_text: content of a recipe file; None for a recipe that ships. Returns the job's row and the printed lines.
+        """
+        folder = self.runs / ".jobs" / ".submitted" / job_id
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (self.runs / ".jobs" / job_id / "job.json").exists():
+                return {"row": job_row(attach(job_id, runs_dir=self.runs)), "messages": []}
+            profile = folder / "profile.yaml"
+            profile.write_text(profile_text)
+            if recipe_text is not None:
+                recipe_file = folder / Path(recipe).name
+                recipe_file.write_text(recipe_text)
+                recipe = str(recipe_file)
+            os.environ.update(secrets)
+            messages: list[str] = []
+            job = submit(
+                recipe, str(profile), overrides, command=command, runs_dir=self.runs, name=name, preflight=preflight,
+                log=messages.append, job_id=job_id,
+            )  # fmt: skip
+            return {"row": job_row(job), "messages": messages}
+
+    def jobs(self, ids: list[str] | None = None) -> list[dict[str, Any]]:
+        """Return one row per job: `job_row`, the size of its log, and its last committed step."""
+        jobs = list_jobs(self.runs) if ids is None else [attach(job_id, runs_dir=self.runs) for job_id in ids]
+        return [job_row(job) | {"log_size": _size(job.folder.log), "last": last_metrics(job.run_dir)} for job in jobs]
+
+    def log(self, job_id: str, offset: int) -> dict[str, Any]:
+        """Return up to 1 MiB of the job's log from byte `offset`, and whether the job had ended before it was read."""
+        job = attach(job_id, runs_dir=self.runs)
+        status = job.status_or_unknown()
+        try:
+            with job.folder.log.open("rb") as file:
+                file.seek(offset)
+                data = file.read(LOG_BYTES)
+        except FileNotFoundError:
+            data = b""
+        return {"data": base64.b64encode(data).decode(), "status": str(status), "exit_code": job.exit_code}
+
+    def stop(self, job_id: str) -> str:
+        """End the job and all its processes; return its status."""
+        return str(attach(job_id, runs_dir=self.runs).stop())
+
+    def runs_of(self, job_id: str) -> dict[str, str]:
+        """Return {run id: state of its files} for the runs that this job writes. The state changes with the files."""
+        job = attach(job_id, runs_dir=self.runs)
+        found = {}
+        for folder in run_folders(self.runs) if self.runs.is_dir() else []:
+            if _writes(job, RunReader(folder)):
+                names = ("run.json", "metrics.jsonl", "rollup.parquet", "tokens.json")
+                status = [(folder / name).stat() for name in names if (folder / name).exists()]
+                found[folder.name] = ",".join(f"{one.st_mtime_ns}-{one.st_size}" for one in status)
+        return found
+
+    def files(self, run_id: str) -> dict[str, Any]:
+        """Return the committed lines of a run's metrics, its status, and {file: (bytes, mtime in s)} of its files.
+
+        The lines are read before the files are listed, so every step that they commit is in the list.
+        """
+        folder = self.runs / run_id
+        metrics = folder / "metrics.jsonl"
+        data = metrics.read_bytes() if metrics.exists() else b""
+        committed = data[: data.rfind(b"\n") + 1]
+        states = {}
+        for path in folder.rglob("*"):
+            name = path.relative_to(folder)
+            if path.is_file() and not any(part.startswith(".") for part in name.parts) and path != metrics:
+                status = path.stat()
+                states[str(name)] = (status.st_size, int(status.st_mtime))
+        return {
+            "metrics": base64.b64encode(committed).decode(), "status": RunReader(folder).status, "files": states,
+            "folder": str(folder),
+        }  # fmt: skip
+
+    def queue(self) -> str:
+        """Return what Slurm says of its partitions and of this user's jobs; empty without Slurm."""
+        commands = [["sinfo", "-o", "%P %a %l %D %t %G"], ["squeue", "--me", "-o", "%i %j %T %M %l %D %R"]]
+        try:
+            return "\n".join(subprocess.run(c, capture_output=True, text=True, timeout=30).stdout for c in commands)
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            return ""
+
+
+def _writes(job: Job, run: RunReader) -> bool:
+    """Return whether a run belongs to a job: its name begins with the job's, and it was written since the job began."""
+    name = (job.spec.run or "").removesuffix("-rl")
+    if run.run_id in (f"{name}-rl", f"{name}-sft"):
+        return True
+    return bool(name) and run.run_id.startswith(f"{name}-") and str(run.info.get("started")) >= job.spec.created
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def main(runs_dir: str) -> None:
+    """Answer requests until the input ends."""
+    # What other code prints goes to stderr: only answers may be on standard output.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    operations = Operations(Path(runs_dir).expanduser().absolute())
+    print(json.dumps({"ready": READY}), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"value": getattr(operations, request["operation"])(**request["arguments"])}
+        except (UserError, OSError, ValueError) as error:
+            answer = {"error": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

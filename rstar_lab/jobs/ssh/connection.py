@@ -1,0 +1,206 @@
+"""Reach a host through the user's OpenSSH client. No password is asked for, stored or logged.
+
+All commands to one host share one connection (ControlMaster), which closes a minute after the last use.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import Ssh
+
+CONNECT_S = 15
+# Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
+ALIVE_S, ALIVE_COUNT = 5, 3
+READY = "rstar-lab-agent"
+
+
+class ConnectionLost(UserError):
+    """The host cannot be reached now. The job continues; the same call works again when the host answers."""
+
+
+class Connection:
+    """Commands on one host."""
+
+    def __init__(self, settings: Ssh):
+        """Raises UserError if the settings name no host or ssh is not installed."""
+        if not settings.host:
+            raise UserError("ssh.host is missing: set it in the profile, or with --host")
+        self.settings = settings
+        self.host = f"{settings.user}@{settings.host}" if settings.user else settings.host
+
+    def options(self) -> list[str]:
+        """Return the options of ssh that reach this host, also for rsync and sftp."""
+        settings = self.settings
+        options = {
+            "BatchMode": "yes", "ConnectTimeout": CONNECT_S, "ServerAliveInterval": ALIVE_S,
+            "ServerAliveCountMax": ALIVE_COUNT, "ControlMaster": "auto", "ControlPath": _control_folder() / "%C",
+            "ControlPersist": 60,
+        }  # fmt: skip
+        parts = ["-F", settings.config] if settings.config else []
+        parts += [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+        parts += ["-o", f"Port={settings.port}"] if settings.port else []
+        return [*parts, "-J", settings.jump] if settings.jump else parts
+
+    def run(self, script: str, *, content: bytes = b"", timeout_s: float = 60) -> str:
+        """Run a shell script on the host with `content` as its input; return its output.
+
+        Raises ConnectionLost if the host cannot be reached, UserError with the output if the script fails.
+        """
+        # The process that keeps the shared connection inherits stderr: a pipe would never end.
+        with tempfile.TemporaryFile() as errors:
+            try:
+                done = subprocess.run(
+                    ["ssh", *self.options(), self.host, shell_command(script)], input=content, stdout=subprocess.PIPE,
+                    stderr=errors, timeout=timeout_s,
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise UserError("ssh is not installed here: install the OpenSSH client") from None
+            except subprocess.TimeoutExpired:
+                raise ConnectionLost(f"{self.host} did not answer within {timeout_s:g} s") from None
+            message = _last_lines(errors)
+        if done.returncode == 255:  # ssh itself failed
+            raise ConnectionLost(f"cannot reach {self.host}: {message or 'the connection was closed'}")
+        if done.returncode:
+            raise UserError(f"{self.host}: {message or done.stdout.decode(errors='replace').strip()[-500:]}")
+        return done.stdout.decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the shared connection."""
+        subprocess.run(["ssh", *self.options(), "-O", "exit", self.host], capture_output=True)
+
+
+class Agent:
+    """A running `rstar_lab.jobs.ssh.agent` on the host. Starts at the first request, and again after a lost connection."""
+
+    def __init__(self, connection: Connection, code: str, runs: str):
+        """code: folder with the package on the host, from which the agent starts. runs: folder of runs on the host."""
+        self.connection, self.code, self.runs = connection, code, runs
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._errors: IO[bytes] | None = None
+        self._buffer = b""
+
+    def request(self, operation: str, *, timeout_s: float = 60, retry_s: float = 0, **arguments: Any) -> Any:
+        """Return the result of one operation of the agent.
+
+        A lost connection is opened again: at once for the first time, then until `retry_s` seconds have passed.
+        Raises ConnectionLost if that does not help, UserError with the message of the host if the operation fails.
+        """
+        deadline, attempt = time.monotonic() + retry_s, 0
+        with self._lock:
+            while True:
+                was_running = self._process is not None
+                try:
+                    return self._request({"operation": operation, "arguments": arguments}, timeout_s)
+                except ConnectionLost:
+                    self._end()
+                    attempt += 1
+                    if not (was_running and attempt == 1) and time.monotonic() > deadline:
+                        raise
+                    time.sleep(min(0.2 * attempt, 2))
+                except UserError:
+                    raise
+                except BaseException:
+                    self._end()  # otherwise the next request would read the answer to this one
+                    raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _request(self, request: dict[str, Any], timeout_s: float) -> Any:
+        if self._process is None:
+            self._start()
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._lost() from None
+        answer = self._read(timeout_s)
+        if "error" in answer:
+            raise UserError(f"{self.connection.host}: {answer['error']}")
+        return answer["value"]
+
+    def _start(self) -> None:
+        settings = self.connection.settings
+        lines = [*settings.setup, f"cd {shlex.quote(self.code)}"]
+        lines.append(f"exec {shlex.quote(settings.python)} -m rstar_lab.jobs.ssh.agent {shlex.quote(self.runs)}")
+        self._errors, self._buffer = tempfile.TemporaryFile(), b""  # noqa: SIM115, closed by _end
+        self._process = subprocess.Popen(
+            ["ssh", *self.connection.options(), self.connection.host, shell_command("\n".join(lines))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+        )  # fmt: skip
+        if self._read(60).get("ready") != READY:
+            raise self._lost()
+
+    def _read(self, timeout_s: float) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                line, newline, rest = self._buffer.partition(b"\n")
+                if newline:
+                    self._buffer = rest
+                    with contextlib.suppress(ValueError):  # login scripts may print before the agent starts
+                        if isinstance(answer := json.loads(line), dict):
+                            return answer
+                    continue
+                if not selector.select(max(0, deadline - time.monotonic())):
+                    raise ConnectionLost(f"{self.connection.host} did not answer within {timeout_s:g} s")
+                data = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not data:
+                    raise self._lost()
+                self._buffer += data
+
+    def _lost(self) -> UserError:
+        assert self._process is not None and self._errors is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        message, code = _last_lines(self._errors), self._process.poll()
+        if code not in (None, 255, 0) and message:  # the agent failed, not the connection
+            self._end()
+            return UserError(f"{self.connection.host}: the agent of rstar_lab cannot start: {message}")
+        return ConnectionLost(f"connection to {self.connection.host} lost: {message or 'closed by the host'}")
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, self._errors):
+                with contextlib.suppress(OSError):
+                    assert pipe is not None
+                    pipe.close()
+
+
+def shell_command(script: str) -> str:
+    """Return the command line that runs a script with sh, whatever the user's login shell is."""
+    return f"exec sh -c {shlex.quote('set -e' + chr(10) + 'umask 077' + chr(10) + script)}"
+
+
+def _control_folder() -> Path:
+    """Return the folder of the shared connections' sockets. Its path is short: a socket's name has at most 104 characters."""
+    folder = Path(tempfile.gettempdir()) / f"rstar-lab-ssh-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(f"{folder} belongs to another user or is open to others: delete it")
+    return folder
+
+
+def _last_lines(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return " ".join(line.strip() for line in lines[-3:])[-500:]

@@ -1,0 +1,261 @@
+"""Copy the runs of a job from its host, while they are written: `python -m rstar_lab.jobs.ssh.mirror RUNS_DIR JOB_ID`.
+
+A copy is readable at any time. The files of new steps are copied first and the lines that commit them last; files of steps that
+the run has removed are deleted after their lines. `rsync` copies the files, or `sftp` where one side lacks rsync.
+"""
+
+import argparse
+import base64
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.job import Job, attach
+from rstar_lab.jobs.ssh import agent_of
+from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
+from rstar_lab.runs.files import atomic_write, write_json
+from rstar_lab.runs.reader import MIRROR_FILE
+
+EVERY_S = 2.0
+LOCK = ".mirror.lock"
+RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # rewritten in place, so they are copied each time
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What one pull of a run copied. bytes: of files; steps: committed steps that are new here."""
+
+    run_id: str
+    steps: int
+    total_steps: int
+    files: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        per_step = f", {self.bytes / self.steps / 1e6:.2f} MB a step" if self.steps else ""
+        return (
+            f"{self.run_id}: {self.steps} new steps of {self.total_steps}, {self.files} files, {self.bytes / 1e6:.1f} MB"
+            f"{per_step}, {self.seconds:.1f} s"
+        )
+
+
+def pull(
+    job: Job, *, checkpoints: bool = False, transcripts: bool = True, known: dict[str, str] | None = None
+) -> list[Pulled]:
+    """Copy what is new in the runs of a job; return one entry per run that was copied.
+
+    checkpoints: also the checkpoints and models. transcripts: also messages and tokens. known: states of the last pull, to
+    skip runs that have not changed; updated. Raises ConnectionLost, UserError if the job does not run on another host.
+    """
+    if job.spec.backend != "ssh":
+        raise UserError(f"job {job.id} runs here (backend {job.spec.backend}): its runs are in {job.spec.runs_dir}")
+    agent, pulled = agent_of(job.spec), []
+    known = {} if known is None else known
+    for run_id, state in agent.request("runs_of", job_id=job.id).items():
+        if known.get(run_id) != state:
+            pulled.append(pull_run(agent, run_id, Path(job.spec.runs_dir), checkpoints, transcripts))
+            known[run_id] = state
+    return pulled
+
+
+def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, transcripts: bool) -> Pulled:
+    """Copy what is new in one run. The order keeps the copy readable if the process is killed or the connection breaks."""
+    started, folder = time.monotonic(), runs_dir / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for attempt in range(3):
+            remote = agent.request("files", run_id=run_id)
+            try:
+                files, size, new, total = _copy(agent, remote, folder, checkpoints, transcripts)
+            except _Changed:
+                if attempt == 2:
+                    raise UserError(f"run {run_id} changes faster than it can be copied; try again") from None
+                continue
+            break
+        host = agent.connection.host
+        mirror = {"host": host, "folder": remote["folder"], "status": remote["status"], "transcripts": transcripts}
+        write_json(folder / MIRROR_FILE, mirror | {"pulled": datetime.now(UTC).isoformat(timespec="seconds")})
+    return Pulled(run_id, new, total, files, size, time.monotonic() - started)
+
+
+class _Changed(Exception):
+    """The run removed or replaced files between the listing and the copy."""
+
+
+def _copy(
+    agent: Agent, remote: dict[str, Any], folder: Path, checkpoints: bool, transcripts: bool
+) -> tuple[int, int, int, int]:
+    lines = base64.b64decode(remote["metrics"]).splitlines(keepends=True)
+    metrics = folder / "metrics.jsonl"
+    here = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    same = next((i for i, (a, b) in enumerate(zip(here, lines, strict=False)) if a != b), min(len(here), len(lines)))
+    if same < len(here):  # the run was cut: its removed steps are removed here first
+        _write(metrics, b"".join(here[:same]))
+    common = json.loads(lines[same - 1])["step"] if same else -1
+    wanted = {name: state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)}
+    missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
+    _transfer(agent, remote["folder"], folder, missing)
+    _write(metrics, b"".join(lines))
+    for path in folder.rglob("*.parquet"):
+        name = str(path.relative_to(folder))
+        if name not in remote["files"] and not path.name.startswith("."):
+            path.unlink()  # removed by a cut, or merged into another file
+    return len(missing), sum(wanted[name][0] for name in missing), len(lines) - same, len(lines)
+
+
+def _wanted(name: str, checkpoints: bool, transcripts: bool) -> bool:
+    if name in RUN_FILES:
+        return True
+    level = name.partition("/")[0]
+    if level == "transcripts":
+        return transcripts
+    return level in ("trajectories", "calls") or (checkpoints and level not in (".", MIRROR_FILE))
+
+
+def _needed(path: Path, name: str, size: int, mtime: int, common: int) -> bool:
+    """Return whether a file must be copied. A file of a step changes only if the run was cut before that step.
+
+    mtime: of the original, in whole seconds. common: the last step whose metrics are the same on both sides.
+    """
+    if name in RUN_FILES or not path.exists() or path.stat().st_size != size:
+        return True
+    if steps := re.search(r"steps?=(\d+)(?:-(\d+))?", name):
+        return int(steps[2] or steps[1]) > common
+    return int(path.stat().st_mtime) != mtime
+
+
+def _write(path: Path, data: bytes) -> None:
+    if not path.exists() or path.read_bytes() != data:
+        with atomic_write(path) as file:
+            file.write(data)
+
+
+def _transfer(agent: Agent, source: str, target: Path, names: list[str]) -> None:
+    """Copy files into the folder; each appears under its name only when it is complete."""
+    if not names:
+        return
+    if not _rsync(agent, source, target, names):
+        _sftp(agent, source, target, names)
+
+
+def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> bool:
+    """Copy with rsync; return False if one side lacks it."""
+    connection = agent.connection
+    if not shutil.which("rsync"):
+        return False
+    shell = shlex.join(["ssh", *connection.options()])
+    # rsync writes .NAME.XXXXXX and renames it; readers ignore hidden files.
+    command = [
+        "rsync",
+        "--times",
+        "--ignore-times",  # a step that is written again may have the same size within the same second
+        "--files-from=-",
+        "-e",
+        shell,
+        f"{connection.host}:{shlex.quote(source)}/",
+        f"{target}/",
+    ]
+    with tempfile.TemporaryFile() as errors:
+        done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.DEVNULL, stderr=errors)
+        errors.seek(0)
+        message = errors.read().decode(errors="replace").strip()[-500:]
+    if done.returncode in (23, 24):  # some files were gone
+        raise _Changed
+    if done.returncode == 127 or "rsync: command not found" in message or "rsync: not found" in message:
+        return False
+    if done.returncode in (12, 30, 255):
+        raise ConnectionLost(f"connection to {connection.host} lost: {message}")
+    if done.returncode:
+        raise UserError(f"rsync from {connection.host}: {message}")
+    return True
+
+
+def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
+    connection = agent.connection
+    lines = []
+    for name in names:
+        hidden = (target / name).with_name(f".{Path(name).name}.tmp")
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        lines.append(f"get -p {_sftp_quote(f'{source}/{name}')} {_sftp_quote(str(hidden))}")
+    with tempfile.TemporaryFile() as errors:
+        done = subprocess.run(
+            ["sftp", "-q", *connection.options(), "-b", "-", connection.host], input="\n".join(lines).encode(),
+            stdout=subprocess.DEVNULL, stderr=errors,
+        )  # fmt: skip
+        errors.seek(0)
+        message = errors.read().decode(errors="replace").strip()[-500:]
+    if done.returncode == 255:
+        raise ConnectionLost(f"connection to {connection.host} lost: {message}")
+    if done.returncode:
+        if "not found" in message or "No such file" in message:
+            raise _Changed
+        raise UserError(f"sftp from {connection.host}: {message}")
+    for name in names:
+        (target / name).with_name(f".{Path(name).name}.tmp").replace(target / name)
+
+
+def _sftp_quote(path: str) -> str:
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = print, **options: bool) -> None:
+    """Pull the runs of a job until it has ended and everything is here. A lost connection is opened again."""
+    known: dict[str, str] = {}
+    lost = False
+    while True:
+        try:
+            ended = job.status().ended  # before the pull: what was written until the end is then copied
+            for pulled in pull(job, known=known, **options):
+                log(str(pulled))
+            lost = False
+            if ended:
+                return
+        except ConnectionLost as error:
+            if not lost:
+                log(f"{error}; trying again")
+            lost = True
+        time.sleep(every_s)
+
+
+def start_mirror(job: Job) -> None:
+    """Start a process that follows the job's runs and outlives this one. Does nothing if one runs, or the job has ended."""
+    if job.exit_code is not None:
+        return
+    with (job.folder.path / "mirror.txt").open("ab") as log:
+        command = [sys.executable, "-m", "rstar_lab.jobs.ssh.mirror", job.spec.runs_dir, job.id]
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ.copy()
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs_dir", type=Path)
+    parser.add_argument("job_id")
+    arguments = parser.parse_args()
+    job = attach(arguments.job_id, runs_dir=arguments.runs_dir)
+    with (job.folder.path / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        follow(job, log=lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    main()

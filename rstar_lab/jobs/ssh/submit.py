@@ -1,0 +1,116 @@
+"""Send a recipe and the working tree to a host and submit the job there."""
+
+import hashlib
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.job import Job
+from rstar_lab.jobs.pack import pack_tar, tree_root
+from rstar_lab.jobs.ssh import agent_of
+from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost
+from rstar_lab.jobs.ssh.mirror import start_mirror
+from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.profiles import Profile, Ssh
+
+# Preflight composes the trainer's configuration, which takes up to a minute on a slow file system.
+SUBMIT_S = 300
+RETRY_S = 60
+
+
+def submit_over_ssh(
+    recipe: str | Path,
+    profile: Profile,
+    overrides: Mapping[str, Any],
+    *,
+    host: str | None,
+    command: str | None,
+    runs_dir: Path,
+    run_name: str,
+    preflight: bool,
+    log: Callable[[str], None],
+    job_id: str,
+) -> Job:
+    """Submit a job on the profile's host, or on `host`; the arguments are those of `submit`.
+
+    A repeated request after a lost connection does not submit twice. Raises UserError if the host cannot be reached, rejects
+    the job, or lacks Python.
+    """
+    settings = ssh_settings(profile, host)
+    connection = Connection(settings)
+    remote, code = install_tree(connection, log)
+    behind = profile.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
+    runs = profile.storage.runs if Path(profile.storage.runs).is_absolute() else f"{remote}/runs"
+    spec = JobSpec(
+        id=job_id,
+        recipe=str(recipe),
+        profile=profile.name,
+        backend="ssh",
+        command=[settings.python],
+        cwd=str(Path.cwd()),
+        runs_dir=str(runs_dir),
+        overrides=dict(overrides),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=f"{run_name}-rl",
+        handle={"ssh": settings.model_dump(), "code": code, "runs": runs},
+    )
+    file = Path(recipe)
+    # Saved first: if this process dies while the host submits, the job can still be found here.
+    folder = JobFolder.of(runs_dir, job_id)
+    folder.save(spec)
+    try:
+        answer = agent_of(spec).request(
+            "submit", timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job_id, recipe=str(recipe),
+            recipe_text=file.read_text() if file.is_file() else None,
+            profile_text=yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), overrides=dict(overrides),
+            command=command, name=run_name, preflight=preflight,
+            secrets={name: os.environ[name] for name in profile.secrets if name in os.environ},
+        )  # fmt: skip
+    except ConnectionLost as error:
+        raise ConnectionLost(
+            f"{error}. It is unknown whether {job_id} was submitted: `rstar-lab jobs list` shows it when the host answers"
+        ) from error
+    except UserError:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    for message in answer["messages"]:
+        log(f"{connection.host}: {message}")
+    job = Job(folder)
+    start_mirror(job)
+    return job
+
+
+def ssh_settings(profile: Profile, host: str | None) -> Ssh:
+    """Return where to send a job: the profile's `ssh` section, with `host` in place of its host.
+
+    With a profile for another backend, that backend runs the job on the host.
+    """
+    settings = profile.ssh.model_copy(update={"host": host} if host else {})
+    return settings if profile.backend == "ssh" else settings.model_copy(update={"backend": profile.backend})
+
+
+def install_tree(connection: Connection, log: Callable[[str], None] = print) -> tuple[str, str]:
+    """Send the working tree to the host, if it does not have it. Returns the absolute paths of `remote_dir` and of the code.
+
+    Each version of the tree has its own folder, named by its content and never changed, so jobs that run keep their code.
+    """
+    archive, package = pack_tar(tree_root())
+    version = hashlib.sha256(archive).hexdigest()[:16]
+    folder = shlex.quote(connection.settings.remote_dir.removeprefix("~/"))
+    look = f"mkdir -p {folder}/code {folder}/runs; cd {folder}; pwd -P; [ -d code/{version} ] && echo present || echo missing"
+    *_, path, presence = connection.run(look).splitlines()
+    if presence == "missing":
+        log(f"{connection.host}: receives {package}")
+        unpack = (
+            f"cd {shlex.quote(path)}/code; new=$(mktemp -d .{version}.XXXXXX); tar -xzf - -C $new\n"
+            f"mv -T $new {version} 2>/dev/null || {{ rm -rf $new; [ -d {version} ]; }}"
+        )
+        connection.run(unpack, content=archive, timeout_s=600)
+    return path, f"{path}/code/{version}"

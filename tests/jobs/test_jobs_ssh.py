@@ -1,0 +1,274 @@
+"""Jobs over ssh, with a real OpenSSH server: submit, watch, lose the connection, stop; and the copy of the runs."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.run_rows import rows
+from helpers.ssh_server import SshServer
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
+from rstar_lab.jobs.ssh import forget_agents, mirror
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.processes import processes_of
+from rstar_lab.profiles import Ssh
+from rstar_lab.runs import RunWriter
+from rstar_lab.runs.reader import RunReader
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = SshServer(tmp_path_factory.mktemp("sshd"))
+    yield server
+    forget_agents()
+    server.stop()
+
+
+@pytest.fixture
+def settings(server, tmp_path):
+    if server.process.poll() is not None:
+        server.start()
+    return Ssh(
+        host="cluster",
+        config=str(server.config),
+        remote_dir=str(tmp_path / "far"),
+        backend="local",
+        python=sys.executable,
+    )
+
+
+@pytest.fixture
+def profile(settings, tmp_path):
+    content = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text())
+    content |= {"backend": "ssh", "ssh": settings.model_dump(exclude_none=True), "secrets": ["MY_API_KEY"]}
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def write_steps(writer, steps, seed=0):
+    for step in steps:
+        writer.write_step("rl", step, **rows(step), metrics={"reward": 0.5, "seed": seed})
+
+
+def content(folder):
+    """Return the rows of a run and its metrics."""
+    run = RunReader(folder)
+    return run.metrics(), [run.read(level).to_pylist() for level in ("trajectories", "calls", "transcripts")]
+
+
+@pytest.fixture
+def agent(settings, tmp_path):
+    far = tmp_path / "far" / "runs"
+    far.mkdir(parents=True)
+    agent = Agent(Connection(settings), str(ROOT), str(far))
+    yield agent
+    agent.close()
+
+
+def test_a_job_over_ssh_runs_and_its_log_and_runs_come_back(profile, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_API_KEY", "verysecretvalue")
+    here, messages = tmp_path / "here", []
+    job = submit("tiny_fast", profile, command="sft", runs_dir=here, name="far", preflight=False, log=messages.append,
+                 overrides={"sft.problems.synthetic.count": 60})  # fmt: skip
+    assert any("receives" in message for message in messages)
+    assert job.wait(timeout_s=240) == JobStatus.FINISHED, job.logs()
+    far = Path(job.spec.handle["runs"])
+    assert job.logs() == (far / ".jobs" / job.id / "log.txt").read_text(), "the log is complete"
+    mirror.follow(job)
+    assert content(here / "far-sft") == content(far / "far-sft")
+    assert RunReader(here / "far-sft").status == "finished"
+    assert not (here / "far-sft" / "sft" / "model").exists(), "models are copied only when asked for"
+    mirror.pull(job, checkpoints=True)
+    assert (here / "far-sft" / "sft" / "model" / "config.json").exists()
+    again = attach(job.id, runs_dir=here)
+    assert again.status() == JobStatus.FINISHED and again.run_dir == here / "far-sft"
+    written = [path for path in here.rglob("*") if path.is_file()]
+    assert not any(b"verysecretvalue" in path.read_bytes() for path in written), "secrets stay out of the files here"
+
+
+def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_path):
+    from rstar_lab.jobs.ssh.submit import install_tree
+
+    sent = []
+    first = install_tree(Connection(settings), sent.append)
+    assert install_tree(Connection(settings), sent.append) == first
+    assert len(sent) == 1
+    assert Path(first[1], "rstar_lab", "cli.py").exists() and Path(first[0]) == tmp_path / "far"
+    assert (tmp_path / "far" / "code").stat().st_mode & 0o077 == 0, "other users cannot read it"
+
+
+def test_a_repeated_request_submits_one_job(agent, settings):
+    profile = (ROOT / "cluster/profiles/laptop.yaml").read_text()
+    request = dict(
+        job_id="once-1", recipe="tiny_fast", recipe_text=None, profile_text=profile, overrides={"sft.problems.synthetic.count": 60},
+        command="sft", name="once", preflight=False, secrets={},
+    )  # fmt: skip
+    first = agent.request("submit", **request)
+    second = agent.request("submit", **request)
+    assert first["row"]["id"] == second["row"]["id"] == "once-1"
+    assert [row["id"] for row in agent.request("jobs")] == ["once-1"]
+    agent.request("stop", job_id="once-1")
+
+
+def test_a_rejected_job_leaves_nothing_behind_here(profile, tmp_path):
+    with pytest.raises(UserError, match=r"cluster: preflight failed: .*no_such_recipe"):
+        submit("no_such_recipe", profile, runs_dir=tmp_path / "here", log=print)
+    assert list_jobs(tmp_path / "here") == []
+
+
+def test_an_unreachable_host_is_named(profile, tmp_path):
+    with pytest.raises(ConnectionLost, match=r"cannot reach nowhere\.invalid"):
+        submit("tiny_fast", profile, host="nowhere.invalid", runs_dir=tmp_path / "here", preflight=False)
+    assert list_jobs(tmp_path / "here") == []
+
+
+@pytest.mark.slow
+def test_the_job_goes_on_while_the_connection_is_lost(server, profile, tmp_path, capsys):
+    here = tmp_path / "here"
+    job = submit("tiny_fast", profile, command="sft", runs_dir=here, name="cut", preflight=False, log=print,
+                 overrides={"sft.problems.synthetic.count": 800})  # fmt: skip
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(job.follow(timeout_s=240)))
+    reader.start()
+    time.sleep(3)
+    server.stop()
+    time.sleep(4)
+    server.start()
+    reader.join()
+    far = Path(job.spec.handle["runs"])
+    assert lines == (far / ".jobs" / job.id / "log.txt").read_text().splitlines(), "every line arrives once"
+    assert "trying again" in capsys.readouterr().err
+    mirror.follow(job)
+    assert content(here / "cut-sft") == content(far / "cut-sft")
+
+
+def test_stop_ends_all_processes_of_the_job(profile, tmp_path):
+    job = submit(
+        "tiny_fast", profile, command="sft", runs_dir=tmp_path / "here", name="end", preflight=False, log=print
+    )
+    assert processes_of(job.id)
+    assert job.stop() == JobStatus.STOPPED
+    deadline = time.monotonic() + 20
+    while left := [p for p in processes_of(job.id) if "ssh.mirror" not in " ".join(p.cmdline())]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path):
+    far, here = Path(agent.runs), tmp_path / "here"
+    seen, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            if (here / "run" / "run.json").exists():
+                run = RunReader(here / "run")
+                steps = len(run.metrics())
+                assert run.read("trajectories").num_rows >= 8 * steps
+                seen.append(steps)
+
+    failures = []
+
+    def checked_read():
+        try:
+            read()
+        except BaseException as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=checked_read, daemon=True)
+    reader.start()
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        for first in range(1, 13, 3):
+            write_steps(writer, range(first, first + 3))
+            pulled = mirror.pull_run(agent, "run", here, False, True)
+            assert pulled.steps == 3 and pulled.bytes > 0
+            assert RunReader(here / "run").status == "running"
+        writer.finish("finished")
+    mirror.pull_run(agent, "run", here, False, True)
+    done.set()
+    reader.join()
+    assert not failures and {3, 6, 9, 12} & set(seen)
+    assert content(here / "run") == content(far / "run")
+
+
+@pytest.mark.parametrize("tool", ["rsync", "sftp"])
+def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path, monkeypatch, tool):
+    if tool == "sftp":
+        monkeypatch.setattr(mirror, "_rsync", lambda *arguments: False)
+    far, here = Path(agent.runs), tmp_path / "here"
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        write_steps(writer, range(1, 6))
+    mirror.pull_run(agent, "run", here, False, True)
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        writer.cut(2)
+        write_steps(writer, range(3, 5), seed=1)
+    mirror.pull_run(agent, "run", here, False, True)
+    assert content(here / "run") == content(far / "run")
+    assert sorted(path.name for path in (here / "run").rglob("step=*")) == sorted(
+        path.name for path in (far / "run").rglob("step=*")
+    )
+
+
+def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path, monkeypatch):
+    far, here = Path(agent.runs), tmp_path / "here"
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        write_steps(writer, range(1, 3))
+        mirror.pull_run(agent, "run", here, False, True)
+        write_steps(writer, range(3, 5))
+        writer.finish("finished")
+    transfer = mirror._transfer
+    names = [name for name in agent.request("files", run_id="run")["files"]]
+    for stop_after in range(len(names)):
+
+        def part(agent, source, target, wanted, stop_after=stop_after):
+            transfer(agent, source, target, sorted(wanted)[:stop_after])
+            raise ConnectionLost("cut")
+
+        monkeypatch.setattr(mirror, "_transfer", part)
+        with pytest.raises(ConnectionLost):
+            mirror.pull_run(agent, "run", here, False, True)
+        run = RunReader(here / "run")
+        assert [line["step"] for line in run.metrics()] == [1, 2]
+        assert run.read("transcripts").num_rows == run.read("trajectories").num_rows
+    monkeypatch.setattr(mirror, "_transfer", transfer)
+    mirror.pull_run(agent, "run", here, False, True)
+    assert content(here / "run") == content(far / "run")
+
+
+def test_transcripts_can_stay_on_the_host(agent, tmp_path):
+    far, here = Path(agent.runs), tmp_path / "here"
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        write_steps(writer, range(1, 3))
+    mirror.pull_run(agent, "run", here, False, False)
+    run = RunReader(here / "run")
+    assert run.read("trajectories").num_rows
+    with pytest.raises(UserError, match="jobs pull"):
+        run.read("transcripts")
+
+
+def test_all_requests_share_one_connection(agent, server):
+    agent.request("jobs")
+    agent.connection.run("true")
+    listing = subprocess.run(
+        ["ss", "-Htn", "state", "established", f"( dport = :{server.port} )"], capture_output=True, text=True
+    )
+    if listing.returncode:
+        pytest.skip("ss is not installed")
+    assert len(listing.stdout.splitlines()) == 1
+
+
+def test_status_of_an_unknown_job_is_an_error(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "rstar_lab.cli", "jobs"]
+    done = subprocess.run(
+        [*command, "status", "nothing", "--runs-dir", str(tmp_path)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode and "no job nothing" in done.stderr
