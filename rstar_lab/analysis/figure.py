@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from IPython.display import display
 
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.style import apply_theme
+from rstar_lab.figure_theme import apply_theme
 from rstar_lab.runs import RunStoreError
 
 

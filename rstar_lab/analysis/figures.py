@@ -1,6 +1,6 @@
-"""The figures: curves with bands over seeds or problems, ablations, outcome mix, lengths, pass@k.
+"""Figures of runs: curves with bands over seeds or problems, ablations, outcomes of tool calls, lengths, pass@k.
 
-Every point knows the rollouts behind it (`Figure.where`), every figure its numbers (`Figure.frame`).
+`Figure.where` returns the SQL condition of the rollouts behind a point; `Figure.frame` holds the plotted values.
 """
 
 import difflib
@@ -16,7 +16,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
 from rstar_lab.analysis.student import mean_interval
-from rstar_lab.analysis.style import COLOURS, line_styles, translucent
+from rstar_lab.bootstrap import RESAMPLES
+from rstar_lab.figure_theme import COLOURS, line_styles, outcome_marker, translucent
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
@@ -33,15 +34,15 @@ def plot_curves(
     where: Where = None,
     band: bool = True,
 ) -> Figure:
-    """Metrics over steps, a panel each, stage boundaries marked.
+    """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries.
 
-    by: recipe key (`rl.roc`) whose values to compare; runs that share one are its seeds and are averaged.
-    x: step, tokens (all generated, dropped rollouts too: compute) or rollouts.
-    band: 95% interval, over seeds where a curve has several runs (Student's t), else over problems (bootstrap).
-    where: condition on run_id, stage, step.
+    by: recipe key (such as `rl.roc`) whose values are compared; runs with the same value are averaged as its seeds.
+    x: step, tokens (generated, including dropped rollouts) or rollouts.
+    band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems (bootstrap).
+    where: condition on run_id, stage, step. Raises RunStoreError for an unknown x or key.
     """
     if x not in _X:
-        raise RunStoreError(f"x is one of {', '.join(_X)}, not {x!r}")
+        raise RunStoreError(f"x must be one of {', '.join(_X)}, got {x!r}")
     names = list(metrics)
     frame = _curve_frame(runs, names, by, x, where, band)
     rows = (len(names) + 1) // 2 if len(names) > 1 else 1
@@ -64,14 +65,14 @@ def plot_curves(
 
 
 def plot_ablation(runs: Runs, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step") -> Figure:
-    """Curves of the runs grouped by a recipe key, with bands over seeds."""
+    """Plot curves of the runs grouped by a recipe key, with bands over seeds."""
     return plot_curves(runs, metrics, by=key, x=x)
 
 
 def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = None) -> Figure:
-    """Share of tool calls by outcome over steps, calls that went well left out.
+    """Plot the share of failed tool calls by outcome over steps.
 
-    correct: of correct or of incorrect trajectories alone. Failures of ours are hatched.
+    correct: only calls of correct (True) or incorrect (False) trajectories. Infrastructure failures are hatched.
     """
     mix = outcome_mix(runs, by=("step",), where=where)
     mix = mix if correct is None else mix[mix.correct == correct]
@@ -80,7 +81,6 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
     frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
     order = [str(outcome) for outcome in Outcome if outcome != Outcome.OK]
-    look = line_styles(order)
     base = _literal(where)
     side = "" if correct is None else f" AND reward {'>' if correct else '<='} 0"
     for outcome in order:
@@ -93,7 +93,7 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
             y=part.share,
             name=outcome,
             customdata=conditions,
-            marker={"color": look[outcome][0], "pattern": {"shape": "/" if outcome in INFRASTRUCTURE_FAILURES else ""}},
+            marker=outcome_marker(outcome),
             hovertemplate=f"step %{{x}}<br>{outcome} %{{y:.1%}}<extra></extra>",
         )
     if not figure.data:
@@ -108,9 +108,11 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
 
 
 def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = None) -> Figure:
-    """Distribution of a length over steps: median, and the middle 50% and 80% of the trajectories."""
+    """Plot the distribution of a length over steps: median, middle 50% and middle 80% of the trajectories."""
     if column not in ("response_tokens", "model_tokens", "turns", "calls", "reflection_tokens", "generate_s", "tool_s"):
-        raise RunStoreError(f"{column!r} is no length: choose response_tokens, model_tokens, turns, calls, ...")
+        raise RunStoreError(
+            f"column: {column!r} is not a length; choose response_tokens, model_tokens, turns, calls, ..."
+        )
     condition, parameters = sql_condition(where)
     frame = runs.sql(
         f"""SELECT step, count({column}) AS n, quantile_cont({column}, 0.1) AS p10, quantile_cont({column}, 0.25) AS p25,
@@ -140,7 +142,7 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
 
 
 def plot_pass_at_k(runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: str = "run_id", where: Where = None) -> Figure:
-    """pass@k with intervals over problems, a curve for each value of `by` (run_id, stage, step)."""
+    """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step)."""
     frame = pass_at_k(runs, ks, by=(by,), where=where)
     base = _literal(where)
     figure = go.Figure()
@@ -165,7 +167,10 @@ def plot_pass_at_k(runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: str = "r
 
 
 def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
-    """run_id and group: the runs' values of a recipe key, or their ids. Raises RunStoreError with the nearest key."""
+    """Return the columns run_id and group: the value of a recipe key, or the run id if `by` is None.
+
+    Raises RunStoreError for an unknown key; the message names the nearest one.
+    """
     table = runs.runs()
     if by is None or by == "run_id":
         return pd.DataFrame({"run_id": table.run_id, "group": table.run_id})
@@ -175,14 +180,14 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
         near = difflib.get_close_matches(by, keys, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys[:20])}"
         raise RunStoreError(f"no run has recipe key {by!r}; {hint}")
-    # A label is a name already; other values say little without their key's.
+    # Values other than labels are shown with the name of their key.
     prefix = "" if by == "label" else f"{column.removeprefix('recipe.').split('.')[-1]}: "
     values = [f"{prefix}{'not set' if pd.isna(value) else value}" for value in table[column]]
     return pd.DataFrame({"run_id": table.run_id, "group": values})
 
 
 def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where, band: bool) -> pd.DataFrame:
-    """group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
+    """Return one row per point: group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
     groups = recipe_groups(runs, by)
     rolled = [name for name in names if get_metric(name).rolled_up]
     wide = curves(runs, rolled, where).merge(groups, on="run_id")
@@ -192,7 +197,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     # Bands over problems read the trajectories; they are drawn for single runs only.
     read = [name for name in names if name not in rolled] if several or not band else names
     if read:
-        measured = measure(runs, read, by=("run_id", "step"), where=where, resamples=400 if band else 2)
+        measured = measure(runs, read, by=("run_id", "step"), where=where, resamples=RESAMPLES if band else 2)
         measured = measured.merge(wide[["group", "run_id", "stage", "step", "x"]], on=["run_id", "step"])
         long = pd.concat([long[~long.metric.isin(read)], measured], ignore_index=True)
     long["value"] = long["value"].astype(float)
@@ -227,7 +232,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
 
 
 def _compute(runs: Runs, x: str) -> pd.Series:
-    """Tokens or rollouts a run had generated by the end of each step."""
+    """Return the tokens or rollouts that each run had generated by the end of each step."""
     amount = "rows_trajectories" if x == "rollouts" else "response_tokens_n * response_tokens_mean"
     frame = runs.sql(f"SELECT run_id, step, {amount} AS amount FROM rollup ORDER BY run_id, step")
     frame["total"] = frame.groupby("run_id").amount.cumsum()
@@ -287,7 +292,7 @@ def _band(
 
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:
-    """A line where a stage follows another, if all runs change stages at the same steps."""
+    """Draw a vertical line between stages, if all runs change stages at the same steps."""
     condition, parameters = sql_condition(where)
     starts = runs.sql(
         f"""SELECT DISTINCT stage, step FROM (
@@ -306,7 +311,7 @@ def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, i
 
 
 def _literal(where: Where) -> str:
-    """A condition as SQL without parameters, ready to be joined by AND."""
+    """Return a condition as SQL without parameters, followed by AND; empty if there is none."""
     condition, parameters = sql_condition(where)
     if condition == "true":
         return ""

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, named_rows
-from rstar_lab.analysis.style import COLOURS
+from rstar_lab.figure_theme import COLOURS
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.advantages import group_advantages
 from rstar_lab.rl.algorithm.roc import SelectionRule, released_tool_error_penalty, resample, rewards_equal

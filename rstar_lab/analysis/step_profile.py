@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.analysis.style import line_styles
+from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 
 # Seconds that are sums over rollouts running at once: no part of a step's own time.

@@ -14,7 +14,7 @@ from rstar_lab.analysis.inspector.static_figure import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t
-from rstar_lab.analysis.style import COLOURS
+from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 
 
@@ -101,7 +101,7 @@ def test_compute_on_the_x_axis_counts_dropped_rollouts(runs):
     tokens = plot_curves(runs, ["pass1"], x="tokens", band=False).frame
     last = tokens[(tokens.group == "none1") & (tokens.step == 4)].x.iloc[0]
     assert last == runs.trajectories({"run_id": "none1"}).response_tokens.sum()
-    with pytest.raises(RunStoreError, match="x is one of"):
+    with pytest.raises(RunStoreError, match="x must be one of"):
         plot_curves(runs, x="time")
 
 
@@ -123,7 +123,7 @@ def test_files(runs, tmp_path):
     saved = pd.read_csv(figure.save(tmp_path / "f.csv"))
     assert len(saved) == len(figure.frame) == 8
     html = figure.save(tmp_path / "f.html").read_text()
-    assert "Plotly.newPlot" in html and 'src="http' not in html  # whole: opens without a network
+    assert "Plotly.newPlot" in html and 'src="http' not in html  # self-contained: no network access
     with pytest.raises(RunStoreError, match="cannot save as"):
         figure.save(tmp_path / "f.gif")
 

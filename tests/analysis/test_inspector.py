@@ -24,8 +24,8 @@ from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import BIDI, segments, token_values, visible
 from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.style import COLOURS
 from rstar_lab.errors import UserError
+from rstar_lab.figure_theme import COLOURS
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from inspector_page import (
     wait_for_python,
 )
 
+from rstar_lab.figure_theme import template
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -174,6 +176,15 @@ def test_a_double_click_in_a_figure_removes_the_selection(opened: LabPage):
         "() => [...document.querySelectorAll('.rl-figure .point')].filter(p => Number(p.style.opacity || 1) < 1).length"
     )
     opened.wait(f"() => ({dimmed})() === 0", 20)
+
+
+def test_figures_follow_the_theme_of_the_page(opened: LabPage):
+    for theme, mode in (("JupyterLab Dark", "dark"), ("JupyterLab Light", "light")):
+        opened.theme(theme)
+        red, green, blue = (int(template(mode).layout.font.color[i : i + 2], 16) for i in (1, 3, 5))
+        colour = f"rgb({red}, {green}, {blue})"
+        opened.wait(f"() => getComputedStyle(document.querySelector('.rl-figure .xtick text')).fill === '{colour}'")
+        opened.shot(f"figure-{mode}", ".rl-figure")
 
 
 def test_side_by_side_transcripts_scroll_together(opened: LabPage):

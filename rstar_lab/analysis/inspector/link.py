@@ -16,7 +16,7 @@ from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector, join_modules
 from rstar_lab.analysis.inspector.static_figure import static_bundle
 from rstar_lab.analysis.inspector.widget import NotebookWidget
-from rstar_lab.analysis.style import apply_theme
+from rstar_lab.figure_theme import apply_theme, template
 
 _MAX_LABELS = 3  # selected points that the label of a selection names
 
@@ -40,6 +40,7 @@ class LinkedFigure(NotebookWidget):
 
     figure_json = traitlets.Unicode("{}").tag(sync=True)
     linked = traitlets.Bool(False).tag(sync=True)
+    dark_template = traitlets.Dict(template("dark").to_plotly_json()).tag(sync=True)
 
     def __init__(self, figure: go.Figure, inspector: Inspector | None, **state: Any) -> None:
         self.inspector = inspector

@@ -14,8 +14,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.style import COLOURS
 from rstar_lab.errors import UserError
+from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunReader
 
 # Columns of a run's steps and their titles. SFT runs have the loss, RL runs the others.

@@ -1,15 +1,18 @@
-"""Figure of the calibration: predicted against measured."""
+"""Figure of the scheduler calibration: predicted and measured makespans."""
 
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from rstar_lab.figure_theme import COLOURS, apply_theme
 from rstar_lab.rl.bench.calibration import Measurement
-from rstar_lab.rl.scheduling.figures import COLOURS
 
 
-def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
-    """Predicted against measured makespan, a point a policy, bars from the fastest to the slowest replay."""
+def plot_calibration(results: Sequence[Measurement], *, mode: str = "light") -> go.Figure:
+    """Plot measured over predicted makespan, one point per policy; bars span the fastest and slowest replay.
+
+    mode: "light" or "dark" page.
+    """
     figure = go.Figure()
     limit = 1.1 * max(max(result.predicted_s, *result.measured_s) for result in results)
     figure.add_scatter(
@@ -27,12 +30,11 @@ def plot_calibration(results: Sequence[Measurement]) -> go.Figure:
             },
             mode="markers+text",
             text=[result.policy],
-            # To either side in turn, so that the names of neighbours stay apart.
+            # Alternate sides, so that the names of neighbours do not overlap.
             textposition=("middle left", "middle right")[ranked.index(result) % 2],
             marker={"color": colour, "size": 11},
             showlegend=False,
         )
-    figure.update_layout(
-        template="plotly_white", height=460, xaxis_title="predicted makespan (s)", yaxis_title="measured makespan (s)"
-    )
+    figure.update_layout(height=460, xaxis_title="predicted makespan (s)", yaxis_title="measured makespan (s)")
+    apply_theme(figure, mode)
     return figure

@@ -1,4 +1,4 @@
-"""Figures of simulated steps: who ran what when, and predicted against measured."""
+"""Figures and a table of simulated steps under several dispatch policies."""
 
 from collections.abc import Mapping
 
@@ -7,13 +7,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rstar_lab.figure_theme import COLOURS, apply_theme
 from rstar_lab.rl.scheduling.simulator import Result
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, 2008
 
 
 def table(results: Mapping[str, Result], bound_s: float) -> pd.DataFrame:
-    """One row a policy: makespan, its distance from the bound, and where the time went."""
+    """Return one row per policy: makespan in seconds, its ratio to the lower bound, idle share, preemptions and cache use."""
     rows = [
         {
             "policy": name,
@@ -30,9 +29,14 @@ def table(results: Mapping[str, Result], bound_s: float) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("policy").sort_values("makespan_s")
 
 
-def plot_gantt(results: Mapping[str, Result], bound_s: float, points: int = 400) -> go.Figure:
-    """Rollouts generating on each engine (rows) over time (seconds, one axis for all), a panel a policy; white is idle."""
-    figure = make_subplots(len(results), 1, shared_xaxes=True, vertical_spacing=0.04, subplot_titles=list(results))
+def plot_gantt(results: Mapping[str, Result], bound_s: float, points: int = 400, *, mode: str = "light") -> go.Figure:
+    """Plot the number of generating rollouts per engine (row) over time (seconds), one panel per policy. Empty: idle.
+
+    bound_s: lower bound of the makespan. points: number of points in time. mode: "light" or "dark" page.
+    """
+    figure = make_subplots(
+        len(results), 1, shared_xaxes=True, vertical_spacing=0.25 / len(results), subplot_titles=list(results)
+    )
     times = np.linspace(0, max(result.makespan_s for result in results.values()), points)
     engines = len(next(iter(results.values())).busy_s)
     batches = {}
@@ -62,12 +66,16 @@ def plot_gantt(results: Mapping[str, Result], bound_s: float, points: int = 400)
         figure.add_vline(x=bound_s, line_dash="dot", row=row, col=1)
     figure.update_xaxes(title_text="seconds (line: makespan, dotted: lower bound)", row=len(results), col=1)
     figure.update_yaxes(showticklabels=False)
-    figure.update_layout(template="plotly_white", height=110 * len(results) + 120)
+    figure.update_layout(height=110 * len(results) + 120)
+    apply_theme(figure, mode)
     return figure
 
 
-def plot_turns(result: Result, engine: int) -> go.Figure:
-    """The turns of one engine: waiting in its queue, then generating; a row a rollout, in order of arrival."""
+def plot_turns(result: Result, engine: int, *, mode: str = "light") -> go.Figure:
+    """Plot the turns of one engine, one row per rollout in order of arrival: time in the queue, then generation.
+
+    engine: its index. mode: "light" or "dark" page.
+    """
     spans = sorted((span for span in result.spans if span.engine == engine), key=lambda span: span.sent)
     row_of = {rollout: row for row, rollout in enumerate(dict.fromkeys(span.rollout for span in spans))}
     figure = go.Figure()
@@ -82,10 +90,7 @@ def plot_turns(result: Result, engine: int) -> go.Figure:
             y += [row_of[span.rollout], row_of[span.rollout], None]
         figure.add_scattergl(x=x, y=y, mode="lines", name=name, line={"color": colour, "width": 3})
     figure.update_layout(
-        template="plotly_white",
-        height=420,
-        xaxis_title="seconds (gaps: the rollout is at its tools)",
-        yaxis_title="rollout",
-        legend={"orientation": "h", "y": 1.1},
+        height=420, xaxis_title="seconds (gaps: the rollout waits for its tools)", yaxis_title="rollout"
     )
+    apply_theme(figure, mode)
     return figure

@@ -24,15 +24,10 @@ function plotly(model) {
 
 const isDark = () => document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark");
 
-/** The layout in the colours of a dark page. On a light page it is not changed. */
-function themed(layout) {
+/** The layout on the page's own background. On a dark page, its template is replaced by the dark one. */
+function themed(layout, darkTemplate) {
   if (!isDark()) return layout;
-  const dark = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...layout.font, color: "#e4e8ee" } };
-  const axes = new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name))]);
-  for (const name of axes) dark[name] = { ...layout[name], gridcolor: "#303844", zerolinecolor: "#465061", linecolor: "#5d6878", tickfont: { ...layout[name]?.tickfont, color: "#c3cbd6" } };
-  dark.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)" };
-  dark.shapes = layout.shapes?.map((shape) => ({ ...shape, line: { color: "#c3cbd6", ...shape.line } }));
-  return dark;
+  return { ...layout, template: darkTemplate, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" };
 }
 
 export default {
@@ -49,7 +44,7 @@ export default {
       const { data, layout } = JSON.parse(model.get("figure_json"));
       // A box selection is the default drag if points open rollouts.
       const drag = model.get("linked") ? { dragmode: "select", selectdirection: "any" } : {};
-      return Plotly.react(box, data ?? [], { clickmode: "event+select", ...drag, ...themed(layout ?? {}), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
+      return Plotly.react(box, data ?? [], { clickmode: "event+select", ...drag, ...themed(layout ?? {}, model.get("dark_template")), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
     };
     await draw();
     const fit = new ResizeObserver(() => box.offsetWidth && Plotly.Plots.resize(box));

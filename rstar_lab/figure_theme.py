@@ -1,4 +1,4 @@
-"""Theme of all figures: colours, line styles, plotly templates for light and dark pages, and the layout of headings."""
+"""The theme of all figures: colours, line styles, plotly templates for light and dark pages, and the layout of headings."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,14 +7,17 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+
 # The first six are from the palette of Okabe and Ito (2008), which people with any common colour vision can tell apart.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933", "#8A63D2", "#6B6B6B", "#7F4A1F",
 )  # fmt: skip
+_OK_COLOUR, _INFRASTRUCTURE_COLOUR = "#009E73", "#6B6B6B"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 _LEGEND_WIDTH = 780  # pixels available to one line of the legend; figures are at least 900 pixels wide
-_MAX_UNIT_TICKS = 12  # widest range of an x axis with a tick at every whole number
+_MAX_UNIT_TICKS = 12  # widest range of an x axis with a tick at every integer
 _PAGE_COLOURS = {"light": ("#1b1b1b", "#ffffff", "#e2e2e2"), "dark": ("#ececec", "#16181d", "#3a3d45")}
 
 
@@ -54,22 +57,22 @@ def template(mode: str = "light") -> go.layout.Template:
 
 
 def apply_theme(figure: go.Figure, mode: str = "light") -> None:
-    """Apply the theme to a figure in place: template, whole-number ticks and the layout of the headings."""
+    """Apply the theme to a figure in place: template, integer ticks and the layout of the headings."""
     figure.update_layout(template=template(mode))
-    _set_whole_number_ticks(figure)
+    _set_integer_ticks(figure)
     place_headings(figure)
 
 
-def _set_whole_number_ticks(figure: go.Figure) -> None:
-    """Prevent fractional ticks on x axes that show a few whole numbers, such as steps."""
+def _set_integer_ticks(figure: go.Figure) -> None:
+    """Prevent fractional ticks on x axes that show a few integers, such as steps."""
     values: dict[str, list[Any]] = {}
     for trace in figure.data:
         if getattr(trace, "x", None) is not None:
             values.setdefault(getattr(trace, "xaxis", None) or "x", []).extend(trace.x)
     for name, xs in values.items():
         axis = figure.layout["xaxis" + name[1:]]
-        whole = all(isinstance(x, Real) and float(x).is_integer() for x in xs)
-        if whole and xs and max(xs) - min(xs) <= _MAX_UNIT_TICKS and axis.type in (None, "linear"):
+        integers = all(isinstance(x, Real) and float(x).is_integer() for x in xs)
+        if integers and xs and max(xs) - min(xs) <= _MAX_UNIT_TICKS and axis.type in (None, "linear"):
             axis.dtick = axis.dtick or (1 if axis.tickvals is None else None)
 
 
@@ -98,6 +101,16 @@ def line_styles(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
     """Map each name to a colour, a dash and a symbol, so that curves differ in more than their colour."""
     channels = zip(itertools.cycle(COLOURS), itertools.cycle(DASHES), itertools.cycle(SYMBOLS), strict=False)
     return dict(zip(names, channels, strict=False))
+
+
+def outcome_marker(outcome: str) -> dict[str, Any]:
+    """Return the marker of a bar that shows calls with this outcome. Infrastructure failures are grey and hatched."""
+    if outcome in INFRASTRUCTURE_FAILURES:
+        patterns = dict(zip(sorted(INFRASTRUCTURE_FAILURES), "/x", strict=True))
+        return {"color": _INFRASTRUCTURE_COLOUR, "pattern": {"shape": patterns[Outcome(outcome)]}}
+    errors = [str(each) for each in Outcome if each is not Outcome.OK and each not in INFRASTRUCTURE_FAILURES]
+    colours = [colour for colour in COLOURS if colour not in (_OK_COLOUR, _INFRASTRUCTURE_COLOUR)]
+    return {"color": dict(zip(errors, colours, strict=True)).get(str(outcome), _OK_COLOUR)}
 
 
 def translucent(colour: str, opacity: float = 0.18) -> str:

@@ -1,0 +1,54 @@
+"""Tests that all figures of the project use one theme, for light and dark pages."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+
+from rstar_lab.figure_theme import COLOURS, outcome_marker, template
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.rl.bench.calibration import recorded_measurements
+from rstar_lab.rl.bench.figures import plot_calibration
+from rstar_lab.rl.scheduling.baselines import Static
+from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns
+from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
+from rstar_lab.rl.scheduling.simulator import Result, ScriptedRollout, ScriptedTurn, simulate
+from rstar_lab.sandbox.figures import plot_load, plot_outcomes
+from rstar_lab.sandbox.load_generator import Sample
+
+ROOT = Path(__file__).parents[1] / "rstar_lab"
+SAMPLES = [Sample("print", Outcome.OK, 0.1 * i, 0.02, 0.0, 0.01) for i in range(20)]
+
+
+def simulated() -> Result:
+    rollouts = [ScriptedRollout(i, f"p{i}", 100, (ScriptedTurn(50),)) for i in range(4)]
+    return simulate(rollouts, Static(), [EngineSpec(Rates(0.01, 0.002, 1e-5, 1e-7), kv_tokens=10_000)] * 2, spans=True)
+
+
+FIGURES: dict[str, Callable[[str], go.Figure]] = {
+    "load": lambda mode: plot_load(SAMPLES, mode=mode),
+    "outcomes": lambda mode: plot_outcomes(SAMPLES, mode=mode),
+    "gantt": lambda mode: plot_gantt({"static": simulated()}, 1.0, mode=mode),
+    "turns": lambda mode: plot_turns(simulated(), 0, mode=mode),
+    "calibration": lambda mode: plot_calibration(recorded_measurements(), mode=mode),
+}
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_use_the_template_of_the_page(name: str, mode: str):
+    assert FIGURES[name](mode).layout.template == template(mode)
+
+
+def test_templates_of_plotly_are_not_used():
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text()
+        assert "plotly_white" not in text and "plotly_dark" not in text, path
+
+
+def test_every_outcome_has_its_own_marker():
+    markers = {str(outcome_marker(outcome)) for outcome in Outcome}
+    assert len(markers) == len(Outcome)
+    assert {outcome_marker(outcome)["color"] for outcome in INFRASTRUCTURE_FAILURES} == {"#6B6B6B"}
+    assert all(outcome_marker(outcome)["color"] in COLOURS for outcome in Outcome)
