@@ -29,6 +29,7 @@ class Hardware(ProfileSection):
     hbm_gb: float = Field(default=0, ge=0, description="memory of one GPU")
     hbm_tb_per_s: float = Field(default=0, ge=0, description="peak memory bandwidth of one GPU")
     bf16_tflops: float = Field(default=0, ge=0, description="peak dense bf16 rate of one GPU")
+    price_per_gpu_hour: float | None = Field(default=None, ge=0, description="for the cost that `jobs describe` shows")
 
     @property
     def gpus(self) -> int:

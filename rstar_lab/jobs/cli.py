@@ -41,18 +41,11 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
-    from rstar_lab.errors import UserError
     from rstar_lab.jobs import job_row
     from rstar_lab.jobs import submit as submit_job
 
-    pairs = {}
-    for item in overrides or []:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise UserError(f"--set {item}: expected key=value")
-        pairs[key] = value
     job = submit_job(
-        recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
+        recipe, profile, _pairs(overrides), command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
         preflight=preflight, log=lambda text: typer.echo(text, err=True),
     )  # fmt: skip
     if as_json:
@@ -160,3 +153,39 @@ def pull(
         return
     for pulled in mirror.pull(job, checkpoints=checkpoints, transcripts=transcripts):
         typer.echo(str(pulled))
+
+
+@app.command()
+def describe(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
+    profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Describe the job on this host, reached over ssh.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a job would need, without submitting it: time per stage, GPU-hours, cost, disk, failed checks, queue.
+
+    The cost needs `hardware.price_per_gpu_hour` in the profile. Exits with 1 if a check fails.
+
+    Example: rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8
+    """
+    from rstar_lab.jobs.describe import describe as describe_job
+
+    description = describe_job(recipe, profile, _pairs(overrides), host=host)
+    typer.echo(json.dumps(description.to_json()) if as_json else str(description))
+    if not description.ready:
+        raise typer.Exit(1)
+
+
+def _pairs(overrides: list[str] | None) -> dict[str, str]:
+    from rstar_lab.errors import UserError
+
+    pairs = {}
+    for item in overrides or []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UserError(f"--set {item}: expected key=value")
+        pairs[key] = value
+    return pairs

@@ -1,10 +1,8 @@
 """Submit a recipe as a job on the hardware of a profile."""
 
-import json
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +13,7 @@ from typing import Any
 import yaml
 
 from rstar_lab.errors import UserError
+from rstar_lab.jobs.describe import preflight_rows, set_options
 from rstar_lab.jobs.job import Job, backend_module
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.secrets import refuse_secrets
@@ -64,7 +63,7 @@ def submit(
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
     machine = load_profile(profile)
-    trainer, action = _trainer_and_action(command, machine, overrides or {})
+    trainer, action = trainer_and_action(command, machine, overrides or {})
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
     run_name = recipe_name(recipe, overrides)
@@ -127,28 +126,17 @@ def run_preflight(
     recipe: str | Path, profile: str, overrides: Mapping[str, Any], trainer: str, log: Callable[[str], None] = print
 ) -> None:
     """Run `rstar-lab preflight` for the trainer that will run. Raises UserError with the failed checks."""
-    command = [
-        sys.executable,
-        "-m",
-        "rstar_lab.cli",
-        "preflight",
-        str(recipe),
-        "--profile",
-        profile,
-        "--trainer",
-        trainer,
-    ]
-    done = subprocess.run([*command, *_set_options(overrides), "--json"], capture_output=True, text=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = preflight_rows(recipe, profile, overrides, trainer)
     for row in rows:
         if row.get("status") == "warn":
             log(f"preflight: {row['check']}: {row['message']}")
-    if done.returncode:
-        failed = [f"{row['check']}: {row['message']}" for row in rows if row.get("status") == "fail"]
-        raise UserError("preflight failed: " + ("; ".join(failed) or done.stderr.strip()[-800:]))
+    failed = [f"{row['check']}: {row['message']}" for row in rows if row.get("status") == "fail"]
+    if failed:
+        raise UserError("preflight failed: " + "; ".join(failed))
 
 
-def _trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:
+def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the trainer and what it does, for a command of `submit`. Raises UserError for an unknown command."""
     trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
     if trainer == "verl" and action == "run" and overrides.get("stages") == []:
         action = "sft"  # verl has one entry point per phase, and this run has no other phase
@@ -226,12 +214,4 @@ def _command(
     module, *arguments = COMMANDS[trainer, action]
     selected = ["--profile", profile] if trainer == "verl" else []
     as_json = [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT has no progress lines for programs
-    return ["-m", module, *arguments, recipe, *selected, *_set_options(overrides), "--runs-dir", str(runs), *as_json]
-
-
-def _set_options(overrides: Mapping[str, Any]) -> list[str]:
-    return [part for key, value in overrides.items() for part in ("--set", f"{key}={_literal(value)}")]
-
-
-def _literal(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return ["-m", module, *arguments, recipe, *selected, *set_options(overrides), "--runs-dir", str(runs), *as_json]

@@ -13,7 +13,7 @@ from helpers.run_rows import rows
 from helpers.ssh_server import SshServer
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
+from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import forget_agents, mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
 from rstar_lab.processes import processes_of
@@ -123,6 +123,14 @@ def test_a_rejected_job_leaves_nothing_behind_here(profile, tmp_path):
     with pytest.raises(UserError, match=r"cluster: preflight failed: .*no_such_recipe"):
         submit("no_such_recipe", profile, runs_dir=tmp_path / "here", log=print)
     assert list_jobs(tmp_path / "here") == []
+
+
+def test_a_job_is_described_by_its_host(profile, tmp_path):
+    here = describe("tiny_fast", "laptop")
+    there = describe("tiny_fast", profile)
+    assert there.ready and there.host == "cluster" and there.backend == "local"
+    assert there.disk_gb == here.disk_gb and there.stages == here.stages
+    assert "cluster" in str(there) and "<table>" in there._repr_html_()
 
 
 def test_an_unreachable_host_is_named(profile, tmp_path):

@@ -7,13 +7,15 @@ import base64
 import fcntl
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.jobs.describe import describe
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics
 from rstar_lab.jobs.ssh.connection import READY
@@ -51,16 +53,11 @@ class Operations:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (self.runs / ".jobs" / job_id / "job.json").exists():
                 return {"row": job_row(attach(job_id, runs_dir=self.runs)), "messages": []}
-            profile = folder / "profile.yaml"
-            profile.write_text(profile_text)
-            if recipe_text is not None:
-                recipe_file = folder / Path(recipe).name
-                recipe_file.write_text(recipe_text)
-                recipe = str(recipe_file)
+            recipe, profile = _store(folder, recipe, recipe_text, profile_text)
             os.environ.update(secrets)
             messages: list[str] = []
             job = submit(
-                recipe, str(profile), overrides, command=command, runs_dir=self.runs, name=name, preflight=preflight,
+                recipe, profile, overrides, command=command, runs_dir=self.runs, name=name, preflight=preflight,
                 log=messages.append, job_id=job_id,
             )  # fmt: skip
             return {"row": job_row(job), "messages": messages}
@@ -117,13 +114,24 @@ class Operations:
             "folder": str(folder),
         }  # fmt: skip
 
-    def queue(self) -> str:
-        """Return what Slurm says of its partitions and of this user's jobs; empty without Slurm."""
-        commands = [["sinfo", "-o", "%P %a %l %D %t %G"], ["squeue", "--me", "-o", "%i %j %T %M %l %D %R"]]
-        try:
-            return "\n".join(subprocess.run(c, capture_output=True, text=True, timeout=30).stdout for c in commands)
-        except (FileNotFoundError, subprocess.TimeoutExpired):
-            return ""
+    def describe(
+        self, recipe: str, recipe_text: str | None, profile_text: str, overrides: dict[str, Any], command: str | None
+    ) -> dict[str, Any]:
+        """Return the fields of the JobDescription of a job here."""
+        with tempfile.TemporaryDirectory() as folder:
+            recipe, profile = _store(Path(folder), recipe, recipe_text, profile_text)
+            return asdict(describe(recipe, profile, overrides, command=command))
+
+
+def _store(folder: Path, recipe: str, recipe_text: str | None, profile_text: str) -> tuple[str, str]:
+    """Write the sent files into a folder; return the recipe's name or path, and the profile's path."""
+    profile = folder / "profile.yaml"
+    profile.write_text(profile_text)
+    if recipe_text is not None:
+        recipe_file = folder / Path(recipe).name
+        recipe_file.write_text(recipe_text)
+        recipe = str(recipe_file)
+    return recipe, str(profile)
 
 
 def _writes(job: Job, run: RunReader) -> bool:

@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.pack import pack_tar, tree_root
 from rstar_lab.jobs.ssh import agent_of
-from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
 from rstar_lab.jobs.ssh.mirror import start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.profiles import Profile, Ssh
@@ -43,11 +43,7 @@ def submit_over_ssh(
     A repeated request after a lost connection does not submit twice. Raises UserError if the host cannot be reached, rejects
     the job, or lacks Python.
     """
-    settings = ssh_settings(profile, host)
-    connection = Connection(settings)
-    remote, code = install_tree(connection, log)
-    behind = profile.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
-    runs = profile.storage.runs if Path(profile.storage.runs).is_absolute() else f"{remote}/runs"
+    settings, handle = connect(profile, host, log)
     spec = JobSpec(
         id=job_id,
         recipe=str(recipe),
@@ -59,17 +55,14 @@ def submit_over_ssh(
         overrides=dict(overrides),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         run=f"{run_name}-rl",
-        handle={"ssh": settings.model_dump(), "code": code, "runs": runs},
+        handle=handle,
     )
-    file = Path(recipe)
     # Saved first: if this process dies while the host submits, the job can still be found here.
     folder = JobFolder.of(runs_dir, job_id)
     folder.save(spec)
     try:
         answer = agent_of(spec).request(
-            "submit", timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job_id, recipe=str(recipe),
-            recipe_text=file.read_text() if file.is_file() else None,
-            profile_text=yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), overrides=dict(overrides),
+            "submit", timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job_id, **_request(recipe, profile, settings, overrides),
             command=command, name=run_name, preflight=preflight,
             secrets={name: os.environ[name] for name in profile.secrets if name in os.environ},
         )  # fmt: skip
@@ -81,10 +74,42 @@ def submit_over_ssh(
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     for message in answer["messages"]:
-        log(f"{connection.host}: {message}")
+        log(f"{settings.host}: {message}")
     job = Job(folder)
     start_mirror(job)
     return job
+
+
+def describe_over_ssh(
+    recipe: str | Path, profile: Profile, overrides: Mapping[str, Any], *, host: str | None, command: str | None
+) -> dict[str, Any]:
+    """Run preflight on the host; return the fields of a JobDescription."""
+    settings, handle = connect(profile, host, lambda _: None)
+    agent = Agent(Connection(settings), handle["code"], handle["runs"])
+    try:
+        found = agent.request(
+            "describe", timeout_s=SUBMIT_S, **_request(recipe, profile, settings, overrides), command=command
+        )
+    finally:
+        agent.close()
+    return found | {"recipe": str(recipe), "profile": profile.name, "host": settings.host}
+
+
+def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> tuple[Ssh, dict[str, Any]]:
+    """Send the working tree to the profile's host, or to `host`; return the settings and the handle of a job there."""
+    settings = ssh_settings(profile, host)
+    remote, code = install_tree(Connection(settings), log)
+    runs = profile.storage.runs if Path(profile.storage.runs).is_absolute() else f"{remote}/runs"
+    return settings, {"ssh": settings.model_dump(), "code": code, "runs": runs}
+
+
+def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recipe, profile and overrides as the agent takes them: the content of files, not their paths."""
+    behind = profile.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
+    return {
+        "recipe": str(recipe), "recipe_text": Path(recipe).read_text() if Path(recipe).is_file() else None,
+        "profile_text": yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), "overrides": dict(overrides),
+    }  # fmt: skip
 
 
 def ssh_settings(profile: Profile, host: str | None) -> Ssh:

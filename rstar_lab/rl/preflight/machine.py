@@ -152,7 +152,7 @@ def batches(context: CheckContext) -> str:
     return "; ".join(lines) or "no stages"
 
 
-def disk(context: CheckContext) -> str:
+def disk(context: CheckContext) -> tuple[str, dict[str, Any]]:
     """Compare checkpoints and transcripts with the free space; on a cluster with `disk_gb` of the profile."""
     checkpoints, store = estimate.disk_bytes(context.architecture, context.recipe)
     needed = (checkpoints + store) / estimate.GB
@@ -171,7 +171,7 @@ def disk(context: CheckContext) -> str:
         raise UserError(
             f"{message}: too little; decrease rl.keep_checkpoints, set rl.token_arrays: sampled, or use another storage.runs"
         )
-    return message
+    return message, {"checkpoints_gb": checkpoints / estimate.GB, "store_gb": store / estimate.GB, "free_gb": free}
 
 
 # The machine
@@ -234,22 +234,24 @@ def devices(context: CheckContext) -> str:
     return f"{count} x {torch.cuda.get_device_name(0)}"
 
 
-def duration(context: CheckContext) -> str:
+def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
     """Estimate seconds per step and hours in total, by estimate.FORMULA. For the paper's machine, also give the paper's time."""
     profile = context.gpu_profile
     if not profile.hardware.hbm_tb_per_s or not profile.hardware.bf16_tflops:
         raise Skip(f"profile {profile.name} has no peak rates (hbm_tb_per_s, bf16_tflops)")
-    lines, seconds, steps = [], 0.0, 0
+    lines, stages, seconds, steps = [], [], 0.0, 0
     for stage in context.recipe.stages:
         step = estimate.step_time(context.architecture, context.recipe.settings(stage), profile, context.recipe)
         phases = {name: value for name, value in vars(step).items() if name != "communication"}
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in phases.items())
         parts += f"; {step.communication:.0f} of them communication"
         lines.append(f"{stage.name}: {step.total:.0f} s per step ({parts})")
+        stages.append({"name": stage.name, "steps": stage.steps, "step_s": step.total})
         seconds += stage.steps * step.total
         steps += stage.steps
     message = f"{'; '.join(lines)}; {steps} steps = {seconds / 3600:.0f} h"
     if steps == PAPER_STEPS and profile.hardware.gpus == 64 and (profile.hardware.gpu or "").startswith("MI300X"):
         a_step = PAPER_HOURS * 3600 / PAPER_STEPS
         message += f"; the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s per step"
-    return message
+    hours, gpus = seconds / 3600, profile.hardware.gpus
+    return message, {"stages": stages, "hours": hours, "gpus": gpus, "gpu_hours": hours * gpus}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -26,9 +26,10 @@ class Finding:
     check: str
     status: Status
     message: str
+    numbers: dict[str, Any] = field(default_factory=dict)  # of the estimate, for programs
 
 
-CHECKS: dict[str, Callable[[CheckContext], str]] = {
+CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = {
     "unread keys": recipe_checks.unread_keys,
     "verl configuration": recipe_checks.verl_configuration,
     "model": recipe_checks.model,
@@ -74,7 +75,9 @@ def preflight(
     context = CheckContext(loaded, machine_profile, own)
     for name, check in CHECKS.items():
         try:
-            yield Finding(name, Status.PASS, check(context))
+            result = check(context)
+            message, numbers = result if isinstance(result, tuple) else (result, {})
+            yield Finding(name, Status.PASS, message, numbers)
         except NotNeeded as reason:
             yield Finding(name, Status.PASS, f"not needed: {reason}")
         except Skip as reason:
@@ -111,10 +114,8 @@ def run_preflight(
     for finding in preflight(recipe, profile, overrides, trainer):
         counts[finding.status] += 1
         if as_json:
-            print(
-                json.dumps({"check": finding.check, "status": str(finding.status), "message": finding.message}),
-                flush=True,
-            )
+            row = {"check": finding.check, "status": str(finding.status), "message": finding.message}
+            print(json.dumps(row | ({"numbers": finding.numbers} if finding.numbers else {})), flush=True)
         table.add_row(finding.check, f"[{colours[finding.status]}]{finding.status}[/]", finding.message)
     code = 1 if counts[Status.FAIL] or (strict and counts[Status.SKIP]) else 0
     if as_json:

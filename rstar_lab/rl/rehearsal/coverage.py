@@ -31,6 +31,7 @@ NOT_COVERED = {
     "profile.sandbox.call_s": "read by the estimate only",
     "profile.image": "no container is started",
     "profile.slurm.*": "no Slurm job is submitted",
+    "profile.ssh.*": "no job is sent to another machine",
     "*.precision": "float32 on a CPU",
     "vocabulary": "the tokenizer is that of tiny_fast",
     "engine.memory_share": "applies to GPU memory",
