@@ -1,9 +1,9 @@
-"""`rstar-lab bench store`: a store of 8 million trajectories and 100,000 transcripts, against plain pandas.
+"""`rstar-lab bench store`: queries on 8 million trajectories and 100,000 transcripts, compared with pandas.
 
-Both read the same files in one run: pandas by `read_parquet` of just the columns (and, by its filters, the rows) that
-the question needs. Each side has a process of its own, so that its peak memory is its own. Our side keeps what an open
-store keeps: the rollups (a row a step) and the texts searched last. `open` is the time to open one anew and draw the
-first curves; a page is counted, sorted and read anew each time.
+Both read the same files. pandas uses `read_parquet` with the required columns and row filters. Each side runs in its own
+process, so that its peak memory is measured separately. rstar_lab keeps what an open store keeps: the rollups (one row per
+step) and the texts of the last search. `open` is the time to open the store and compute the first curves; each page is
+counted, sorted and read without a cache.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _TEN = (
     "pass1", "tool_error_rate", "response_tokens", "model_tokens", "turns", "truncation_rate", "entropy", "log_prob_gap",
     "reflection_tokens", "kept",
 )  # fmt: skip
-# What pandas reads for a page; our list shows twice as many columns.
+# Columns that pandas reads for a page. The inspector's list reads twice as many.
 _SHOWN = ("traj_id", "run_id", "step", "problem_id", "reward", "kept", "errors", "calls", "response_tokens", "entropy")
 _FILTER = "reward > 0 AND errors >= 2"
 _RUN, _STEPS = "run007", (3, 22)
@@ -34,31 +34,31 @@ _opened: dict[str, float] = {}
 _QUESTIONS = {
     "curves": "ten metrics over all runs",
     "page": "a page of the inspector's list and its length: filtered, newest first",
-    "page_by_length": "the same, sorted by a number",
+    "page_by_length": "the same, sorted by response length",
     "transcript": f"a transcript of {LONG_TOKENS} tokens by id",
-    "search": "a word in one run and 20 steps, which were searched for another word before",
-    "search_first": "the same, not searched before",
+    "search": "a word in 20 steps of one run, after an earlier search in the same steps",
+    "search_first": "the same, as the first search",
 }
 
 
 def bench(against: str | None = None, size: Size | None = None) -> Iterator[dict[str, Any]]:
-    """One line a question (value and against in ms, n trajectories or transcripts) and the memory of our process.
+    """Yield one line per query (value and against in ms; n: trajectories or transcripts) and the peak memory in GB.
 
-    Needs about 2 GB of disk under the temporary folder, for some minutes.
+    Requires about 2 GB of disk in the temporary folder for some minutes.
     """
     size = size or Size()
     with tempfile.TemporaryDirectory(prefix="rstar-lab-bench-") as folder:
         root = Path(folder)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         make_store(root, size, _progress)
-        made = time.perf_counter() - begun
+        made = time.perf_counter() - started
         n = size.all_rollouts
         yield {"name": "make", "value": made, "unit": "s", "against": None, "ratio": None, "n": n}
         sides = {name: _ask(name, root) for name in ("ours", "pandas")}
         for name in _QUESTIONS:
             ours, theirs = (sides[side]["ms"][name] for side in ("ours", "pandas"))
             if sides["ours"]["answers"][name] != sides["pandas"]["answers"][name]:
-                raise AssertionError(f"{name}: the two sides answer differently: {sides}")
+                raise AssertionError(f"{name}: the results of the two sides differ: {sides}")
             rows = size.all_transcripts if name in ("transcript", "search") else n
             yield {"name": name, "value": ours, "unit": "ms", "against": theirs, "ratio": theirs / ours, "n": rows}
         opened = sides["ours"]["open_ms"]
@@ -89,16 +89,16 @@ def _ours(root: Path) -> dict[str, Callable[[], Any]]:
 
     runs = open_runs(root)
     rows = Source(runs)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     curves(open_runs(root), _TEN)
-    _opened["ms"] = 1000 * (time.perf_counter() - begun)
+    _opened["ms"] = 1000 * (time.perf_counter() - started)
 
     def all_curves() -> Any:
         frame = curves(runs, _TEN)
         return len(frame), round(float(frame.pass1.mean()), 4), round(float(frame.response_tokens.mean()), 2)
 
     def page(*sort: Any) -> Any:
-        """Nothing counted before: as after another filter or a click on another head."""
+        """Return a page without cached counts, as after a change of filter or order."""
         rows.refresh()
         found = rows.page(_FILTER, sort, 1000, 100)
         return rows.count(_FILTER), [row["traj_id"] for row in found[:3]]
@@ -106,7 +106,7 @@ def _ours(root: Path) -> dict[str, Callable[[], Any]]:
     others = itertools.count(10**6)
 
     def first_search() -> Any:
-        return search(f" AND step < {next(others)}")  # the same steps, said as never before
+        return search(f" AND step < {next(others)}")  # the same steps, but a condition that is not cached
 
     def search(more: str = "") -> Any:
         found = runs.search(NEEDLE, f"run_id = '{_RUN}' AND step BETWEEN {_STEPS[0]} AND {_STEPS[1]}{more}")
@@ -173,19 +173,19 @@ def _measure(questions: dict[str, Callable[[], Any]], repeats: int) -> dict[str,
     times: dict[str, float] = {}
     answers = {}
     for name, question in questions.items():
-        answers[name] = question()  # the first one warms the disk's cache, for either side
+        answers[name] = question()  # the first call fills the page cache of the disk
         seconds = []
         for _ in range(repeats):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             question()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
         times[name] = 1000 * statistics.median(seconds)
     return {"open_ms": _opened.get("ms"), "ms": times, "answers": answers, "memory_gb": _peak_memory_gb()}
 
 
 def _peak_memory_gb() -> float:
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss begins at the parent's size
+    if status.exists():  # ru_maxrss starts at the size of the parent process
         return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) / 2**20  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 

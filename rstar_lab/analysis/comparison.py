@@ -1,4 +1,4 @@
-"""The paired card: two sets of runs on the same problems, what changed, and what the data support."""
+"""Paired comparison of two sets of runs on the same problems, shown as a card in a notebook."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ DEFAULT_METRICS = (
     "reflection_tokens",
     "entropy",
 )
-SOLVED = 0.5  # a problem counts as solved where at least this share of its rollouts is right
+SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. In a notebook it shows itself as a card whose trajectories an inspector on the page opens.
+    """Result of `compare`. A notebook shows it as a card; an inspector on the page opens the linked trajectories.
 
-    table: one row a metric: a, b, difference (b - a), low, high, n, problems, verdict.
-    flips: one row a problem that changed sides: problem_id, flip (won or lost by b), pass rates, and a trajectory of each.
-    sentence: what the data support and what they do not.
+    table: one row per metric: a, b, difference (b - a), low, high, n, problems, conclusion.
+    flips: one row per problem that only one side solves: problem_id, flip (won or lost by b), pass rates, and a trajectory
+    of each side. sentence: summary of the first metric, with what the interval covers.
     """
 
     name_a: str
@@ -46,7 +46,7 @@ class Comparison:
     sentence: str
 
     def to_markdown(self) -> str:
-        """The card for a paper or an issue."""
+        """Return the card as Markdown."""
         lines = [f"**{self.name_b} against {self.name_a}.** {self.sentence}", ""]
         lines += [f"| metric | {self.name_a} | {self.name_b} | difference [95%] | problems |", "|---|---|---|---|---|"]
         for row in named_rows(self.table):
@@ -59,7 +59,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{escape(row.title)}</td><td>{_shown(row.a, row.percent)}</td><td>{_shown(row.b, row.percent)}</td>"
-            f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escape(row.verdict)}</td></tr>"
+            f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escape(row.conclusion)}</td></tr>"
             for row in named_rows(self.table)
         )
         flips = "".join(
@@ -69,7 +69,7 @@ class Comparison:
         )
         head = "".join(
             f"<th>{escape(name)}</th>"
-            for name in ("metric", self.name_a, self.name_b, "difference [95%]", "problems", "the data say")
+            for name in ("metric", self.name_a, self.name_b, "difference [95%]", "problems", "conclusion")
         )
         won = int((self.flips.flip == "won").sum())
         return (
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def _link(traj_id: str | None) -> str:
-    """An inspector on the same page opens what is clicked."""
+    """Return a link that an inspector on the same page opens."""
     return f'<a href="#rstar={quote(str(traj_id), safe="")}"><code>{escape(str(traj_id))}</code></a>'
 
 
@@ -95,17 +95,17 @@ def compare(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Comparison:
-    """Compare b with a on the problems that both met.
+    """Compare b with a on the problems that both sampled.
 
-    where: a condition for both sides, such as "step > 40". Intervals: 95%, bootstrap over problems (paired), and over
-    runs where a side has several. Raises RunStoreError where no problem is common.
+    where: a condition for both sides, such as "step > 40". Intervals: 95%, paired bootstrap over problems, and over the runs
+    of a side that has several. Raises RunStoreError if the sides have no problem in common.
     """
     chosen = [get_metric(name) for name in metrics]
     name_a, name_b = name_a or _name(runs_a, "a"), name_b or _name(runs_b, "b")
     sums = [sum_by_problem(runs, [get_metric("pass1"), *chosen], ("run_id",), where) for runs in (runs_a, runs_b)]
     common = sorted(set(sums[0].problem_id.dropna()) & set(sums[1].problem_id.dropna()))
     if not common:
-        raise RunStoreError(f"{name_a} and {name_b} have no problem in common: nothing can be paired")
+        raise RunStoreError(f"{name_a} and {name_b} have no problem in common, so they cannot be compared")
     rows = [_row(metric, sums, common, resamples, seed) for metric in chosen]
     table = pd.DataFrame(rows)
     seeds = [side.run_id.nunique() for side in sums]
@@ -126,9 +126,9 @@ def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples:
         sides.append(Side(*parts))
     n = int(sum(side[side.problem_id.isin(common)][f"{metric.name}_n"].sum() for side in sums))
     found = paired_difference(sides[0], sides[1], n, resamples=resamples, seed=seed)
-    met = np.logical_and(*(np.nan_to_num(side.denominator).sum(axis=0) > 0 for side in sides))
+    both = np.logical_and(*(np.nan_to_num(side.denominator).sum(axis=0) > 0 for side in sides))
     with np.errstate(invalid="ignore"):
-        a, b = (np.nansum(side.numerator[:, met]) / np.nansum(side.denominator[:, met]) for side in sides)
+        a, b = (np.nansum(side.numerator[:, both]) / np.nansum(side.denominator[:, both]) for side in sides)
     return {
         "metric": metric.name,
         "title": metric.title,
@@ -140,11 +140,12 @@ def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples:
         "n": found.n,
         "problems": found.clusters,
         "percent": metric.percent,
-        "verdict": _verdict(found.low, found.high, metric.better),
+        "conclusion": _conclusion(found.low, found.high, metric.better),
     }
 
 
-def _verdict(low: float, high: float, better: int) -> str:
+def _conclusion(low: float, high: float, better: int) -> str:
+    """Return whether b is better, worse, higher or lower than a, or that the interval does not show it."""
     if np.isnan(low) or np.isnan(high):
         return "too little data"
     if low <= 0 <= high:
@@ -171,7 +172,7 @@ def _flips(runs_a: Runs, runs_b: Runs, where: Where, sums: list[pd.DataFrame], c
 
 
 def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
-    """For each problem the newest trajectory that solved it (True) or failed it (False)."""
+    """Return for each problem its newest correct (True) or incorrect (False) trajectory, or None."""
     if not wanted:
         return []
     condition, parameters = sql_condition(where)
@@ -189,29 +190,32 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
     first = table.iloc[0]
     unit = " points" if first.percent else ""
     size = f"{abs(first.difference) * (100 if first.percent else 1):.1f}{unit}"
-    interval = _interval(first)
-    subject = f"On {common} common problems {first.title} of {name_b} is "
-    way = "higher" if first.difference > 0 else "lower"
-    if first.verdict == "too little data":
-        said = f"On {common} common problems there are too few rollouts to compare {first.title}"
-    elif first.verdict == "no difference shown":
-        said = f"{subject}{size} {way} than that of {name_a}, but {interval} holds 0: the data do not tell them apart"
+    direction = "higher" if first.difference > 0 else "lower"
+    if first.conclusion == "too little data":
+        finding = f"On {common} common problems, there are too few rollouts to compare {first.title}"
     else:
-        said = f"{subject}{size} {way} than that of {name_a}, {interval}: the data support a difference"
+        finding = (
+            f"On {common} common problems, {first.title} of {name_b} is {size} {direction} than that of {name_a}"
+            f" ({_interval(first)})"
+        )
+        if first.conclusion == "no difference shown":
+            finding += ". The interval contains 0: the data do not show a difference"
+        else:
+            finding += ": the data show a difference"
     others = [
-        f"{row.title} ({row.verdict})"
+        f"{row.title} ({row.conclusion})"
         for row in named_rows(table.iloc[1:])
-        if row.verdict in ("better", "worse", "higher", "lower")
+        if row.conclusion in ("better", "worse", "higher", "lower")
     ]
-    also = f"; also different: {', '.join(others)}" if others else ""
+    also = f". Also different: {', '.join(others)}" if others else ""
     if min(seeds) == 1:
-        caution = "One run a side at least: the interval covers the choice of problems, not that of seeds"
+        coverage = "At least one side has a single run, so the interval covers the choice of problems but not the seeds"
     else:
-        caution = f"{seeds[0]} and {seeds[1]} runs, drawn anew in each resample"
-        caution += ", too few to trust the width" if min(seeds) < 5 else ""
-    tested = f". {len(table)} metrics were looked at without correction" if len(table) > 1 else ""
-    alone = f". {left_out} problems met by one side only are left out" if left_out else ""
-    return f"{said}{also}. {caution}{tested}{alone}."
+        coverage = f"The interval covers problems and seeds ({seeds[0]} and {seeds[1]} runs)"
+        coverage += "; with fewer than 5 runs its width is unreliable" if min(seeds) < 5 else ""
+    tested = f". {len(table)} metrics were compared without correction" if len(table) > 1 else ""
+    alone = f". {left_out} problems that only one side sampled are left out" if left_out else ""
+    return f"{finding}{also}. {coverage}{tested}{alone}."
 
 
 def _name(runs: Runs, otherwise: str) -> str:

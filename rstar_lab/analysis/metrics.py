@@ -208,7 +208,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "entropy",
-            "entropy (nats a token)",
+            "entropy (nats per token)",
             "mean entropy of the next-token distribution over the model tokens of trajectories that have it (kept)",
             "entropy * model_tokens",
             "CASE WHEN entropy IS NOT NULL THEN model_tokens END",
@@ -216,7 +216,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "log_prob_gap",
-            "engine minus trainer log-prob (nats a token)",
+            "engine minus trainer log-prob (nats per token)",
             "mean over model tokens of engine log-prob - trainer log-prob: an estimate of KL(engine, trainer)",
             "(engine_log_prob - trainer_log_prob) * model_tokens",
             "CASE WHEN engine_log_prob - trainer_log_prob IS NOT NULL THEN model_tokens END",
@@ -289,7 +289,7 @@ def measure(
 
 
 def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
-    """Numerators and denominators sum_by_problem by group and problem."""
+    """Return one row per group and problem: `by`, problem_id and each metric's NAME_numerator, NAME_denominator, NAME_n."""
     condition, parameters = sql_condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     parts = []

@@ -1,4 +1,4 @@
-"""One problem across all steps and runs: when it was solved, forgotten, and how its code changed."""
+"""History of one problem over steps and runs: when it was solved or forgotten, and how its code changed."""
 
 import difflib
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ SOLVED = 0.5
 
 @dataclass(frozen=True)
 class ProblemHistory:
-    """strip: run_id, stage, step, n, pass_rate, kept, error_rate, response_tokens, traj_id (the best rollout of the step).
-    events: run_id, step, event (first solve, solved, forgotten), traj_id.
-    code: run_id, step, code_hash, calls, new (first seen at this step of this run), traj_id.
+    """History of one problem. Result of `problem_history`.
+
+    strip: one row per run and step: run_id, stage, step, n, pass_rate, kept, error_rate, response_tokens, traj_id (a correct
+    rollout if there is one). events: run_id, step, event (first solve, solved, forgotten), traj_id.
+    code: one row per run, step and program: run_id, step, code_hash, calls, new (first use in this run), traj_id.
     """
 
     problem_id: str
@@ -29,7 +31,7 @@ class ProblemHistory:
     code: pd.DataFrame
 
     def plot(self) -> Figure:
-        """Pass rate by step, a row a run; a cell knows its rollouts."""
+        """Plot the pass rate by step, one row per run. A click on a cell selects its rollouts."""
         wide = self.strip.pivot(index="run_id", columns="step", values="pass_rate")
         problem = self.problem_id.replace("'", "''")
         conditions = [
@@ -66,7 +68,7 @@ class ProblemHistory:
 
 
 def problem_history(runs: Runs, problem_id: str, where: Where = None) -> ProblemHistory:
-    """The life of one problem. where: condition on runs and steps. Raises RunStoreError where no rollout met it."""
+    """Return the history of one problem. where: condition on runs and steps. Raises RunStoreError if it has no rollouts."""
     condition, parameters = sql_condition(where)
     rows = runs.sql(
         f"""SELECT run_id, stage, step, traj_id, reward, kept, errors, calls, response_tokens, truth FROM trajectories
@@ -93,18 +95,18 @@ def problem_history(runs: Runs, problem_id: str, where: Where = None) -> Problem
     question = None
     try:
         question = runs.transcript(strip.traj_id.iloc[-1]).attrs["question"]
-    except RunStoreError:  # transcripts may not have been kept; the rest stands
+    except RunStoreError:  # the run stored no transcripts
         pass
     return ProblemHistory(problem_id, question, rows.truth.iloc[0], strip, _events(strip), _code(runs, rows))
 
 
 def _events(strip: pd.DataFrame) -> pd.DataFrame:
     found = []
-    for run_id, life in strip.groupby("run_id", sort=True):
-        solved_before, ever = False, False
-        for row in named_rows(life):
-            if row.pass_rate > 0 and not ever:
-                ever = True
+    for run_id, steps in strip.groupby("run_id", sort=True):
+        solved_before, ever_solved = False, False
+        for row in named_rows(steps):
+            if row.pass_rate > 0 and not ever_solved:
+                ever_solved = True
                 found.append((run_id, row.step, "first solve", row.traj_id))
             solved = row.pass_rate >= SOLVED
             if solved != solved_before:
@@ -114,7 +116,7 @@ def _events(strip: pd.DataFrame) -> pd.DataFrame:
 
 
 def _code(runs: Runs, rows: pd.DataFrame) -> pd.DataFrame:
-    """Which code was run at which step; empty where no calls were kept."""
+    """Return which programs ran at which step. Empty if the runs stored no calls."""
     columns = ["run_id", "step", "code_hash", "calls", "new", "traj_id"]
     marks = ", ".join("?" * len(rows))
     try:
@@ -130,7 +132,7 @@ def _code(runs: Runs, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare_transcripts(runs: Runs, traj_a: str, traj_b: str) -> str:
-    """Two transcripts side by side as HTML, differences marked by colour and by + and -; all content is text."""
+    """Return two transcripts side by side as HTML. Differences are marked by colour and by + and -."""
     sides = [_lines(runs.transcript(traj_id)) for traj_id in (traj_a, traj_b)]
     matcher = difflib.SequenceMatcher(a=sides[0], b=sides[1], autojunk=False)
     rows = []
@@ -160,7 +162,7 @@ def _cell(text: str | None, tag: str, sign: str) -> str:
 
 
 def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:
-    """One row a problem: runs, rollouts, pass_rate, first and last step's pass rate, change: where to begin reading."""
+    """Return one row per problem: runs, rollouts, pass_rate, first_rate and last_rate (of its first and last step), change."""
     condition, parameters = sql_condition(where)
     frame = runs.sql(
         f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, avg((reward > 0)::INT) AS pass_rate,

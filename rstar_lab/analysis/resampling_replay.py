@@ -1,6 +1,6 @@
-"""The RoC microscope: what resampling did to a step's groups, and what other rules would have done.
+"""Replay of RoC resampling on recorded rollouts, to compare resampling rules.
 
-The rollouts are fixed, the choice among them is made again offline by the same function that training used.
+The rollouts of a step are resampled offline with the function that training uses (`rl.algorithm.roc.resample`).
 """
 
 import json
@@ -17,17 +17,23 @@ from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.advantages import group_advantages
-from rstar_lab.rl.algorithm.roc import SelectionRule, released_tool_error_penalty, resample, rewards_equal
+from rstar_lab.rl.algorithm.roc import (
+    SelectionRule,
+    released_tool_error_penalty,
+    resample,
+    rewards_equal,
+    tool_error_penalty,
+)
 from rstar_lab.runs import RunStoreError
 
 Errors = Literal["outcomes", "substring"]
 
 
 def group_rollouts(runs: Runs, traj_id: str) -> pd.DataFrame:
-    """The rollouts of one group, with the penalties' parts and RoC's verdict: kept, dropped by resampling, or all equal."""
+    """Return the rollouts of the group of a trajectory, with penalties and the column selection: kept, or why dropped."""
     row = runs.trajectory(traj_id)
     columns = [
-        "traj_id", "sample", "reward", "kept", "verdict", "penalty", "p_err", "p_format", "advantage", "errors", "calls",
+        "traj_id", "sample", "reward", "kept", "selection", "penalty", "p_err", "p_format", "advantage", "errors", "calls",
         "outcomes", "turns", "response_tokens", "answer",
     ]  # fmt: skip
     frame = runs.trajectories(
@@ -39,17 +45,17 @@ def group_rollouts(runs: Runs, traj_id: str) -> pd.DataFrame:
         dropped = "dropped by resampling"
     else:
         dropped = "dropped: all kept rewards were equal"
-    frame["verdict"] = np.where(kept, "kept", dropped)
+    frame["selection"] = np.where(kept, "kept", dropped)
     return frame[columns]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A step resampled again.
+    """A step resampled with another rule. Result of `replay`.
 
-    rows: one row a rollout: reward, p_err and penalty as this rule sees them, kept (as trained), kept_share (of the
-    draws in which this rule kept it), advantage (as trained) and new_advantage (mean over the draws that kept it).
-    summary: one row for the batch as trained and one for this rule, means over the draws.
+    rows: one row per rollout: reward, p_err and penalty under this rule, kept and advantage (as trained), kept_share (share
+    of draws in which this rule kept it), new_advantage (mean over the draws that kept it).
+    summary: one row for the batch as trained and one for this rule (means over the draws).
     """
 
     name: str
@@ -71,12 +77,12 @@ def replay(
     draws: int = 100,
     seed: int = 0,
 ) -> Replay:
-    """Resample one step of a run again and see how the batch, its error rate and its advantages would have changed.
+    """Resample one step of a run with another rule and return the resulting batch beside the trained one.
 
-    rule: as `rl.roc.resample`; none keeps every rollout. keep: rollouts a group; None: the recipe's rl.group_size, else
-    half a group. weights: of p_err and p_format in the penalty. errors: `outcomes`, or `substring`, the release's rule
-    (the word "error" in a tool's response), which needs transcripts. draws: how often a random rule is drawn.
-    Raises RunStoreError for a step that is not there.
+    rule: of `rl.algorithm.roc.resample`; none keeps every rollout. keep: rollouts kept per group; None: the recipe's
+    rl.group_size, else half of the group. weights: of p_err and p_format in the penalty. errors: how p_err counts errors:
+    `outcomes`, or `substring` (the word "error" in a tool response, as in the release), which requires transcripts.
+    draws: number of draws of a random rule. Raises RunStoreError if the run has no such step.
     """
     frame = runs.trajectories({"run_id": run_id, "step": int(step)}, order_by="group_id, sample, traj_id")
     if frame.empty:
@@ -134,9 +140,9 @@ def replay(
 
 
 def plot_replays(replays: Sequence[Replay]) -> Figure:
-    """The batch as trained beside other rules: size, tool-error rate of its correct trajectories, and their length."""
+    """Plot the tool-error rate of the batch as trained and under other rules, for all and for correct rollouts."""
     if not replays:
-        raise RunStoreError("nothing to draw: give one replay at least")
+        raise RunStoreError("replays: at least one is required")
     frame = pd.concat(
         [replays[0].summary.iloc[:1], *(replay.summary.iloc[1:] for replay in replays)], ignore_index=True
     )
@@ -166,13 +172,13 @@ def _penalties(runs: Runs, frame: pd.DataFrame, errors: Errors) -> np.ndarray:
         for row in named_rows(transcripts)
     }
     if missing := set(frame.traj_id) - responses.keys():
-        raise RunStoreError(f"the substring rule reads tool responses; {sorted(missing)[0]} has no transcript")
+        raise RunStoreError(f"errors='substring' requires transcripts, but {sorted(missing)[0]} has none")
     return np.array([released_tool_error_penalty(responses[traj_id]) for traj_id in frame.traj_id])
 
 
 def _error_penalty(row: Any) -> float:
     errors, calls = count_errors(list(row.outcomes)) if row.outcomes is not None else (row.errors, row.calls)
-    return errors / calls if calls else 0.5
+    return tool_error_penalty(errors, calls)
 
 
 def _group_size(runs: Runs, run_id: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Where a step's time went, and which trajectories held it up."""
+"""Time profile of a step: its phases, tools, engines and slowest trajectories."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from rstar_lab.analysis.runs import Runs
 from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 
-# Seconds that are sums over rollouts running at once: no part of a step's own time.
+# Sums over concurrent rollouts, which are not part of the step's wall-clock time.
 _SUMS = ("tool_s", "queue_s")
 _TITLES = {
     "generate_s": "rollout",
@@ -28,14 +28,16 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class StepProfile:
-    """phases: phase, seconds (of the wall clock), share of the step. `rest` is what no phase accounts for.
-    rollout: what the rollout's seconds were spent on: kind (generation, tool run, tool queue), rollout_s (sum_by_problem over
-    rollouts), share.
-    stragglers: the trajectories that took longest: traj_id, seconds, times_median, generate_s, tool_s, queue_s, tokens, calls.
-    engines: engine, rollouts, busy_s (rollout-seconds of generation), share.
-    idle: what the run measured of idle engines or GPUs (its own names and values); empty where it measured nothing.
-    tail_share: share of the longest rollout during which at most a tenth of the rollouts was still running, had all
-    begun at once: what waiting for stragglers costs a step that cannot refill.
+    """Time profile of a step. Result of `profile_step`.
+
+    phases: phase, seconds (wall clock), share of the step. The phase `rest` is time outside of all measured phases.
+    rollout: kind (generation, tool run, tool queue), rollout_s (sum over rollouts), share.
+    stragglers: the slowest trajectories: traj_id, seconds, times_median (seconds over the median), generate_s, tool_s,
+    queue_s, response_tokens, calls, engine.
+    engines: engine, rollouts, busy_s (sum of generation seconds over rollouts), share.
+    idle: measurements of idle engines or GPUs, by metric name; empty if the run has none.
+    tail_share: share of the longest rollout's duration in which at most a tenth of the rollouts would still run if all had
+    started together. It estimates what waiting for the slowest rollouts costs.
     """
 
     run_id: str
@@ -50,7 +52,7 @@ class StepProfile:
 
 
 def profile_step(runs: Runs, run_id: str, step: int, *, stragglers: int = 10) -> StepProfile:
-    """Look through one step. Raises RunStoreError where the run has no such step or measured no times."""
+    """Return the time profile of one step. Raises RunStoreError if the run has no such step or no times."""
     steps = runs.steps({"run_id": run_id, "step": int(step)})
     if steps.empty:
         raise RunStoreError(f"run {run_id} has no step {step}")
@@ -58,8 +60,8 @@ def profile_step(runs: Runs, run_id: str, step: int, *, stragglers: int = 10) ->
     rows = runs.trajectories({"run_id": run_id, "step": int(step)})
     total, phases = _phases(measured)
     if phases.empty and rows.generate_s.isna().all():
-        raise RunStoreError(f"run {run_id} measured no times at step {step}")
-    # tool_s has the queue in it.
+        raise RunStoreError(f"run {run_id} has no measured times at step {step}")
+    # tool_s includes queue_s.
     spent = {
         "generation": rows.generate_s.sum(),
         "tool run": (rows.tool_s - rows.queue_s.fillna(0)).clip(lower=0).sum(),
@@ -113,14 +115,14 @@ def _is_number(value: Any) -> bool:
 
 
 def plot_time(runs: Runs, run_id: str) -> Figure:
-    """Where the time of every step of a run went: stacked seconds of its phases."""
+    """Plot the seconds of each phase, stacked, over the steps of a run."""
     steps = runs.steps({"run_id": run_id})
     parts = [_phases(row)[1].assign(step=row["step"]) for _, row in steps.iterrows()]
     frame = (
         pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["phase", "seconds", "share", "step"])
     )
     if frame.empty:
-        raise RunStoreError(f"run {run_id} measured no times")
+        raise RunStoreError(f"run {run_id} has no measured times")
     figure = go.Figure()
     for number, (phase, (colour, _, _)) in enumerate(line_styles(list(dict.fromkeys(frame.phase))).items()):
         part = frame[frame.phase == phase]

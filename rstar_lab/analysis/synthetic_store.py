@@ -1,4 +1,4 @@
-"""A large made-up store for `rstar-lab bench store`: as compacted runs are, with numbers of a plausible spread."""
+"""A large synthetic run store for `rstar-lab bench store`, laid out like compacted runs, with plausible values."""
 
 import json
 from collections.abc import Callable
@@ -30,15 +30,15 @@ _SENTENCES = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a store to make; `written_steps` of a run's steps keep `transcripts` transcripts each."""
+    """Size of the store. The first `written_steps` steps of each run have `transcripts` transcripts each."""
 
     runs: int = 40
     steps: int = 100
-    rollouts: int = 2000  # a step
+    rollouts: int = 2000  # per step
     group: int = 16
     written_steps: int = 25
     transcripts: int = 100
-    tokens: int = 1000  # a transcript
+    tokens: int = 1000  # per transcript
 
     @property
     def all_rollouts(self) -> int:
@@ -49,12 +49,12 @@ class Size:
         return self.runs * self.written_steps * self.transcripts
 
 
-NEEDLE = "quaternion"  # in one of a thousand transcripts
-LONG_TOKENS = 10_000  # of the first transcript of the first run
+NEEDLE = "quaternion"  # occurs in one of a thousand transcripts
+LONG_TOKENS = 10_000  # length of the first transcript of the first run
 
 
 def make_store(folder: Path, size: Size, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-    """Write `size` under `folder`, a run after the other."""
+    """Write the runs to `folder`, one after the other. progress: called with the number of finished runs and their total."""
     for number in range(size.runs):
         rng = np.random.default_rng(number)
         run_id = f"run{number:03d}"
@@ -147,7 +147,7 @@ def _trajectories(run_id: str, size: Size, rng: np.random.Generator) -> pa.Table
 
 
 def _outcomes(calls: np.ndarray, errors: np.ndarray) -> pa.Array:
-    """The errors of a trajectory come first."""
+    """Return the outcomes of the calls of each trajectory, errors first."""
     offsets = np.concatenate([[0], np.cumsum(calls)]).astype(np.int32)
     place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], calls)
     wrong = place < np.repeat(errors, calls)
@@ -155,7 +155,7 @@ def _outcomes(calls: np.ndarray, errors: np.ndarray) -> pa.Array:
 
 
 def _transcripts(run_id: str, size: Size, rng: np.random.Generator, *, first: bool) -> pa.Table:
-    """No two texts are the same: equal ones would be stored once, and read once."""
+    """Return the transcripts of a run. All texts differ, because Parquet stores equal texts only once."""
     rows = size.written_steps * size.transcripts
     lengths = np.full(rows, size.tokens)
     texts = [_messages(size.tokens, rng) for _ in range(rows)]
@@ -198,7 +198,7 @@ def _transcripts(run_id: str, size: Size, rng: np.random.Generator, *, first: bo
 
 
 def _messages(tokens: int, rng: np.random.Generator) -> str:
-    """About four characters a token."""
+    """Return messages of about four characters per token, as JSON."""
     sentences = [_SENTENCES[number] for number in rng.integers(0, len(_SENTENCES), tokens // 15)]
     numbers = rng.integers(0, 10**6, len(sentences))
     said = [f"{sentence} {number}" for sentence, number in zip(sentences, numbers, strict=True)]

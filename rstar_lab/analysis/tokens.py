@@ -1,8 +1,8 @@
-"""Tokens: where the policy hesitates, and the words it does it with.
+"""Analysis of tokens by entropy: forking tokens, reflection tokens and the words in which they occur.
 
-Among a sample's model tokens those of the top 20% entropy are looked at, as in the paper's analysis: forking tokens,
-where the model explores by itself, and reflection tokens, which follow a tool's response (split here by whether the
-last response was an error). Tokens inside a tool call are told apart: code is usually low in entropy.
+Following the paper, the model tokens with the top 20% of entropy are analysed: forking tokens before any tool response,
+and reflection tokens after one (split here by whether the last response was an error). Tokens inside a tool call are
+reported separately, because code usually has low entropy.
 """
 
 import json
@@ -35,12 +35,12 @@ def token_table(
     top: float = TOP,
     words: Sequence[str] = (*FORKING_WORDS, *REFLECTION_WORDS),
 ) -> pd.DataFrame:
-    """One row a model token of up to `limit` trajectories (a fixed sample of those with entropies).
+    """Return one row per model token of at most `limit` trajectories, a fixed sample of those with entropies.
 
-    Columns: run_id, step, traj_id, reward, position, text, word (the whole word it is part of), entropy, log_prob
-    (trainer's), mismatch (engine minus trainer), advantage, kind (before any tool response, after success, after
-    error), code (inside a tool call), listed (part of one of `words`), high (among the `top` share by entropy, over
-    the sample). Raises RunStoreError where no such trajectory keeps token arrays or the run has no vocabulary.
+    Columns: run_id, step, traj_id, reward, position, text, word (that contains the token), entropy (nats), log_prob (of the
+    trainer), mismatch (engine minus trainer), advantage, kind (before any tool response, after success, after error),
+    code (inside a tool call), listed (part of one of `words`), high (in the `top` share of the sample by entropy).
+    Raises RunStoreError if no such trajectory has token arrays, or the run has no vocabulary.
     """
     condition, parameters = sql_condition(where)
     chosen = runs.sql(
@@ -52,7 +52,7 @@ def token_table(
     found = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
     if not found:
         raise RunStoreError(
-            "no trajectory here keeps token arrays with entropies; set `token_arrays: kept` in the recipe"
+            "no selected trajectory has token arrays with entropies; set `token_arrays: kept` in the recipe"
         )
     frame = pd.concat(found, ignore_index=True)
     frame["high"] = frame.entropy >= frame.entropy.quantile(1 - top)
@@ -60,7 +60,7 @@ def token_table(
 
 
 def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Token arrays and tool responses' places by traj_id."""
+    """Return token arrays and the positions and outcomes of tool responses, by traj_id."""
     if chosen.empty:
         return {}
     ids = list(chosen.traj_id)
@@ -90,7 +90,7 @@ def _tokens(runs: Runs, row: Any, arrays: dict[str, Any], words: Sequence[str]) 
     ids = np.asarray(arrays["response_ids"])
     texts = runs.texts(row.run_id, ids)
     if texts is None:
-        raise RunStoreError(f"run {row.run_id} kept no vocabulary (tokens.json): its tokens have no text")
+        raise RunStoreError(f"run {row.run_id} has no vocabulary (tokens.json), so its tokens have no text")
     mask = np.ones(len(ids), bool) if arrays["loss_mask"] is None else np.asarray(arrays["loss_mask"], bool)
     kind = np.full(len(ids), KINDS[0], object)
     for position, succeeded in arrays["responses"]:
@@ -125,7 +125,7 @@ def _floats(values: Any, size: int) -> np.ndarray:
 
 
 def _words(text: str, starts: np.ndarray, ends: np.ndarray) -> list[str]:
-    """For each token the word its first visible character is in, in small letters and without marks; "" for tags."""
+    """Return for each token the word that contains its first visible character, in lower case; "" outside of words."""
     spans = [match.span() for match in _WORD.finditer(text)]
     begins = [first for first, _ in spans]
     found = []
@@ -147,7 +147,7 @@ def _calls(text: str) -> list[tuple[int, int]]:
 
 
 def _inside(spans: list[tuple[int, int]], starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Which tokens overlap one of the spans."""
+    """Return whether each token overlaps one of the spans."""
     hit = np.zeros(len(starts), bool)
     for first, last in spans:
         hit |= (starts < last) & (ends > first)
@@ -155,10 +155,10 @@ def _inside(spans: list[tuple[int, int]], starts: np.ndarray, ends: np.ndarray) 
 
 
 def word_list(table: pd.DataFrame, *, min_count: int = 5, code: bool = False) -> pd.DataFrame:
-    """The data-driven list: words by the entropy at which they begin, highest first.
+    """Return the words by mean entropy of their first token, highest first.
 
-    Columns: word, entropy (mean at the word's first token), count, high_share, after_error and after_success (share of
-    its uses there), listed (in the word list the table was made with).
+    Columns: word, entropy (mean at the first token), count, high_share, after_error and after_success (share of its uses),
+    listed (in the word list of the table). min_count: minimum number of uses. code: words inside tool calls.
     """
     words = table[(table.word != "") & (code | ~table.code)]
     first = words[(words.word != words.word.shift()) | (words.traj_id != words.traj_id.shift())]
@@ -172,9 +172,9 @@ def word_list(table: pd.DataFrame, *, min_count: int = 5, code: bool = False) ->
 
 
 def token_kinds(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a kind of token: kind, code, tokens, share of the sample, entropy (mean), high_share, listed_share.
+    """Return one row per kind of token: kind, code, tokens, share (of the sample), entropy (mean), high_share, listed_share.
 
-    share of tokens that are high is `high_share`; `high_part` is the kind's part of all high-entropy tokens.
+    high_share: share of the kind's tokens with high entropy. high_part: share of all high-entropy tokens that are of the kind.
     """
     grouped = table.groupby(["kind", "code"], as_index=False).agg(
         tokens=("entropy", "size"), entropy=("entropy", "mean"), high=("high", "sum"), listed_share=("listed", "mean")
@@ -186,9 +186,9 @@ def token_kinds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def word_usage_change(before: pd.DataFrame, after: pd.DataFrame, *, min_count: int = 5) -> pd.DataFrame:
-    """How words changed between two tables: word, uses per 1000 tokens before and after, and their entropies.
+    """Return how the use of words changed between two tables: word, uses per 1000 tokens before and after, entropies.
 
-    Sorted by the change in use, what grew most first.
+    Sorted by the change in use, largest increase first.
     """
     sides = []
     for table in (before, after):
@@ -208,9 +208,10 @@ def word_usage_change(before: pd.DataFrame, after: pd.DataFrame, *, min_count: i
 
 
 def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataFrame:
-    """The most uncertain tokens of each kind in their context: kind, code, entropy, excerpt, traj_id.
+    """Return the tokens with the highest entropy of each kind in context: kind, code, entropy, excerpt, traj_id.
 
-    excerpt: the token in » « with `width` characters of the model's own text on either side; … is where a tool spoke.
+    each: tokens per kind. excerpt: the token in » « with `width` characters of the model's text on both sides; … marks a
+    tool response.
     """
     found = []
     highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)
@@ -226,9 +227,9 @@ def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataF
 
 
 def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.DataFrame:
-    """Uses of your own words in the model's text, by run and step: run_id, step, n (trajectories), uses, per_trajectory.
+    """Count the uses of words in the model's text: run_id, step, n (trajectories), uses, per_trajectory.
 
-    Reads transcripts: name a run or a range of steps.
+    Reads transcripts, which are large: limit `where` to a run or a range of steps.
     """
     condition, parameters = sql_condition(where)
     rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}", parameters)
@@ -242,12 +243,12 @@ def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.Dat
 
 
 def own_texts(messages: str) -> list[str]:
-    """What the model itself wrote, of a transcript's JSON."""
+    """Return the texts of the model in the JSON of a transcript."""
     return [message["content"] for message in json.loads(messages) if message["role"] == "assistant"]
 
 
 def plot_token_kinds(table: pd.DataFrame) -> Figure:
-    """Entropy of tokens before any tool response, after success and after error; prose and code apart."""
+    """Plot the mean entropy of tokens before any tool response, after success and after error; prose and code separately."""
     frame = token_kinds(table)
     figure = go.Figure()
     for code, name, colour, shape in ((False, "prose", COLOURS[0], ""), (True, "inside a tool call", COLOURS[1], "/")):
@@ -258,12 +259,12 @@ def plot_token_kinds(table: pd.DataFrame) -> Figure:
             hovertemplate="%{x}<br>" + name + ": %{y:.3f} nats, %{text} tokens<extra></extra>",
         )  # fmt: skip
     figure.update_layout(barmode="group", height=400)
-    figure.update_yaxes(title="entropy (nats a token)", rangemode="tozero")
+    figure.update_yaxes(title="entropy (nats per token)", rangemode="tozero")
     return Figure(figure, frame)
 
 
 def plot_high_entropy_words(table: pd.DataFrame, *, count: int = 25, min_count: int = 5) -> Figure:
-    """The words that begin at the highest entropy; those of the word list are marked."""
+    """Plot the words whose first token has the highest mean entropy. Words of the word list are marked."""
     frame = word_list(table, min_count=min_count).head(count).iloc[::-1]
     figure = go.Figure()
     for listed, name, colour, shape in (
@@ -283,14 +284,14 @@ def plot_high_entropy_words(table: pd.DataFrame, *, count: int = 25, min_count: 
 
 
 def plot_entropy(table: pd.DataFrame) -> Figure:
-    """Share of tokens at least as uncertain as x, and where the top share begins."""
+    """Plot the share of tokens with at least entropy x, and the threshold of the top share."""
     frame = pd.DataFrame({"share": np.geomspace(0.001, 1, 120)})
     frame["entropy"] = table.entropy.quantile(1 - frame.share).to_numpy()
     threshold = table.entropy[table.high].min()
     figure = go.Figure(go.Scatter(x=frame.entropy, y=frame.share, mode="lines", line={"color": COLOURS[0], "width": 2}))
     figure.add_vline(x=threshold, line={"dash": "dot", "width": 1})
     figure.update_xaxes(title="entropy (nats)")
-    figure.update_yaxes(title="share of tokens at least as uncertain", tickformat=".1%", type="log")
+    figure.update_yaxes(title="share of tokens with at least this entropy", tickformat=".1%", type="log")
     figure.update_layout(
         height=400, showlegend=False, title=f"top {table.high.mean():.0%} begins at {threshold:.2f} nats"
     )

@@ -1,4 +1,4 @@
-"""The ablation report against scipy on the same rows, Student's t and Holm's correction, and the command."""
+"""Tests of the ablation report against scipy, of Student's t and Holm's correction, and of the command."""
 
 import json
 
@@ -91,7 +91,7 @@ def test_command_recomputes_the_report_from_saved_data(folder, tmp_path, report)
     assert len(rows) == 2 * len(METRICS) and rows[0]["difference"] is None and rows[-1]["seeds"] == 4
 
 
-def test_wrong_input_is_named(folder, tmp_path):
+def test_invalid_input_is_an_error_that_names_it(folder, tmp_path):
     sums = ablation_sums(open_runs(folder))
     with pytest.raises(RunStoreError, match="no run has the label 'GRPO'; the labels are 2x at random"):
         ablation_report(sums, control="GRPO")

@@ -1,4 +1,4 @@
-"""Figures: their numbers, the rollouts behind their points, their files; and the comparison card."""
+"""Tests of figures (values, rollouts behind points, saved files) and of the comparison card."""
 
 from urllib.parse import quote
 
@@ -43,15 +43,15 @@ def test_curves_average_seeds_and_band_them(runs):
     assert point.high == pytest.approx(min(1, values.mean() + half))
 
 
-def test_a_single_run_is_banded_over_problems(folder):
+def test_the_band_of_a_single_run_is_over_problems(folder):
     figure = plot_curves(open_runs(folder / "paper0"), ["pass1", "void_turns"])
     frame = figure.frame[figure.frame.metric == "pass1"]
     assert (frame.low <= frame["value"]).all() and (frame["value"] <= frame.high).all()
     assert frame.high.gt(frame.low).any()
-    assert any("two" in annotation.text for annotation in figure.layout.annotations)  # the stage that begins at step 3
+    assert any("two" in annotation.text for annotation in figure.layout.annotations)  # the stage that starts at step 3
 
 
-def test_every_point_knows_its_rollouts(runs):
+def test_where_selects_the_rollouts_of_each_point(runs):
     figure = plot_ablation(runs, "rl.roc", ["pass1"])
     checked = 0
     for number, trace in enumerate(figure.data):
@@ -71,7 +71,7 @@ def test_every_point_knows_its_rollouts(runs):
     assert all(bar.name in list(kinds) for kinds in rows.outcomes)
 
 
-def test_a_click_and_a_box_call_back_with_the_condition(runs):
+def test_clicks_and_box_selections_report_the_condition(runs):
     asked = []
     widget = plot_curves(runs, ["pass1"], by="rl.roc").on_select(asked.append)
     trace = next(trace for trace in widget.data if trace.customdata is not None)
@@ -95,7 +95,7 @@ def test_a_click_and_a_box_call_back_with_the_condition(runs):
     assert "step = 1" in asked[-1]
 
 
-def test_compute_on_the_x_axis_counts_dropped_rollouts(runs):
+def test_tokens_on_the_x_axis_include_dropped_rollouts(runs):
     frame = plot_curves(runs, ["pass1"], x="rollouts", band=False).frame
     assert frame[frame.group == "paper0"].x.tolist() == [32, 64, 96, 128]
     tokens = plot_curves(runs, ["pass1"], x="tokens", band=False).frame
@@ -105,7 +105,7 @@ def test_compute_on_the_x_axis_counts_dropped_rollouts(runs):
         plot_curves(runs, x="time")
 
 
-def test_lengths_and_pass_at_k_show_the_rows(runs):
+def test_lengths_and_pass_at_k_equal_those_of_the_rows(runs):
     lengths = plot_lengths(runs, "turns", where={"run_id": "none0"}).frame
     turns = runs.trajectories({"run_id": "none0", "step": 1}).turns
     assert lengths.p50[0] == turns.median() and lengths.p90[0] == pytest.approx(np.quantile(turns, 0.9))
@@ -113,12 +113,12 @@ def test_lengths_and_pass_at_k_show_the_rows(runs):
     assert len(frame) == 12 and frame.value.between(0, 1).all()
 
 
-def test_a_wrong_recipe_key_is_answered_with_the_nearest(runs):
+def test_an_unknown_recipe_key_is_an_error_with_the_nearest_key(runs):
     with pytest.raises(RunStoreError, match=r"did you mean rl.roc\?"):
         plot_ablation(runs, "rl.rok")
 
 
-def test_files(runs, tmp_path):
+def test_figures_are_saved_as_csv_and_offline_html(runs, tmp_path):
     figure = plot_curves(runs, ["pass1"], by="rl.roc")
     saved = pd.read_csv(figure.save(tmp_path / "f.csv"))
     assert len(saved) == len(figure.frame) == 8
@@ -129,7 +129,7 @@ def test_files(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_static_image(runs, tmp_path):
+def test_figures_are_saved_as_png(runs, tmp_path):
     path = plot_curves(runs, ["pass1"], by="rl.roc").save(tmp_path / "f.png")
     assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
 
@@ -144,39 +144,39 @@ def _contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_text_and_curves_stand_out_on_light_and_dark(runs):
+def test_text_and_curves_have_contrast_on_light_and_dark_pages(runs):
     figure = plot_curves(runs, ["pass1"], band=False)
     for shown in (figure, figure.dark()):
         layout = shown.layout.template.layout
         assert _contrast(layout.font.color, layout.paper_bgcolor) > 7
-        # Thin light colours are also told apart by dash and symbol; none may vanish.
+        # Curves also differ in dash and symbol, so a low contrast is enough.
         assert all(_contrast(colour, layout.paper_bgcolor) > 2 for colour in COLOURS)
     assert isinstance(figure.dark(), Figure) and figure.dark().frame is figure.frame
     dashes = {(trace.line.dash, trace.marker.symbol) for trace in figure.data}
     assert len(dashes) == len(figure.data) == 6
 
 
-def test_the_card_pairs_problems_and_says_what_the_data_support(folder):
+def test_the_card_reports_paired_differences_and_a_conclusion(folder):
     grpo, roc = (open_runs(folder, run_ids=[f"{name}{seed}" for seed in range(3)]) for name in ("none", "paper"))
     card = compare(grpo, roc, ["tool_error_rate", "pass1", "entropy"], name_a="GRPO", name_b="RoC")
     row = card.table.set_index("metric").loc["tool_error_rate"]
     a, b = (measure(side, ["tool_error_rate"], by=())["value"][0] for side in (grpo, roc))
     assert row.difference == pytest.approx(b - a) and row.a == pytest.approx(a)
-    assert row.high < 0 and row.verdict == "better"
-    assert "the data support a difference" in card.sentence and "3 and 3 runs" in card.sentence
+    assert row.high < 0 and row.conclusion == "better"
+    assert "the data show a difference" in card.sentence and "3 and 3 runs" in card.sentence
     assert "| tool-error rate |" in card.to_markdown()
     assert "RoC" in card._repr_html_()
 
 
-def test_the_card_does_not_claim_what_chance_explains(folder):
+def test_the_card_reports_no_difference_if_the_interval_contains_0(folder):
     one, other = (open_runs(folder, run_ids=[run]) for run in ("paper0", "paper1"))
     card = compare(one, other, ["pass1"], where="step = 4")
-    assert "do not tell them apart" in card.sentence and "not that of seeds" in card.sentence
+    assert "do not show a difference" in card.sentence and "not the seeds" in card.sentence
     with pytest.raises(RunStoreError, match="no problem in common"):
         compare(one, open_runs(folder, run_ids=["paper2"]), where="problem_id = 'p9'")
 
 
-def test_flips_link_to_trajectories_that_show_them(folder):
+def test_flips_link_to_a_correct_and_an_incorrect_trajectory(folder):
     one, other = (open_runs(folder, run_ids=[run]) for run in ("none0", "paper1"))
     card = compare(one, other, ["pass1"], where="step = 1")
     flips = card.flips
@@ -194,7 +194,7 @@ def test_the_data_table_of_a_figure_escapes_text():
     assert "&lt;b&gt;mine&lt;/b&gt;" in html and "0.25" in html and "run_id" not in html
 
 
-def test_a_hostile_name_is_text_in_the_card(folder):
+def test_markup_in_a_name_is_escaped_in_the_card(folder):
     one = open_runs(folder, run_ids=["none0"])
     html = compare(one, one, ["pass1"], name_a="<script>alert(1)</script>")._repr_html_()
     assert "<script>" not in html and "&lt;script&gt;" in html

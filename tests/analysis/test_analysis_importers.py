@@ -1,4 +1,4 @@
-"""Import of verl, TRL, OpenAI-style and inspect_ai rollouts: all values of the source, null for the others."""
+"""Tests of the import of verl, TRL, OpenAI-style and inspect_ai rollouts."""
 
 import json
 
@@ -49,7 +49,7 @@ CALL = '<tool_call>\n{"name": "run", "arguments": {"code": "1"}}\n</tool_call>'
 
 @pytest.mark.parametrize("special_tokens", [False, True])
 def test_verl_multi_turn_output_is_split_into_turns_and_calls(tmp_path, special_tokens):
-    """The text is what a chat template renders and verl decodes, with and without special tokens."""
+    """The dump contains text that verl decodes, with or without special tokens."""
     end, start = ("<|im_end|>", "<|im_start|>") if special_tokens else ("", "")
     response = (
         f"Let me check.\n{CALL}\n{CALL}{end}\n{start}user\n<tool_response>\n1\n</tool_response>\n<tool_response>\nerror:"

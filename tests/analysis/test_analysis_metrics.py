@@ -1,4 +1,4 @@
-"""Metrics against plain pandas on the same rows, and their intervals against what is known of them."""
+"""Tests of metrics against pandas on the same rows, and of pass@k and outcome shares."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_metrics_equal_plain_pandas(runs, rows):
             assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_the_rollup_gives_the_same_numbers_step_by_step(runs):
+def test_metrics_of_the_rollup_equal_those_of_the_trajectories(runs):
     names = [name for name, metric in METRICS.items() if metric.rolled_up]
     fast = curves(runs, names).set_index(["run_id", "step"])
     slow = measure(runs, names, by=("run_id", "step"), resamples=2).pivot(
@@ -81,13 +81,13 @@ def test_the_rollup_gives_the_same_numbers_step_by_step(runs):
         )
 
 
-def test_every_metric_says_what_it_is():
+def test_every_metric_has_a_title_and_a_formula():
     for name, metric in METRICS.items():
         assert metric.name == name
         assert metric.title and metric.formula
 
 
-def test_intervals_count_problems_and_not_rollouts(runs):
+def test_intervals_report_rollouts_and_problems(runs):
     found = measure(runs, ["pass1"], where={"run_id": "paper0"}).iloc[0]
     assert (found.n, found.clusters) == (192, 4)
     assert found.low < found.value < found.high
@@ -98,7 +98,7 @@ def test_one_problem_has_no_interval(runs):
     assert one.clusters == 1 and np.isnan(one.low) and np.isnan(one.high)
 
 
-def test_pass_at_k_is_the_unbiased_estimator(runs, rows):
+def test_pass_at_k_equals_the_unbiased_estimator(runs, rows):
     step = {"run_id": "paper0", "step": 3}
     found = pass_at_k(runs, (1, 2, 8, 9), where=step).set_index("k").value
     of_step = rows[(rows.run_id == "paper0") & (rows.step == 3)]
@@ -113,7 +113,7 @@ def test_pass_at_k_is_the_unbiased_estimator(runs, rows):
     assert np.isnan(found[9])
 
 
-def test_outcomes_tell_correct_from_incorrect_and_add_up(runs, rows):
+def test_outcome_shares_are_split_by_correctness_and_add_up_to_1(runs, rows):
     mix = outcome_mix(runs, by=("run_id",))
     assert mix.calls.sum() == rows.outcomes.map(len).sum()
     assert np.allclose(mix.groupby(["run_id", "correct"]).share.sum(), 1)
@@ -122,14 +122,14 @@ def test_outcomes_tell_correct_from_incorrect_and_add_up(runs, rows):
     assert one == (mine == "timeout").sum()
 
 
-def test_unknown_names_are_answered_with_the_known_ones(runs):
+def test_unknown_metrics_are_errors_that_list_the_known_ones(runs):
     with pytest.raises(RunStoreError, match=r"unknown metric 'pas1'; there are pass1,"):
         measure(runs, ["pas1"])
     with pytest.raises(RunStoreError, match="void_turns is not in the rollup"):
         curves(runs, ["void_turns"])
 
 
-def test_what_a_run_does_not_have_is_missing_and_not_zero(tmp_path):
+def test_metrics_of_values_that_a_run_lacks_are_nan(tmp_path):
     with RunWriter.open(tmp_path, "bare", kind="import", recipe={}, seed=0) as writer:
         rows = [{"traj_id": f"b{i}", "problem_id": f"p{i % 3}", "reward": float(i % 2)} for i in range(6)]
         writer.write_step("train", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
@@ -154,7 +154,7 @@ def test_what_a_run_does_not_have_is_missing_and_not_zero(tmp_path):
         runs.calls()
 
 
-def test_the_page_of_metrics_names_each_with_its_formula():
+def test_docs_list_every_metric_with_its_formula():
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     for name, metric in METRICS.items():
         assert f"| `{name}` | {metric.title} | {metric.formula} |" in page

@@ -1,4 +1,4 @@
-"""RoC microscope, problem history, step X-ray and tokens, on runs whose content is known."""
+"""Tests of the resampling replay, problem histories, step profiles and token tables on runs with known content."""
 
 import json
 
@@ -36,18 +36,18 @@ def runs(folder):
     return open_runs(folder)
 
 
-# RoC microscope
+# Resampling replay
 
 
-def test_a_group_shows_penalties_and_verdicts(runs):
+def test_group_rollouts_have_penalties_and_selection(runs):
     row = runs.trajectories("kept AND run_id = 'paper'", limit=1).iloc[0]
     frame = group_rollouts(runs, row.traj_id)
     assert len(frame) == 8 and frame.kept.sum() == 4
     assert frame.penalty.tolist() == (frame.p_err + frame.p_format).tolist()
-    assert set(frame.verdict) == {"kept", "dropped by resampling"}
+    assert set(frame.selection) == {"kept", "dropped by resampling"}
 
 
-def test_the_released_rule_replayed_gives_the_batch_that_was_trained(runs):
+def test_replay_of_the_released_rule_equals_the_trained_batch(runs):
     found = replay(runs, "released", 2, rule="released")
     assert (found.rows.kept_share == found.rows.kept).all()
     trained, again = found.summary.iloc[0], found.summary.iloc[1]
@@ -55,7 +55,7 @@ def test_the_released_rule_replayed_gives_the_batch_that_was_trained(runs):
         assert trained[name] == again[name] or np.isnan(trained[name])
 
 
-def test_rules_differ_as_they_should(runs):
+def test_replays_of_other_rules_change_penalties_and_advantages(runs):
     paper = replay(runs, "paper", 1, draws=60)
     blind = replay(runs, "paper", 1, rule="random", draws=60)
     everything = replay(runs, "paper", 1, rule="none")
@@ -81,36 +81,36 @@ def test_weights_and_the_substring_rule_change_the_penalty(runs):
     substring = replay(runs, "paper", 1, errors="substring", draws=2).rows.set_index("traj_id")
     for traj_id, row in list(substring.iterrows())[:20]:
         messages = runs.transcript(traj_id)
-        told = messages[messages.role == "tool"].content
-        wanted = told.str.contains("error").mean() if len(told) else 0.5
+        responses = messages[messages.role == "tool"].content
+        wanted = responses.str.contains("error").mean() if len(responses) else 0.5
         assert row.p_err == pytest.approx(wanted)
     with pytest.raises(RunStoreError, match="has no step 99"):
         replay(runs, "paper", 99)
 
 
-# problem history
+# Problem history
 
 
-def test_a_life_in_numbers_and_events(runs):
-    life = problem_history(runs, "p1")
-    assert life.question == "What is 1 + 1?" and life.truth == "2"
+def test_problem_history_has_pass_rates_events_and_code(runs):
+    history = problem_history(runs, "p1")
+    assert history.question == "What is 1 + 1?" and history.truth == "2"
     rows = runs.trajectories({"problem_id": "p1"})
     rates = (rows.reward > 0).groupby([rows.run_id, rows.step]).mean()
-    assert life.strip.set_index(["run_id", "step"]).pass_rate.to_dict() == pytest.approx(rates.to_dict())
+    assert history.strip.set_index(["run_id", "step"]).pass_rate.to_dict() == pytest.approx(rates.to_dict())
     for run_id, of_run in rates.groupby("run_id"):
         first = of_run[of_run > 0].index[0][1]
-        event = life.events[(life.events.run_id == run_id) & (life.events.event == "first solve")].iloc[0]
+        event = history.events[(history.events.run_id == run_id) & (history.events.event == "first solve")].iloc[0]
         assert event.step == first
         assert runs.trajectory(event.traj_id).reward > 0
-    assert life.code[life.code.step == life.code.step.min()].new.all()
-    figure = life.plot()
+    assert history.code[history.code.step == history.code.step.min()].new.all()
+    figure = history.plot()
     condition = figure.where(0, [(0, 1)])
     assert set(runs.trajectories(condition).problem_id) == {"p1"}
     with pytest.raises(RunStoreError, match="no rollout of problem 'p77'"):
         problem_history(runs, "p77")
 
 
-def test_forgetting_is_noticed(tmp_path):
+def test_a_problem_that_is_no_longer_solved_is_an_event(tmp_path):
     with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
         for step, passed in enumerate((0, 0, 3, 4, 1, 3)):
             rows = [{"traj_id": f"{step}-{i}", "problem_id": "p", "reward": float(i < passed)} for i in range(4)]
@@ -133,7 +133,7 @@ def test_forgetting_is_noticed(tmp_path):
     ]
 
 
-def test_transcripts_side_by_side_mark_differences_and_keep_markup_as_text(tmp_path):
+def test_compared_transcripts_mark_differences_and_escape_markup(tmp_path):
     hostile = "<script>alert(1)</script>\n<img src=x onerror=alert(2)>"
     with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
         for step, text in enumerate(("same\nold line", f"same\n{hostile}")):
@@ -148,13 +148,13 @@ def test_transcripts_side_by_side_mark_differences_and_keep_markup_as_text(tmp_p
     assert html.count(">same<") == 2
 
 
-# Step X-ray
+# Step profile
 
 
 def test_phases_add_up_and_stragglers_are_the_slowest(runs):
     found = profile_step(runs, "paper", 2, stragglers=3)
     assert found.step_s == pytest.approx(4.0)
-    # 0.5 s of tools run inside the rollout: they are no phase, and what no phase has is the rest.
+    # Tool time is part of the rollout phase. Time outside of all phases is the rest.
     assert found.phases.set_index("phase").seconds.to_dict() == pytest.approx(
         {"rollout": 2.0, "verify": 0.1, "log-probs": 0.3, "update": 1.0, "wait": 0.1, "rest": 0.5}
     )
@@ -169,12 +169,12 @@ def test_phases_add_up_and_stragglers_are_the_slowest(runs):
     assert frame.groupby("step").seconds.sum().tolist() == pytest.approx([4.0] * 4)
 
 
-def test_measured_idleness_is_passed_on_and_missing_times_are_said(tmp_path):
+def test_profile_has_measured_idle_times_and_requires_step_times(tmp_path):
     make_run(tmp_path, "a", steps=1, extra_metrics={"engine_idle_share": 0.25})
     assert profile_step(open_runs(tmp_path), "a", 1).idle == {"engine_idle_share": 0.25}
     with RunWriter.open(tmp_path, "b", kind="import", recipe={}, seed=0) as writer:
         writer.write_step("x", 1, trajectories=[{"traj_id": "t"}], calls=[], transcripts=[], metrics={})
-    with pytest.raises(RunStoreError, match="measured no times at step 1"):
+    with pytest.raises(RunStoreError, match="no measured times at step 1"):
         profile_step(open_runs(tmp_path), "b", 1)
 
 
@@ -182,7 +182,7 @@ def test_measured_idleness_is_passed_on_and_missing_times_are_said(tmp_path):
 
 
 def one_transcript(tmp_path, pieces, token_arrays=True):
-    """A run of one kept trajectory; pieces: (text, model's own?, entropy)."""
+    """Write a run of one kept trajectory. pieces: (text, generated by the model, entropy)."""
     vocabulary = sorted({text for text, _, _ in pieces})
     ids = [vocabulary.index(text) for text, _, _ in pieces]
     position = next(i for i, (_, own, _) in enumerate(pieces) if not own)
@@ -206,7 +206,7 @@ def one_transcript(tmp_path, pieces, token_arrays=True):
     return open_runs(tmp_path)
 
 
-def test_tokens_are_told_apart_by_what_came_before_code_and_words(tmp_path):
+def test_token_table_has_kind_code_and_word_of_each_token(tmp_path):
     runs = one_transcript(
         tmp_path,
         [
@@ -230,7 +230,7 @@ def test_tokens_are_told_apart_by_what_came_before_code_and_words(tmp_path):
     assert token_table(runs, words=["done"]).pipe(lambda frame: frame[frame.listed]).text.tolist() == [" done"]
 
 
-def test_kinds_and_figures_of_tokens_add_up(runs):
+def test_token_kinds_add_up_to_the_sample(runs):
     table = token_table(runs, {"run_id": "paper"}, limit=40)
     assert table.traj_id.nunique() == 40
     assert table.high.mean() == pytest.approx(0.2, abs=0.01)
@@ -243,14 +243,14 @@ def test_kinds_and_figures_of_tokens_add_up(runs):
     assert again.equals(table)  # a fixed sample
 
 
-def test_own_words_are_counted_in_the_models_text_alone(runs):
+def test_words_are_counted_only_in_the_models_text(runs):
     counted = count_words(runs, ["let me"], {"run_id": "paper"})
     calls = runs.trajectories({"run_id": "paper"})
-    assert counted.uses.sum() == calls.outcomes.map(len).sum()  # one before each call
-    assert count_words(runs, ["what is"], {"run_id": "paper"}).uses.sum() == 0  # the question's words
+    assert counted.uses.sum() == calls.outcomes.map(len).sum()  # one use before each call
+    assert count_words(runs, ["what is"], {"run_id": "paper"}).uses.sum() == 0  # words of the question do not count
 
 
-def test_tokens_without_arrays_are_an_error_that_says_what_to_set(tmp_path):
+def test_missing_token_arrays_are_an_error_with_the_recipe_key(tmp_path):
     runs = one_transcript(tmp_path, [("a", True, 1.0), ("b", False, 0.0)], token_arrays=False)
     with pytest.raises(RunStoreError, match="token_arrays"):
         token_table(runs)

@@ -1,4 +1,4 @@
-"""The bench of the store, on a small one: both sides give the same answers, and every line is there."""
+"""Tests of `bench store` on a small store."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rstar_lab.analysis.synthetic_store import LONG_TOKENS, Size, make_store
 
 
 @pytest.mark.slow
-def test_lines_and_equal_answers():
+def test_bench_lines_have_equal_results_on_both_sides():
     lines = list(bench(size=Size(runs=8, steps=25, rollouts=200, transcripts=4, tokens=100)))
     names = ["make", "curves", "page", "page_by_length", "transcript", "search", "search_first", "open", "memory"]
     assert [line["name"] for line in lines] == names
@@ -18,7 +18,7 @@ def test_lines_and_equal_answers():
     assert all(line["ratio"] == pytest.approx(line["against"] / line["value"]) for line in lines if line["against"])
 
 
-def test_the_made_store_reads_like_any_other(tmp_path):
+def test_the_synthetic_store_is_a_readable_run_store(tmp_path):
     make_store(tmp_path, Size(runs=1, steps=3, rollouts=32, written_steps=2, transcripts=3, tokens=60))
     runs = open_runs(tmp_path)
     assert runs.count() == 96 and len(runs.steps()) == 3

@@ -478,7 +478,7 @@ async def test_watch_waits_for_a_job_and_moves_on_from_sft_to_rl(tmp_path: Path)
 # Figures without a kernel, and the theme
 
 
-def test_linked_figures_get_the_theme_and_whole_number_ticks(inspector: Inspector):
+def test_linked_figures_get_the_theme_and_integer_ticks(inspector: Inspector):
     figure = go.Figure().add_scatter(x=[1, 2, 3], y=[0.1, 0.2, 0.3], name="roc")
     widget = LinkedFigure(figure, inspector)
     assert widget.figure.layout.template.layout.colorway == COLOURS
@@ -487,7 +487,7 @@ def test_linked_figures_get_the_theme_and_whole_number_ticks(inspector: Inspecto
     assert widget.figure.layout.template.layout.colorway == COLOURS and widget.figure.layout.xaxis.dtick is None
 
 
-def test_a_group_of_equal_rewards_is_the_reason_of_a_drop():
+def test_roc_status_names_equal_rewards_as_the_reason():
     dropped = {"traj_id": "a", "kept": False, "p_err": 0.0, "p_format": 0.0, "reward": 1.0}
     assert roc_status(dropped, [dropped, dropped]) == "dropped: all 2 rewards of the group are equal"
     wrong = {**dropped, "reward": 0.0}

@@ -1,4 +1,4 @@
-"""Data frames at four levels, also of runs that are being written."""
+"""Tests of data frames at four levels, also of runs that are being written."""
 
 import shutil
 import warnings
@@ -39,10 +39,10 @@ def test_four_levels_with_ids_that_join(runs):
     assert len(calls) == trajectories.outcomes.map(len).sum()
     means = trajectories.groupby(["run_id", "step"]).reward.mean().to_numpy()
     assert np.allclose(steps.sort_values(["run_id", "step"]).reward_mean, means)
-    assert steps.update_s.eq(1.0).all()  # what the trainer measured is there too
+    assert steps.update_s.eq(1.0).all()  # metrics of the trainer
 
 
-def test_a_condition_is_sql_or_a_dict(runs):
+def test_a_condition_is_sql_or_a_dict_of_values(runs):
     assert len(runs.trajectories("reward > 0 AND step = 2")) == len(runs.trajectories({"reward": 1.0, "step": 2}))
     assert runs.count({"run_id": ["run0"], "step": np.arange(1, 3)}) == 64
     assert runs.count({"advantage": None}) == runs.count("NOT kept")
@@ -65,7 +65,7 @@ def test_sql_sees_every_table(runs):
         runs.sql("SELEC 1")
 
 
-def test_one_transcript_its_turns_and_tokens(runs):
+def test_one_trajectory_has_transcript_turns_and_tokens(runs):
     row = runs.trajectories("len(outcomes) = 2 AND kept", limit=1).iloc[0]
     messages = runs.transcript(row.traj_id)
     assert messages.role.tolist() == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
@@ -125,7 +125,7 @@ def test_growing_run_shows_new_steps(tmp_path):
 
 
 def test_rows_of_a_merged_file_that_were_cut_are_not_counted(tmp_path):
-    """The moment between the cut of the lines and that of the files, as a kill would leave it."""
+    """A kill between cutting metrics.jsonl and cutting the files leaves rows of removed steps."""
     make_run(tmp_path, "a", steps=4)
     compact(tmp_path / "a")
     lines = (tmp_path / "a/metrics.jsonl").read_text().splitlines(keepends=True)
