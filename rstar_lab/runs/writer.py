@@ -37,9 +37,9 @@ from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 
 # Columns whose values are all different, where dictionary encoding only adds size.
 _DIFFERENT = {"traj_id", "messages"}
-_TOKENS_A_ROW_GROUP = 250_000  # reading one transcript decodes its row group, a few milliseconds
+_TOKENS_PER_ROW_GROUP = 250_000  # reading one transcript decodes its row group, a few milliseconds
 # Small enough that a query for some steps reads only a part of a file, large enough for fast full scans.
-_ROWS_A_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000}
+_ROWS_PER_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000}
 
 
 class RunWriter:
@@ -311,11 +311,11 @@ def _leaf(field: pa.Field) -> str:
 
 
 def row_group_size(level: str, table: pa.Table) -> int:
-    rows = _ROWS_A_GROUP[level]
+    rows = _ROWS_PER_GROUP[level]
     if level != "transcripts" or not table.num_rows:
         return rows
     tokens = sum(len(chunk.values) for chunk in table["response_ids"].chunks) or table["messages"].nbytes // 4
-    return max(1, min(rows, _TOKENS_A_ROW_GROUP * table.num_rows // max(tokens, 1)))
+    return max(1, min(rows, _TOKENS_PER_ROW_GROUP * table.num_rows // max(tokens, 1)))
 
 
 def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The folder of runs is found from the root, from notebooks/, from a copy elsewhere, and by the environment."""
+"""Tests of how the folder of runs is found: from the root, from notebooks/, and by the environment."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("start", [".", "notebooks", "notebooks/deep"])
-def test_nearest_folder_with_a_run_is_found_upwards(project, monkeypatch, start):
+def test_the_nearest_parent_with_a_runs_folder_is_used(project, monkeypatch, start):
     (project / "runs" / "one").mkdir(parents=True)
     (project / "runs" / "one" / "run.json").write_text("{}")
     monkeypatch.chdir(project / start)
@@ -23,7 +23,7 @@ def test_nearest_folder_with_a_run_is_found_upwards(project, monkeypatch, start)
 
 
 @pytest.mark.parametrize("start", [".", "notebooks"])
-def test_without_runs_it_is_beside_the_notebooks(project, monkeypatch, start):
+def test_without_runs_the_folder_beside_the_notebooks_is_used(project, monkeypatch, start):
     monkeypatch.chdir(project / start)
     assert find_runs_dir() == project / "runs"
 

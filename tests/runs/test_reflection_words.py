@@ -1,4 +1,4 @@
-"""Reflection words are counted as whole words, the longest phrase first."""
+"""Tests of counting reflection words: complete words only, longest phrase first."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, cou
         ("recheck unchecked checks waiter", 0),
     ],
 )
-def test_whole_words_and_phrases_are_counted(text, count):
+def test_complete_words_and_phrases_are_counted(text, count):
     assert count_reflection_words(text) == count
 
 

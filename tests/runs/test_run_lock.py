@@ -1,4 +1,4 @@
-"""A run has one writer at a time, however the writer ends. Readers are never blocked."""
+"""Tests that a run has one writer at a time, also after a kill, and that readers are never blocked."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The run store returns what was written, in complete steps."""
+"""Tests of writing and reading runs."""
 
 import json
 import math

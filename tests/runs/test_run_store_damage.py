@@ -1,4 +1,4 @@
-"""Damaged, foreign and newer files give an error that names them. A full disk loses no finished step."""
+"""Tests of the errors for damaged, foreign and newer files, and of a full disk."""
 
 import json
 import resource
@@ -36,25 +36,25 @@ def assert_error_contains(run, *parts):
 
 
 @pytest.mark.parametrize("keep", [0, 3, 500, -1])
-def test_truncated_file_is_named(run, keep):
+def test_an_error_names_a_truncated_file(run, keep):
     data = (run / FILE).read_bytes()
     (run / FILE).write_bytes(data[:keep])
     assert_error_contains(run, FILE, "truncated")
 
 
-def test_missing_file_is_named(run):
+def test_an_error_names_a_missing_file(run):
     (run / FILE).unlink()
     assert_error_contains(run, "the file of step 1 is missing")
 
 
-def test_foreign_file_is_named(run):
+def test_an_error_names_a_foreign_file(run):
     pq.write_table(pa.table({"x": [1]}), run / FILE)
     assert_error_contains(run, FILE, "not a trajectories file")
     shutil.copy(run / "calls/stage=rl/step=000001.parquet", run / FILE)
     assert_error_contains(run, FILE, "not a trajectories file")
 
 
-def test_file_with_fewer_rows_is_named(run):
+def test_an_error_names_a_file_with_fewer_rows(run):
     file = pq.ParquetFile(run / FILE)
     table = file.read()
     pq.write_table(table.slice(0, 5).replace_schema_metadata(file.schema_arrow.metadata), run / FILE)
@@ -62,14 +62,14 @@ def test_file_with_fewer_rows_is_named(run):
 
 
 @pytest.mark.parametrize(("version", "message"), [("2", "upgrade rstar_lab"), ("0", "invalid schema version")])
-def test_unsupported_schema_version_is_named(run, version, message):
+def test_an_unsupported_schema_version_is_an_error(run, version, message):
     file = pq.ParquetFile(run / FILE)
     marks = file.schema_arrow.metadata | {VERSION_KEY.encode(): version.encode()}
     pq.write_table(file.read().replace_schema_metadata(marks), run / FILE)
     assert_error_contains(run, FILE, "schema version", version, message)
 
 
-def test_damaged_run_json_is_named(run):
+def test_an_error_names_a_damaged_run_json(run):
     text = (run / "run.json").read_text()
     for damage, message in [
         (text[:50], "cannot be read"),
@@ -82,7 +82,7 @@ def test_damaged_run_json_is_named(run):
     assert_error_contains(run, "is not a run")
 
 
-def test_damaged_metrics_line_is_named(run):
+def test_an_error_names_a_damaged_metrics_line(run):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0] + lines[1][:7] + "\n" + lines[2])
     assert_error_contains(run, "metrics.jsonl, line 2 is damaged")

@@ -1,4 +1,4 @@
-"""SIGKILL between any two file operations leaves complete steps, and the run can be continued."""
+"""Tests that a SIGKILL between any two file operations leaves complete steps, and that the run can be continued."""
 
 import sys
 from pathlib import Path
@@ -13,8 +13,8 @@ TRAIN = {"kind": "train", "recipe": {}, "seed": 0}
 _TOUCHING = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
 
 
-def life_of_a_run(runs_dir: Path) -> None:
-    """Two attempts with checkpoints, a cut, and two compactions."""
+def write_run_with_resume(runs_dir: Path) -> None:
+    """Write a run in two attempts with checkpoints, a cut and two compactions."""
     with RunWriter.open(runs_dir, "a", **TRAIN) as writer:
         writer.write_vocabulary(["a"])
         for step in (0, 1):
@@ -34,28 +34,28 @@ def life_of_a_run(runs_dir: Path) -> None:
     compact(runs_dir / "a")
 
 
-def states_of(runs_dir: Path) -> list[dict[Path, bytes | None]]:
-    """What a SIGKILL right before each of the writer's file operations leaves, each state once."""
+def states_before_file_operations(runs_dir: Path) -> list[dict[Path, bytes | None]]:
+    """Return the distinct states of the folder right before each file operation of the writer."""
     states: list[dict[Path, bytes | None]] = []
-    looking = False
+    recording = False
 
-    def look(event: str, arguments: tuple) -> None:
-        nonlocal looking
-        if looking or event not in _TOUCHING or str(runs_dir) not in str(arguments[0]):
+    def record_state(event: str, arguments: tuple) -> None:
+        nonlocal recording
+        if recording or event not in _TOUCHING or str(runs_dir) not in str(arguments[0]):
             return
-        looking = True
+        recording = True
         paths = sorted(runs_dir.rglob("*"))
         state = {path.relative_to(runs_dir): None if path.is_dir() else path.read_bytes() for path in paths}
         if state not in states[-1:]:
             states.append(state)
-        looking = False
+        recording = False
 
-    sys.addaudithook(look)  # stays for the life of the process, looking at this folder only
-    life_of_a_run(runs_dir)
+    sys.addaudithook(record_state)  # cannot be removed; it ignores other folders
+    write_run_with_resume(runs_dir)
     return states
 
 
-def put(state: dict[Path, bytes | None], folder: Path) -> None:
+def write_state(state: dict[Path, bytes | None], folder: Path) -> None:
     for path, data in state.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).mkdir() if data is None else (folder / path).write_bytes(data)
@@ -65,9 +65,9 @@ def check(runs_dir: Path) -> None:
     for reader in list_runs(runs_dir):
         steps = reader.steps()
         assert list(steps) == list(range(len(steps)))
-        for level, a_step in (("trajectories", 8), ("calls", 12), ("transcripts", 8)):
+        for level, rows_per_step in (("trajectories", 8), ("calls", 12), ("transcripts", 8)):
             table = reader.read(level).to_pandas()
-            assert table.groupby("step").size().to_dict() == dict.fromkeys(steps, a_step)
+            assert table.groupby("step").size().to_dict() == dict.fromkeys(steps, rows_per_step)
             assert (table.stage == table.step.map(steps)).all()
             assert not table.duplicated(["traj_id", "index"] if level == "calls" else "traj_id").any()
         attempts = reader.read("trajectories").to_pandas().groupby("step").attempt.nunique()
@@ -78,12 +78,12 @@ def check(runs_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_kill_before_any_file_operation_leaves_complete_steps(tmp_path):
-    states = states_of(tmp_path / "life")
+    states = states_before_file_operations(tmp_path / "life")
     assert len(states) > 60
     for number, state in enumerate(states):
         runs_dir = tmp_path / str(number)
         runs_dir.mkdir()
-        put(state, runs_dir)
+        write_state(state, runs_dir)
         check(runs_dir)
         with RunWriter.open(runs_dir, "a", **TRAIN) as writer:
             step = 0 if writer.last_step is None else writer.last_step + 1

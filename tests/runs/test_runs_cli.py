@@ -1,4 +1,4 @@
-"""`rstar-lab runs list | show | compact`."""
+"""Tests of `rstar-lab runs list | show | compact`."""
 
 import json
 
@@ -26,7 +26,7 @@ def invoke(*arguments):
     return result.output
 
 
-def test_list(runs_dir):
+def test_list_shows_status_steps_and_reward(runs_dir):
     lines = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
     assert {line["run_id"] for line in lines} == {"a", "b"}
     assert lines[0] | {"run_id": "", "created": "", "path": ""} == {
@@ -41,10 +41,12 @@ def test_an_unreadable_run_does_not_hide_the_others(runs_dir):
     (runs_dir / "a" / "run.json").write_text("{")
     lines = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
     assert {line["run_id"]: line["status"] for line in lines} == {"a": "unreadable", "b": "finished"}
-    assert "run.jsoncannotberead" in "".join(invoke("list", "--runs-dir", runs_dir).split())  # wherever lines break
+    assert "run.jsoncannotberead" in "".join(
+        invoke("list", "--runs-dir", runs_dir).split()
+    )  # the table may break the line anywhere
 
 
-def test_show(runs_dir):
+def test_show_prints_recipe_and_metrics(runs_dir):
     shown = json.loads(invoke("show", "a", "--runs-dir", runs_dir, "--json"))
     assert shown["recipe"] == {"model": "tiny"} and shown["seed"] == 3
     assert shown["metrics"] == {"stage": "rl", "step": 1, "loss": 0.25}
@@ -53,7 +55,7 @@ def test_show(runs_dir):
         invoke("show", "c", "--runs-dir", runs_dir)
 
 
-def test_compact(runs_dir):
+def test_compact_reports_files_and_keeps_rows(runs_dir):
     assert json.loads(invoke("compact", "a", "--runs-dir", runs_dir, "--json")) == {
         "run_id": "a", "files_before": 6, "files_after": 3,
     }  # fmt: skip
