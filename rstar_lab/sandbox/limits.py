@@ -19,8 +19,8 @@ class Limits:
     make_room: preempt long calls while calls are queued and long ones are rare. A preempted call ends as `timeout` when its
     slack is used up, even if it did not get its CPU seconds.
     queue_timeout_s: seconds in the queue after which the outcome is `queue_timeout`.
-    session_idle_s: a session that is unused for so long is dropped. max_sessions: if there are more, the least recently
-    used one is dropped.
+    session_idle_s: seconds without use after which a session is dropped. max_sessions: if there are more, the least
+    recently used one is dropped.
     """
 
     timeout_s: float = 10.0

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 SESSION_KEPT_MS = 3_600_000
-# A call that a worker took and has not answered for so long after its limits counts as lost.
+# Seconds after its limits until a call that a worker took counts as lost.
 ANSWER_GRACE_S = 60.0
 
 

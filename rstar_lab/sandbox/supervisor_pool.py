@@ -17,9 +17,9 @@ from rstar_lab.sandbox.runtime import protocol
 
 TIERS = ("bare", "numpy", "sympy", "scipy")
 START_TIMEOUT_S = 60.0
-# A supervisor that does not answer for so long after the call's limit and slack is killed.
+# Seconds after a call's limit and slack until a supervisor without an answer is killed.
 SILENCE_S = 2.5
-# A supervisor whose connection was closed gets this long to end its program before it is killed.
+# Seconds that a supervisor has to end its program after its connection was closed, before it is killed.
 END_S = 5.0
 _BOOT = """import sys
 sys.path.insert(0, {root!r})

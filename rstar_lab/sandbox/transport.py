@@ -24,7 +24,7 @@ GROUP = "workers"
 BLOCK_MS = 1000
 SOCKET_TIMEOUT_S = 8.0  # must exceed BLOCK_MS, the duration of a blocking read
 HEARTBEAT_S = 1.0
-# A worker without a heartbeat for so long counts as dead, and other workers claim its calls.
+# Time without a heartbeat after which a worker counts as dead and other workers claim its calls.
 DEAD_AFTER_MS = 6000
 MAX_DELIVERIES = 3
 RESULTS_KEPT_MS = 3_600_000

@@ -8,7 +8,7 @@ from rstar_lab.sandbox.launch import serving, temporary_redis
 
 @pytest.fixture(scope="session")
 def service():
-    """A sandbox service on loopback: {"url", "workers", "pid"}; its calls get 2 s of CPU."""
+    """Start a sandbox service on loopback. Its calls may use 2 s of CPU time. Yields {"url", "workers", "pid"}."""
     with serving("serve", "--port", "0", "--workers", "2", "--time-limit", "2") as ready:
         yield ready
 
@@ -21,7 +21,7 @@ def http(service):
 
 @pytest.fixture
 def redis():
-    """A redis-server of its own for each test, on loopback, with a password and an append-only file."""
+    """Start a redis-server for the test, on loopback, with a password and an append-only file."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
     with temporary_redis() as server:

@@ -1,4 +1,4 @@
-"""Programs that try to block others, or to have their failure attributed to the sandbox."""
+"""Tests of programs that try to block other calls, or to have their failure attributed to the sandbox."""
 
 import asyncio
 import contextlib
@@ -33,8 +33,8 @@ async def sandbox():
         yield sandbox
 
 
-async def honest_rate(sandbox: LocalSandbox, seconds: float) -> float:
-    """Calls per second of eight clients that make short calls; each result is checked."""
+async def rate_of_short_calls(sandbox: LocalSandbox, seconds: float) -> float:
+    """Return the calls per second of eight clients that make short calls. Each result is checked."""
     end, count = time.monotonic() + seconds, 0
 
     async def client() -> None:
@@ -48,15 +48,15 @@ async def honest_rate(sandbox: LocalSandbox, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("sleepers", [2, 64])
-async def test_sleeping_calls_leave_honest_calls_their_rate(sleepers):
+async def test_sleeping_calls_do_not_slow_other_calls(sleepers):
     async with LocalSandbox(Limits(timeout_s=30.0), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("import math") for _ in range(64)))
         shares = []
         for _ in range(3):
-            alone = await honest_rate(sandbox, 1.5)
+            alone = await rate_of_short_calls(sandbox, 1.5)
             sleeping = [asyncio.create_task(sandbox.run(SLEEPER)) for _ in range(sleepers)]
             await asyncio.sleep(0.5 + 0.05 * sleepers)
-            shares.append(await honest_rate(sandbox, 1.5) / alone)
+            shares.append(await rate_of_short_calls(sandbox, 1.5) / alone)
             for task in sleeping:
                 task.cancel()
             await asyncio.gather(*sleeping, return_exceptions=True)
@@ -70,13 +70,13 @@ async def test_sleeping_calls_end_as_timeout_at_their_limit(sandbox):
     assert max(result.duration_s for result in results) < 2.0
 
 
-async def test_a_call_that_wakes_up_still_has_its_cpu_limit(sandbox):
+async def test_a_call_that_wakes_up_is_still_limited_in_cpu_time(sandbox):
     result = await sandbox.run("import time\ntime.sleep(0.5)\nwhile True: pass", timeout_s=1.0)
     assert result.outcome == Outcome.TIMEOUT
 
 
 async def test_clone_parent_is_refused_and_leaves_no_process(sandbox):
-    """A child made with CLONE_PARENT would be the supervisor's child, which it does not expect."""
+    """A child created with CLONE_PARENT would be an unexpected child of the supervisor."""
     before = set(psutil.Process(os.getpid()).children(recursive=True))
     results = await asyncio.gather(*(sandbox.run(CLONE.format(flags="0x8000") + "print(pid)") for _ in range(4)))
     assert {(result.outcome, result.stdout) for result in results} == {(Outcome.OK, "-1\n")}
@@ -86,7 +86,7 @@ async def test_clone_parent_is_refused_and_leaves_no_process(sandbox):
 
 
 ATTRIBUTION = {
-    "a thread made with CLONE_VFORK": (
+    "a thread created with CLONE_VFORK": (
         "import ctypes, time\nlibc = ctypes.CDLL(None)\n"
         "stack = ctypes.create_string_buffer(1 << 16)\n"
         "top = ctypes.addressof(stack) + (1 << 16) - 64\n"
@@ -116,7 +116,7 @@ ATTRIBUTION = {
 
 @pytest.mark.parametrize("name", ATTRIBUTION)
 async def test_a_program_cannot_cause_a_sandbox_error(sandbox, name):
-    for _ in range(3):  # on a busy machine a call may really starve
+    for _ in range(3):  # on a busy machine a call may not get enough CPU time
         memory_mb = 16 if "memory" in name else None
         result = await sandbox.run(ATTRIBUTION[name], timeout_s=1.0, memory_mb=memory_mb)
         if result.outcome in MODEL:
@@ -153,7 +153,7 @@ FORGE = {
 
 
 @pytest.mark.parametrize("name", FORGE)
-async def test_a_cell_cannot_answer_for_later_cells_through_the_channel(sandbox, name):
+async def test_a_cell_cannot_forge_the_results_of_later_cells(sandbox, name):
     await sandbox.run(FORGE[name], session=name, timeout_s=1.0)
     results = [await sandbox.run("print(6 * 7)", session=name, timeout_s=1.0) for _ in range(4)]
     for result in results:
@@ -178,11 +178,11 @@ async def test_a_loop_with_a_sleeping_thread_can_be_preempted():
     )
     async with LocalSandbox(Limits(timeout_s=20.0, wall_slack_s=4.0), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("print(1)") for _ in range(64)))
-        alone = await honest_rate(sandbox, 1.5)
+        alone = await rate_of_short_calls(sandbox, 1.5)
         loops = [asyncio.create_task(sandbox.run(loop)) for _ in range(2)]
         try:
             await asyncio.sleep(2.5)
-            assert await honest_rate(sandbox, 1.5) > 0.5 * alone
+            assert await rate_of_short_calls(sandbox, 1.5) > 0.5 * alone
         finally:
             for task in loops:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Preempted calls run in the background, and are still ended and answered in time."""
+"""Tests that preempted calls run in the background and end in time."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ def in_background(owner: int) -> bool:
 
 
 def weighs_less(owner: int) -> bool:
-    """Return whether its CPU weight is less than that of an ordinary process."""
+    """Return whether the group's CPU weight is below that of an ordinary process."""
     files = {"cpu.shares": 1024, "cpu.weight": 100}
     return any(
         int((first_group(owner) / name).read_text()) < share
@@ -58,7 +58,7 @@ def weighs_less(owner: int) -> bool:
 
 
 def supervisors_outside(owner: int) -> int:
-    """Supervisors that have left their programs to the background."""
+    """Return the number of supervisors whose programs run in the background."""
     groups = [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
     files = [
         group / name for group in groups if group.name.endswith("background") for name in ("tasks", "cgroup.threads")
@@ -99,7 +99,7 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
 
 @contextlib.contextmanager
 def freezer() -> Iterator[Path]:
-    """A group whose processes cannot even die while its state is FROZEN."""
+    """Yield a control group whose processes cannot exit while its state is FROZEN."""
     group = GROUPS / "freezer" / f"test-{os.getpid()}"
     try:
         group.mkdir()
@@ -114,7 +114,7 @@ def freezer() -> Iterator[Path]:
         group.rmdir()
 
 
-async def test_what_is_slow_to_die_is_answered_first():
+async def test_a_result_is_sent_before_slow_processes_have_ended():
     pool = SupervisorPool(1)
     try:
         await pool.start()

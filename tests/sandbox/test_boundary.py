@@ -1,4 +1,4 @@
-"""The boundary: what programs cannot reach, and what ends with the sandbox."""
+"""Tests of isolation: what programs cannot access, and what ends with the sandbox."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def sandbox():
 
 
 def box_processes(parent: int) -> list[psutil.Process]:
-    """Zygotes, supervisors and programs of the sandboxes in a process."""
+    """Return the zygotes, supervisors and programs of all sandboxes of a process."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(parent).children(recursive=True)
     return []
@@ -59,7 +59,7 @@ needs_every_layer = pytest.mark.skipif(
 
 
 @needs_every_layer
-async def test_the_hosts_files_are_out_of_sight(sandbox, tmp_path):
+async def test_programs_cannot_see_host_files(sandbox, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2")
     tmp_path.chmod(0o777)
@@ -76,7 +76,7 @@ async def test_the_hosts_files_are_out_of_sight(sandbox, tmp_path):
     assert found == []
 
 
-async def test_the_hosts_environment_is_out_of_sight(sandbox):
+async def test_programs_cannot_see_the_host_environment(sandbox):
     code = """
 import json, os
 text = str(dict(os.environ)) + open("/proc/self/environ").read()
@@ -85,7 +85,7 @@ print(json.dumps("hunter2" in text or "SECRET" in text))"""
 
 
 @needs_every_layer
-async def test_only_its_own_processes_are_in_sight(sandbox):
+async def test_a_program_sees_only_its_own_processes(sandbox):
     code = """
 import json, os
 alive = []
@@ -113,7 +113,7 @@ print(json.dumps(fds))"""
     assert await seen(sandbox, code) == []
 
 
-async def test_nothing_is_writable_but_its_own_folders(sandbox):
+async def test_a_program_can_write_only_to_its_own_folders(sandbox):
     code = """
 import json, os
 def writable(folder):
@@ -127,7 +127,7 @@ print(json.dumps([folder for folder in places if writable(folder)]))"""
     assert await seen(sandbox, code) == ["/tmp", "/dev/shm", "/var/tmp"] or sorted(await seen(sandbox, code)) == []
 
 
-# x86-64 numbers; every one of these must be refused, whatever its arguments.
+# Numbers of x86-64. These calls must be refused with any arguments.
 REFUSED = {
     "ptrace": 101, "syslog": 103, "setuid": 105, "personality": 135, "pivot_root": 155, "chroot": 161, "mount": 165,
     "umount2": 166, "reboot": 169, "sethostname": 170, "init_module": 175, "add_key": 248, "keyctl": 250,
@@ -138,7 +138,7 @@ REFUSED = {
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
-async def test_system_calls_off_the_list_are_refused(sandbox):
+async def test_system_calls_outside_the_allowlist_are_refused(sandbox):
     code = f"""
 import ctypes, json
 libc = ctypes.CDLL(None, use_errno=True)
@@ -150,7 +150,7 @@ print(json.dumps([name for name, number in {REFUSED}.items() if not refused(numb
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
-async def test_dangerous_arguments_are_refused(sandbox):
+async def test_system_calls_with_dangerous_arguments_are_refused(sandbox):
     code = """
 import ctypes, json, os, signal
 libc = ctypes.CDLL(None, use_errno=True)
@@ -176,7 +176,7 @@ async def test_concurrent_calls_do_not_see_each_other_s_sockets(sandbox):
 
 
 @needs_every_layer
-async def test_locks_on_shared_files_carry_nothing_between_calls(sandbox):
+async def test_file_locks_are_not_visible_to_other_calls(sandbox):
     """Locks are not taken, so one call cannot see the lock of another."""
     lock = "import fcntl, sys, time\nf = open(sys.executable)\n{}"
     speak = lock.format("fcntl.flock(f, fcntl.LOCK_EX)\nfcntl.lockf(f, fcntl.LOCK_SH)\ntime.sleep(1.5)")
@@ -186,7 +186,7 @@ async def test_locks_on_shared_files_carry_nothing_between_calls(sandbox):
 
 
 @needs_every_layer
-async def test_programs_get_no_notice_of_file_accesses(sandbox):
+async def test_programs_cannot_observe_file_accesses_of_others(sandbox):
     code = """
 import fcntl, json, os
 fd = os.open("/usr/lib", os.O_RDONLY)
@@ -218,7 +218,7 @@ print(json.dumps([before, resource.getrlimit(resource.RLIMIT_CORE)]))"""
     assert await seen(sandbox, code) == [[1, 1], [1, 1]]
 
 
-async def test_only_unix_socket_pairs_without_filters_and_urgent_data(sandbox):
+async def test_socket_pairs_are_unix_only_without_filters_or_urgent_data(sandbox):
     code = """
 import json, socket
 def works(action):
@@ -249,7 +249,7 @@ async def test_opening_dev_stdout_does_not_delete_earlier_output(sandbox):
     assert result.stdout.startswith("before\n")
 
 
-async def test_no_socket_of_the_host_is_in_reach(sandbox):
+async def test_programs_cannot_connect_to_host_sockets(sandbox):
     name = f"\0rstar-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as abstract, socket.create_server(("127.0.0.1", 0)) as tcp:
         abstract.bind(name)
@@ -267,8 +267,8 @@ print(json.dumps([reached(socket.AF_UNIX, {name!r}), reached(socket.AF_INET, ("1
         assert await seen(sandbox, code) == [False, False]
 
 
-async def test_neighbours_cannot_talk(sandbox):
-    """Two calls at once: no shared abstract name, System V segment, file or signal."""
+async def test_concurrent_calls_cannot_communicate(sandbox):
+    """Concurrent calls share no abstract socket name, System V segment or file."""
     speak = """
 import ctypes, socket, time
 s = socket.socket(socket.AF_UNIX); s.bind("\\0meet"); s.listen()
@@ -288,7 +288,7 @@ print(json.dumps([met, ctypes.CDLL(None).shmget(4711, 4096, 0) >= 0, os.path.exi
     assert json.loads(heard.stdout) == [False] * 4
 
 
-async def test_a_call_leaves_nothing_to_the_next(sandbox):
+async def test_a_call_leaves_no_state_for_the_next_call(sandbox):
     litter = """
 import os, random, sys, builtins, math
 for folder in ("/tmp", "/dev/shm", "."): open(folder + "/left", "w").write("x")
@@ -305,7 +305,7 @@ print(json.dumps([{OWN_TMP}, os.listdir("/dev/shm"), os.listdir("."), hasattr(bu
 
 
 @needs_every_layer
-def test_an_interpreter_in_tmp_leaves_programs_a_tmp_of_their_own():
+def test_programs_have_a_private_tmp_if_the_interpreter_is_in_tmp():
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     script = """
 import asyncio, json
@@ -330,8 +330,8 @@ asyncio.run(main())"""
 
 
 @needs_every_layer
-async def test_the_memory_of_the_last_call_is_gone():
-    """Programs are forks of one supervisor: what passed through it must not be found in its pages."""
+async def test_data_of_the_previous_call_is_not_in_memory():
+    """Programs are forks of one supervisor, whose memory must not contain data of earlier calls."""
     scan = """
 import re
 needle = re.compile(b"(?:whispe[r]){3}")  # a pattern that does not match itself
@@ -357,8 +357,8 @@ print(found)"""
             assert (await sandbox.run(scan)).stdout == "0\n"
 
 
-async def test_zygotes_hold_nothing_of_the_embedding_process(sandbox):
-    """They are started by exec: no descriptor, environment or module of ours comes along."""
+async def test_zygotes_have_no_descriptors_or_modules_of_the_parent(sandbox):
+    """Zygotes are started by exec, without descriptors, environment or modules of the parent."""
     box = box_processes(os.getpid())
     assert box
     for process in box:
@@ -399,7 +399,7 @@ asyncio.run(main())
 """
 
 
-async def test_everything_dies_with_the_embedding_process():
+async def test_all_processes_end_when_the_embedding_process_is_killed():
     embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], stdout=subprocess.PIPE, cwd=ROOT)  # noqa: ASYNC220
     assert embedder.stdout is not None
     assert await asyncio.to_thread(embedder.stdout.readline) == b"ready\n"
@@ -419,7 +419,7 @@ async def kill_later(processes: list[psutil.Process], seconds: float) -> None:
             process.kill()
 
 
-async def test_calls_survive_the_death_of_zygotes_and_supervisors():
+async def test_calls_are_retried_when_zygotes_and_supervisors_are_killed():
     before = set(box_processes(os.getpid()))
     async with LocalSandbox(Limits(timeout_s=20), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("import numpy") for _ in range(2)))
@@ -437,7 +437,7 @@ async def test_calls_survive_the_death_of_zygotes_and_supervisors():
 
 
 async def _kill_one_by_one(sandbox: LocalSandbox, processes: list[psutil.Process]) -> None:
-    """No call is hit so often that its retries run out: between two kills one is answered."""
+    """Wait for a result between two kills, so that no call runs out of retries."""
     for process in reversed(processes):
         answered = sandbox.outcomes.total()
         await kill_later([process], 0.2)
@@ -463,7 +463,7 @@ async def test_a_killed_supervisor_leaves_no_program_running():
         assert not psutil.wait_procs(programs, timeout=10)[1]
 
 
-async def test_control_groups_do_not_pile_up():
+async def test_control_groups_are_removed():
     groups = Path("/proc/self/cgroup").read_text()
     if "memory" not in groups:
         pytest.skip("no version 1 control groups here")
@@ -519,7 +519,7 @@ def as_ordinary_user(wrapper: list[str]):
 
 
 def _as_ordinary_user(tmp_path: Path, wrapper: list[str]):
-    """Run the package with the system's Python under a user id without any right of root."""
+    """Run the package with the system's Python as an ordinary user without capabilities."""
     python = shutil.which("python3", path="/usr/bin")
     old = (
         python is None or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
@@ -539,13 +539,13 @@ def _as_ordinary_user(tmp_path: Path, wrapper: list[str]):
     return results, missing, strict, done.stderr
 
 
-async def test_an_ordinary_user_gets_the_boundary_too():
+async def test_an_ordinary_user_gets_all_layers_that_need_no_root():
     results, missing, strict, warnings = await asyncio.to_thread(as_ordinary_user, [])
     assert results[:2] == [["ok", "42\n"], ["ok", "[] 1000\n"]]
     assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
     assert results[6] == ["ok", "left\n"]
     assert results[7] == ["ok", "21"]
-    # Everything but what only root may give.
+    # All layers except those that require root.
     assert set(missing) <= {"cgroup", "user_id"}
     if "cgroup" in missing:
         assert "sandbox runs without cgroup" in warnings
@@ -554,8 +554,8 @@ async def test_an_ordinary_user_gets_the_boundary_too():
         assert strict == "started"
 
 
-async def test_without_namespaces_the_rest_still_holds_and_says_so():
-    """What a container that refuses user namespaces leaves us: Landlock, seccomp and limits."""
+async def test_without_user_namespaces_other_layers_apply_with_a_warning():
+    """In a container without user namespaces, Landlock, seccomp and limits still apply."""
     refuse = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all "$@"'
     results, missing, strict, warnings = await asyncio.to_thread(
         as_ordinary_user, ["unshare", "-U", "-r", "sh", "-c", refuse, "sh"]
@@ -570,13 +570,13 @@ async def test_without_namespaces_the_rest_still_holds_and_says_so():
     assert "sandbox runs without pid namespace" in warnings
 
 
-async def test_check_names_every_layer():
+async def test_check_reports_every_layer():
     found = check()
     assert len({layer.name for layer in found}) == len(found) >= 11
     assert all(layer.present or layer.leaves_open for layer in found)
 
 
-async def test_strict_starts_exactly_where_nothing_is_missing():
+async def test_strict_starts_only_if_no_layer_is_missing():
     missing = [layer for layer in check() if not layer.present]
     sandbox = LocalSandbox(strict=True)
     if missing:
@@ -587,8 +587,8 @@ async def test_strict_starts_exactly_where_nothing_is_missing():
     await sandbox.aclose()
 
 
-def test_time_of_import_is_short():
-    """The interface is light: neither torch nor numpy nor asyncio servers come along."""
+def test_importing_the_sandbox_imports_no_heavy_packages():
+    """Importing the interface loads neither torch nor numpy nor a web server."""
     code = "import sys, rstar_lab.sandbox.local; print([m for m in ('torch', 'numpy', 'sympy', 'fastapi') if m in sys.modules])"
     begun = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""The seccomp filter of both architectures, executed by a small BPF interpreter."""
+"""Tests of the seccomp filter of both architectures with a small BPF interpreter."""
 
 import struct
 
@@ -39,7 +39,7 @@ def number_of(name: str, machine: str) -> int:
     return number
 
 
-def test_every_number_is_decided_as_listed(machine):
+def test_the_filter_decides_every_number_as_listed(machine):
     program, arch = seccomp.build(machine), seccomp._AUDIT_ARCH[machine]
     allowed = seccomp.allowed_numbers(machine)
     checked = {NUMBERS[name][seccomp._COLUMN[machine]] for name in seccomp._argument_rules()}
@@ -81,7 +81,7 @@ ALLOWED_ARGUMENTS = {
     "setsockopt": (3, 1, 7), "sendto": (3, 0, 1, 0x4000), "recvmsg": (3, 0, 0), "mmap": (0, 4096, 3, 0x22),
     "memfd_create": (0, 1), "shmget": (0, 4096, 0o1600), "setrlimit": (7, 1), "prlimit64": (0, 4, 0, 1),
 }  # fmt: skip
-# Reported as done, but not done.
+# The filter reports success without executing the call.
 IGNORED_ARGUMENTS = {
     "flock": [(3, 2)], "fcntl": [(3, 6), (3, 7), (3, 37), (3, 38)], "setrlimit": [(4, 1)],
     "prlimit64": [(0, 4, 1, 0), (0, 4, 1 << 32, 0)],
@@ -112,5 +112,5 @@ def test_refused_calls_are_not_allowed():
             assert name not in NUMBERS
 
 
-def test_the_program_is_short():
+def test_the_filter_is_short():
     assert all(len(seccomp.build(machine)) // 8 < 600 for machine in ("x86_64", "aarch64"))

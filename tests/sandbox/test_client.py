@@ -1,4 +1,4 @@
-"""SandboxClient: LocalSandbox's interface, over HTTP."""
+"""Tests of SandboxClient, which has the interface of LocalSandbox, over HTTP."""
 
 import asyncio
 import contextlib
@@ -21,27 +21,27 @@ async def client(service):
 
 
 @pytest.mark.parametrize("method", ["run", "run_many", "start", "aclose", "close_session"])
-def test_the_interface_is_that_of_the_local_sandbox(method):
+def test_client_methods_have_the_signatures_of_localsandbox(method):
     ours, local = (inspect.signature(getattr(kind, method)) for kind in (SandboxClient, LocalSandbox))
     assert list(ours.parameters.values()) == [
         parameter.replace(annotation=ours.parameters[name].annotation) for name, parameter in local.parameters.items()
     ]
 
 
-async def test_a_call_and_its_fields(client):
+async def test_a_result_has_all_fields(client):
     result = await client.run("import sys\nprint(input())\nprint('e', file=sys.stderr)\n[1, 2]", "in")
     assert (result.outcome, result.stdout, result.stderr, result.value) == (Outcome.OK, "in\n", "e\n", "[1, 2]")
     assert result.duration_s > 0 and result.queue_s >= 0
 
 
-async def test_many_calls_keep_their_order_and_their_seeds(client):
+async def test_run_many_keeps_order_and_seeds(client):
     calls = [Call(f"import random\nprint({number}, random.random())", seed=number % 3) for number in range(150)]
     results = await client.run_many(calls)
     assert [result.stdout.split()[0] for result in results] == [str(number) for number in range(150)]
     assert len({result.stdout.split()[1] for result in results}) == 3
 
 
-async def test_limits_travel(client):
+async def test_limits_of_a_call_are_sent_to_the_service(client):
     slow, greedy = await client.run_many(
         [Call("import time\ntime.sleep(60)", timeout_s=0.5), Call("x = bytearray(10**9)\nprint(len(x))", memory_mb=100)]
     )
@@ -58,36 +58,36 @@ async def test_a_session_keeps_its_state_until_it_is_closed(client):
     await client.close_session("test_client")
 
 
-async def test_bytes_that_are_no_text_survive(client):
+async def test_output_that_is_not_utf8_is_returned(client):
     shown = await client.run("import sys\nprint(ascii(sys.stdin.buffer.read()))", "a\udcffb\x00")
     assert shown.outcome is Outcome.OK and shown.stdout.startswith("b'a")
     assert (await client.run("'\ud800'")).outcome is not Outcome.SANDBOX_ERROR
 
 
-async def test_one_wrong_call_spoils_no_other(client):
+async def test_an_invalid_call_does_not_affect_others_of_its_batch(client):
     wrong, right = await asyncio.gather(client.run("1", timeout_s=-1.0), client.run("print(1)"), return_exceptions=True)
     assert isinstance(wrong, ValueError) and "timeout_s" in str(wrong)
     assert right.stdout == "1\n"
 
 
-async def test_answers_are_verified_there(client):
+async def test_answers_are_verified_by_the_service(client):
     assert await client.verify("so <answer>\\boxed{\\frac{2}{4}}</answer>", "1/2")
     assert not await client.verify("\\boxed{\\frac{2}{4}}", "1/2")
 
 
-async def test_nobody_there_is_a_result_at_the_deadline():
+async def test_an_unreachable_service_gives_a_failure_at_the_deadline():
     async with SandboxClient(f"http://127.0.0.1:{free_port()}", deadline_s=1.0) as client:
         result = await client.run("1")
     assert result.outcome is Outcome.SANDBOX_ERROR and "ConnectError" in result.stderr and client.retries > 0
 
 
-async def test_a_service_that_never_answers_is_a_result_at_the_deadline():
+async def test_a_silent_service_gives_a_failure_at_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with SandboxClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline_s=1.0) as client:
             assert (await client.run("1")).outcome is Outcome.QUEUE_TIMEOUT
 
 
-async def test_a_cancelled_call_is_gone(client):
+async def test_a_cancelled_call_is_ended_on_the_service(client):
     running = asyncio.create_task(client.run("import time\ntime.sleep(30)"))
     await asyncio.sleep(0.3)
     running.cancel()
@@ -97,7 +97,7 @@ async def test_a_cancelled_call_is_gone(client):
 
 
 @pytest.mark.slow
-async def test_a_service_that_dies_and_comes_back_loses_no_call():
+async def test_calls_are_answered_after_a_restart_of_the_service():
     port = str(free_port())
     with contextlib.ExitStack() as first:
         ready = first.enter_context(serving("serve", "--port", port, "--workers", "2"))

@@ -1,4 +1,4 @@
-"""code-judge's API: the fields, meanings and reasons that its clients rely on."""
+"""Tests of code-judge's API: fields, meanings and reasons that its clients rely on."""
 
 import base64
 
@@ -17,8 +17,8 @@ def submit(http, path="/run", **submission):
     return reply.json()
 
 
-def submit_until_ours_is_out(http, **submission):
-    """A machine too busy to give a call its CPU seconds is `sandbox_error`, which clients retry."""
+def submit_until_not_sandbox_error(http, **submission):
+    """Submit again after `sandbox_error`, which means that the machine was too busy to run the call."""
     for _ in range(3):
         result = submit(http, **submission)
         if result["outcome"] != "sandbox_error":
@@ -26,12 +26,12 @@ def submit_until_ours_is_out(http, **submission):
     pytest.skip("THIS MACHINE IS TOO BUSY to give a call 2 s of CPU time")
 
 
-def test_ping_and_status_are_exactly_theirs(http):
+def test_ping_and_status_equal_code_judges(http):
     assert http.get("/ping").json() == "pong"
     assert http.get("/status").json() == {"queue": 0, "num_workers": 2}
 
 
-def test_run_has_their_fields_and_two_of_ours(http):
+def test_run_has_code_judges_fields_and_outcome_and_value(http):
     result = submit(http, solution="print(input())", input="a", expected_output="a", sub_id="mine")
     assert set(result) == FIELDS | OURS
     assert result["sub_id"] == "mine" and result["stdout"] == "a\n" and result["stderr"] == ""
@@ -39,13 +39,13 @@ def test_run_has_their_fields_and_two_of_ours(http):
     assert 0 < result["cost"] < 2 and result["outcome"] == "ok"
 
 
-def test_judge_hides_what_was_written(http):
+def test_judge_omits_the_output(http):
     result = submit(http, "/judge", solution="print(1)")
     assert set(result) == (FIELDS | OURS) - {"stdout", "stderr"}
     assert result["sub_id"]
 
 
-def test_a_missing_or_empty_sub_id_is_made_up(http):
+def test_a_missing_or_empty_sub_id_is_generated(http):
     ids = {submit(http, solution="", sub_id=given)["sub_id"] for given in (None, "")}
     assert len(ids) == 2 and "" not in ids
 
@@ -64,13 +64,13 @@ def test_a_missing_or_empty_sub_id_is_made_up(http):
         ("", None, True, True, "ok"),
     ],
 )
-def test_success_means_ran_and_matched(http, code, expected, success, run_success, outcome):
+def test_success_requires_the_expected_output(http, code, expected, success, run_success, outcome):
     result = submit(http, solution=code, expected_output=expected)
     assert (result["success"], result["run_success"], result["reason"]) == (success, run_success, "")
     assert outcome is None or result["outcome"] == outcome
 
 
-def test_the_last_expression_is_a_value_not_output(http):
+def test_the_last_expression_is_returned_as_value(http):
     result = submit(http, solution="x = 20\nx + 1")
     assert result["stdout"] == "" and result["value"] == "21"
 
@@ -78,15 +78,15 @@ def test_the_last_expression_is_a_value_not_output(http):
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time\ntime.sleep(60)", "print('x', flush=True)\nwhile 1: pass"]
 )
-def test_a_call_that_never_ends_is_worker_timeout(http, code):
-    result = submit_until_ours_is_out(http, solution=code)
+def test_an_endless_program_is_worker_timeout(http, code):
+    result = submit_until_not_sandbox_error(http, solution=code)
     assert (result["reason"], result["outcome"]) == ("worker_timeout", "timeout")
     assert not result["success"] and not result["run_success"] and result["cost"] >= 1.9
     assert result["stdout"] == ("x\n" if "print" in code else "")
 
 
 @pytest.mark.parametrize("path", ["/run/batch", "/run/long-batch", "/judge/batch", "/judge/long-batch"])
-def test_batches_keep_their_order(http, path):
+def test_results_of_a_batch_keep_the_order(http, path):
     submissions = [
         {"type": "python", "solution": f"print({number})", "expected_output": str(number), "sub_id": f"s{number}"}
         for number in range(9)
@@ -104,7 +104,7 @@ def test_an_empty_batch_is_refused(http):
 
 
 @pytest.mark.parametrize("kind", ["java", None, 7])
-def test_an_unknown_type_is_refused_and_named(http, kind):
+def test_an_unknown_type_is_an_error_that_names_it(http, kind):
     reply = http.post("/run", json={"type": kind, "solution": "1"})
     assert reply.status_code == 422 and reply.json()["detail"][0]["loc"] == ["body", "type"]
 
@@ -129,16 +129,16 @@ def test_cpp_is_compiled_and_run(cpp):
 
 
 @pytest.mark.slow
-def test_cpp_that_does_not_compile_says_where(cpp):
+def test_cpp_compiler_errors_name_the_line(cpp):
     result = submit(cpp, type="cpp", solution="int main() { return x; }")
     assert (result["run_success"], result["outcome"]) == (False, "syntax_error")
     assert "source.cpp:1" in result["stderr"] and "x" in result["stderr"]
 
 
 @pytest.mark.slow
-def test_cpp_that_never_ends_is_worker_timeout(cpp):
+def test_an_endless_cpp_program_is_worker_timeout(cpp):
     endless = "int main() { volatile long i = 0; for (;;) i++; }"
-    result = submit_until_ours_is_out(cpp, type="cpp", solution=endless)
+    result = submit_until_not_sandbox_error(cpp, type="cpp", solution=endless)
     assert (result["reason"], result["outcome"]) == ("worker_timeout", "timeout")
 
 
@@ -174,14 +174,14 @@ def test_math_compares_answers(http, solution, answer, right):
     assert result["value"] == str(right)
 
 
-def test_math_can_demand_a_whole_response(http):
+def test_math_can_require_a_complete_response(http):
     bare = {"type": "math", "solution": "so \\boxed{7}", "expected_output": "7"}
     assert submit(http, **bare)["success"]
     assert not submit(http, **bare, options={"as": "response"})["success"]
 
 
 @pytest.mark.slow
-def test_a_pathological_answer_stalls_nobody(http):
+def test_a_pathological_answer_does_not_delay_others(http):
     tower = {"type": "math", "solution": "9^{9^{9^{9^9}}}", "expected_output": "1/3"}
     honest = {"type": "math", "solution": "\\frac{2}{6}", "expected_output": "1/3"}
     reply = http.post("/judge/long-batch", json={"submissions": [tower, *[honest] * 8]}, timeout=30).json()
@@ -190,13 +190,13 @@ def test_a_pathological_answer_stalls_nobody(http):
 
 
 @pytest.mark.parametrize("broken", [{"expected_output": None}, {"expected_output": "1", "options": {"as": "x"}}])
-def test_a_math_call_without_sense_is_invalid_input(http, broken):
+def test_an_invalid_math_submission_is_invalid_input(http, broken):
     result = submit(http, type="math", solution="1", **broken)
     assert (result["reason"], result["outcome"], result["run_success"]) == ("invalid_input", "invalid_arguments", False)
 
 
-async def test_a_client_that_sends_as_the_release_does(service):
-    """Batches of tool calls posted by aiohttp to /run/long-batch, results matched by order, `reason` never missing."""
+async def test_requests_of_the_releases_client_are_answered(service):
+    """The client posts batches to /run/long-batch with aiohttp, matches results by order and requires `reason`."""
     submissions = [
         {"type": "python", "solution": "print(input())", "input": "word"},
         {"type": "python", "solution": "import os, sys\nprint('no', file=sys.stderr)\nos._exit(1)", "input": None},
@@ -213,8 +213,8 @@ async def test_a_client_that_sends_as_the_release_does(service):
 
 
 @pytest.mark.parametrize("padding", ["", "#", "##"])
-def test_programs_wrapped_in_base64_show_what_they_import(padding):
-    """As the release's client sends them; else the import of sympy would count as the program's own time."""
+def test_imports_in_base64_programs_are_recognised(padding):
+    """The release's client encodes programs. Without the hint, importing sympy would count as time of the program."""
     inner = base64.b64encode(f"{padding}\nimport sympy\nprint(sympy.pi)".encode()).decode()
     wrapped = f"import base64\nexec(base64.b64decode('{inner}'))"
     shown = with_imports_shown(wrapped)

@@ -1,4 +1,4 @@
-"""No input makes the service stop, err or leak."""
+"""Fuzz tests: no input stops the service, causes a server error or leaks resources."""
 
 import json
 import os
@@ -31,13 +31,13 @@ def schema(service):
     return schemathesis.openapi.from_url(service["url"] + "/openapi.json")
 
 
-def test_the_documented_operations_are_those_fuzzed_here(schema):
+def test_all_documented_operations_are_fuzzed(schema):
     documented = {(result.ok().method.upper(), result.ok().path) for result in schema.get_all_operations()}
     assert documented == set(OPERATIONS)
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_documented_request_gets_a_documented_answer(service, schema, method, path):
+def test_documented_requests_get_documented_responses(service, schema, method, path):
     @QUICK
     @given(case=schema[path][method].as_strategy())
     def ask(case):
@@ -70,7 +70,7 @@ PATHS = ["/run", "/judge", "/run/batch", "/judge/long-batch", "/run_code", "/cal
 
 @settings(QUICK, max_examples=80)
 @given(path=st.sampled_from(PATHS), body=BODIES)
-def test_any_body_is_answered_without_an_error_of_ours(service, path, body):
+def test_no_request_body_causes_a_server_error(service, path, body):
     with httpx.Client(base_url=service["url"], timeout=60, trust_env=False) as http:
         reply = http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code < 500, reply.text
@@ -79,7 +79,7 @@ def test_any_body_is_answered_without_an_error_of_ours(service, path, body):
 
 @settings(QUICK, max_examples=30)
 @given(code=st.text(st.characters(codec=None), max_size=40), stdin=st.text(st.characters(codec=None), max_size=20))
-def test_any_program_has_one_result_that_is_not_ours(service, code, stdin):
+def test_no_program_causes_an_infrastructure_failure(service, code, stdin):
     with httpx.Client(base_url=service["url"], timeout=60, trust_env=False) as http:
         calls = [{"code": code, "stdin": stdin}, {"code": "print('neighbour')"}]
         body = json.dumps({"calls": calls}).encode()
@@ -89,13 +89,13 @@ def test_any_program_has_one_result_that_is_not_ours(service, code, stdin):
     assert results[0]["outcome"] not in ("sandbox_error", "queue_timeout")
 
 
-def test_after_all_that_nothing_has_leaked(service, http):
+def test_fuzzing_leaks_no_processes_or_descriptors(service, http):
     pid = service["pid"]
 
     def held():
         return len(os.listdir(f"/proc/{pid}/fd")), sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())  # noqa: PTH208
 
-    for _ in range(2):  # the first round settles pools
+    for _ in range(2):  # the first round fills the pools
         before = held()
         for _ in range(30):
             http.post("/run", json={"type": "python", "solution": "1/0"})

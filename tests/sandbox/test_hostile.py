@@ -1,4 +1,4 @@
-"""Programs that try to break the sandbox: each is answered in time, and eight honest calls beside it come back right."""
+"""Tests of hostile programs: each ends in time, and eight ordinary calls beside it have correct results."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from rstar_lab.sandbox import Limits, LocalSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LIMIT_S = 1.0
-# More slack than the default, so that a busy machine does not make ours what is the model's.
+# More slack than the default, so that on a busy machine errors of the model do not become sandbox_error.
 SLACK_S = 8.0
 ANSWER_S = LIMIT_S + SLACK_S + 1.0
 MODEL = {Outcome.OK, Outcome.EXCEPTION, Outcome.TIMEOUT, Outcome.MEMORY, Outcome.KILLED, Outcome.OUTPUT_LIMIT}
@@ -33,7 +33,7 @@ HOSTILE = {
         {Outcome.OK},
     ),
     "kill -1": ("import os\nos.kill(-1, 9)", {Outcome.OK, Outcome.EXCEPTION}),
-    "kill everything in sight": (
+    "kill all visible processes": (
         "import os\nfor pid in range(1, 40000):\n if pid != os.getpid():\n  try: os.kill(pid, 9)\n  except OSError: pass",
         {Outcome.OK},
     ),
@@ -108,7 +108,7 @@ async def sandbox():
 
 
 async def attack(sandbox, code: str):
-    """The model's outcome. On a machine so loaded that the program starves, the answer is ours, and is asked again."""
+    """Return the outcome. Runs the program again after `sandbox_error`, which a very busy machine causes."""
     for _ in range(4):
         # Filling memory takes a slow machine longer than the limit.
         extra_s = 3.0 if "bytearray" in code else 0.0
@@ -120,7 +120,7 @@ async def attack(sandbox, code: str):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_survives(sandbox, name):
+async def test_a_hostile_program_has_its_outcome_and_harms_no_other_call(sandbox, name):
     code, expected = HOSTILE[name]
     attacking = asyncio.create_task(attack(sandbox, code))
     honest = [asyncio.create_task(sandbox.run(f"print(sum(range({i})))\n{OWN_TMP}", timeout_s=10)) for i in range(8)]
@@ -132,22 +132,22 @@ async def test_survives(sandbox, name):
     assert len(result.stdout) < 110_000
 
 
-async def test_what_was_printed_before_a_kill_comes_back(sandbox):
+async def test_output_before_a_kill_is_returned(sandbox):
     for end in ("while True: pass", "os._exit(1)", "os.kill(os.getpid(), 9)", "x = bytearray(6 * 10**8)"):
         result = await attack(sandbox, f"import os\nprint('seen')\n{end}")
         assert result.outcome in {Outcome.TIMEOUT, Outcome.KILLED, Outcome.MEMORY}
         assert result.stdout == "seen\n"
 
 
-async def test_memory_of_one_call_leaves_its_neighbours_alone(sandbox):
+async def test_a_memory_hog_does_not_affect_other_calls(sandbox):
     hog = "x = []\nwhile True: x.append(bytearray(10**7))"
     modest = "x = bytearray(10**8)\nsum(x[::4096])\nlen(x)"
     results = await asyncio.gather(*(sandbox.run(code, timeout_s=8) for code in [hog, modest] * 4))
     assert [result.outcome for result in results] == [Outcome.MEMORY, Outcome.OK] * 4
 
 
-async def test_a_forged_ending_is_at_most_the_programs_own(sandbox):
-    """A program can misstate its own value, as it can print what it likes; no more."""
+async def test_a_program_can_forge_only_its_own_value(sandbox):
+    """A program can forge its own value and output, but not its outcome."""
     code = """
 import os, sys, gc, mmap
 for fd in range(3, 500):
@@ -171,13 +171,13 @@ os._exit(0)
     assert result.stdout == '{"outcome": "sandbox_error"}\n'
 
 
-async def test_no_program_can_make_an_outcome_that_is_ours(sandbox):
-    """Every way to end abruptly counts as the model's."""
+async def test_abrupt_exits_are_not_infrastructure_failures(sandbox):
+    """Every abrupt exit is an error of the model."""
     for code in ("import os\nos._exit(70)", "import os\nos.kill(0, 9)", "import ctypes\nctypes.CDLL(None)._exit(70)"):
         assert (await sandbox.run(code)).outcome in MODEL
 
 
-async def test_binary_output_survives(sandbox):
+async def test_binary_output_is_returned_as_escaped_text(sandbox):
     result = await sandbox.run("import sys\nsys.stdout.buffer.write(bytes(range(256)))\nsys.stdout.flush()")
     assert result.outcome == Outcome.OK
     assert result.stdout.encode("utf-8").startswith(bytes(range(128)))
@@ -185,6 +185,6 @@ async def test_binary_output_survives(sandbox):
     assert (await sandbox.run("print('\\udcff\\ud800')")).outcome in {Outcome.OK, Outcome.EXCEPTION}
 
 
-async def test_a_megabyte_of_stdin(sandbox):
+async def test_a_megabyte_of_stdin_is_read(sandbox):
     result = await sandbox.run("import sys\nlen(sys.stdin.read())", "x" * 3_000_000)
     assert (result.outcome, result.value) == (Outcome.OK, "3000000")

@@ -1,4 +1,4 @@
-"""LocalSandbox: what a call gives back."""
+"""Tests of LocalSandbox: results, limits and scheduling of calls."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ async def sandbox():
         yield sandbox
 
 
-async def test_value_of_the_last_expression_is_echoed(sandbox):
+async def test_value_of_the_last_expression_is_returned(sandbox):
     result = await sandbox.run("x = 6\nprint('hello')\nx * 7")
     assert (result.outcome, result.stdout, result.stderr, result.value) == (Outcome.OK, "hello\n", "", "42")
 
@@ -39,7 +39,7 @@ async def test_traceback_keeps_the_line_numbers_of_the_code(sandbox):
 
 
 @pytest.mark.parametrize("code", ["x = (", "return 1", "a\x00b", "'\ud800'", "(" * 10_000, "\tx\n  y"])
-async def test_what_does_not_compile_is_a_syntax_error(sandbox, code):
+async def test_code_that_does_not_compile_is_a_syntax_error(sandbox, code):
     assert (await sandbox.run(code)).outcome == Outcome.SYNTAX_ERROR
 
 
@@ -101,7 +101,7 @@ HONEST = {
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nP(3)",
         "P(x=3)",
     ),
-    "deep but honest recursion": (
+    "deep recursion": (
         "import sys\nsys.setrecursionlimit(20000)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)\nf(15000)",
         "15000",
     ),
@@ -120,7 +120,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-async def test_honest_code_works(sandbox, name):
+async def test_ordinary_programs_work(sandbox, name):
     code, expected = HONEST[name]
     result = await sandbox.run(code, "10 20\n")
     assert result.outcome == Outcome.OK, result.stderr
@@ -128,7 +128,7 @@ async def test_honest_code_works(sandbox, name):
     assert result.stderr == ""
 
 
-async def test_calls_draw_fresh_random_numbers(sandbox):
+async def test_calls_have_different_random_numbers(sandbox):
     code = "import random, numpy\nrandom.random(), numpy.random.rand(), numpy.random.default_rng().random()"
     values = {(await sandbox.run(code)).value for _ in range(8)}
     assert len(values) == 8
@@ -143,7 +143,7 @@ async def test_seed_makes_a_call_reproducible(sandbox):
         await sandbox.run(code, seed=2**63)
 
 
-async def test_stdout_and_stderr_are_apart_and_cut_with_a_mark():
+async def test_stdout_and_stderr_are_separate_and_truncated_with_a_note():
     async with LocalSandbox(Limits(output_bytes=1000), workers=1) as sandbox:
         result = await sandbox.run("import sys\nprint('o' * 5000)\nsys.stderr.write('short')")
         assert result.outcome == Outcome.OUTPUT_LIMIT
@@ -152,14 +152,14 @@ async def test_stdout_and_stderr_are_apart_and_cut_with_a_mark():
         assert (await sandbox.run("print('o' * 999)")).outcome == Outcome.OK
 
 
-async def test_a_huge_value_is_cut_with_a_mark(sandbox):
+async def test_a_large_value_is_truncated_with_a_note(sandbox):
     result = await sandbox.run("'v' * 10**6")
     assert result.outcome == Outcome.OK
     assert result.value.endswith("[value cut at 65536 bytes]")
     assert len(result.value) < 66_000
 
 
-async def test_exit_codes(sandbox):
+async def test_exit_codes_determine_the_outcome(sandbox):
     for code, outcome, stderr in (
         ("exit()", Outcome.OK, ""),
         ("import sys; sys.exit(0)", Outcome.OK, ""),
@@ -172,14 +172,14 @@ async def test_exit_codes(sandbox):
         assert (result.outcome, result.stderr) == (outcome, stderr)
 
 
-async def test_a_sleeper_is_cut_off_at_its_limit(sandbox):
+async def test_a_sleeping_program_ends_at_its_time_limit(sandbox):
     result = await sandbox.run("import time\ntime.sleep(30)", timeout_s=0.5)
     assert result.outcome == Outcome.TIMEOUT
     assert 0.45 < result.duration_s < 0.5 + 3
 
 
-async def test_processor_time_of_all_processes_counts():
-    """Two busy processes use a limit up together; waiting for a busy machine does not count."""
+async def test_cpu_time_of_all_processes_counts():
+    """The CPU time of both processes counts towards the limit; waiting for a CPU does not."""
     async with LocalSandbox(Limits(timeout_s=2, wall_slack_s=60), workers=1) as sandbox:
         code = """
 import os, time
@@ -193,7 +193,7 @@ while True:
         assert float(result.stdout.splitlines()[-2]) < 1.8
 
 
-async def test_limits_past_their_maximum_are_refused(sandbox):
+async def test_limits_above_the_maximum_are_rejected(sandbox):
     with pytest.raises(ValueError, match="timeout_s"):
         await sandbox.run("1", timeout_s=10**6)
     with pytest.raises(ValueError, match="timeout_s"):
@@ -208,7 +208,7 @@ async def test_limits_past_their_maximum_are_refused(sandbox):
         Limits(processes=0)
 
 
-async def test_hundreds_in_flight_each_get_their_answer(sandbox):
+async def test_hundreds_of_concurrent_calls_get_their_results(sandbox):
     before = sandbox.outcomes[Outcome.OK]
     calls = [Call(f"print({i})", timeout_s=20) for i in range(300)]
     task = asyncio.create_task(sandbox.run_many(calls))
@@ -224,7 +224,7 @@ async def test_hundreds_in_flight_each_get_their_answer(sandbox):
     assert max(result.queue_s for result in results) > min(result.queue_s for result in results)
 
 
-async def test_a_full_queue_times_out_as_ours():
+async def test_a_full_queue_is_queue_timeout():
     async with LocalSandbox(Limits(queue_timeout_s=0.3), workers=1) as sandbox:
         running = asyncio.create_task(sandbox.run("import time\nwhile time.process_time() < 2: pass"))
         await asyncio.sleep(0.1)
@@ -236,8 +236,8 @@ async def test_a_full_queue_times_out_as_ours():
 
 
 @pytest.mark.slow
-async def test_short_calls_pass_rare_long_ones():
-    """Two loops hold both workers; while they run, short calls go on, and the loops end as the model's."""
+async def test_short_calls_overtake_rare_long_ones():
+    """Two loops occupy both workers. Short calls still run, and the loops end as errors of the model."""
     async with LocalSandbox(Limits(timeout_s=4, wall_slack_s=30), workers=2) as sandbox:
         await sandbox.run_many([Call("1")] * 30)
         loops = [asyncio.create_task(sandbox.run("while True: pass")) for _ in range(2)]
@@ -249,7 +249,7 @@ async def test_short_calls_pass_rare_long_ones():
 
 
 @pytest.mark.slow
-async def test_where_none_makes_room_a_long_call_among_short_ones_has_its_time():
+async def test_without_make_room_a_long_call_is_not_preempted():
     limits = Limits(timeout_s=2, wall_slack_s=2, make_room=False)
     async with LocalSandbox(limits) as sandbox:
         await sandbox.run_many([Call("1")] * 30)
@@ -264,16 +264,16 @@ async def test_where_none_makes_room_a_long_call_among_short_ones_has_its_time()
         assert ((await long).outcome, (await long).value) == (Outcome.OK, "'done'")
 
 
-async def test_many_heavy_calls_wait_for_each_other():
-    """Honest heavy calls beyond the workers queue up; none is taken for a loop because of the others."""
+async def test_many_heavy_calls_are_queued_and_finish():
+    """More heavy calls than workers are queued. None is preempted as an endless loop."""
     async with LocalSandbox(Limits(timeout_s=3, wall_slack_s=30), workers=2) as sandbox:
         code = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n'done'"
         results = await sandbox.run_many([Call(code)] * 8)
         assert [(result.outcome, result.value) for result in results] == [(Outcome.OK, "'done'")] * 8
 
 
-async def test_starting_is_quick():
-    """Under 2 s on a quiet machine; the first call needs no library."""
+async def test_start_takes_less_than_its_limit():
+    """Takes less than 2 s on a quiet machine. The first call imports no library."""
     begun = time.monotonic()
     async with LocalSandbox(workers=1) as sandbox:
         assert (await sandbox.run("1")).value == "1"

@@ -1,4 +1,4 @@
-"""Calls over a real Redis: each gets exactly one result, whoever dies in between."""
+"""Tests of calls over a real Redis: each gets exactly one result, also when processes are killed."""
 
 import asyncio
 import contextlib
@@ -48,8 +48,8 @@ def all_right(count):
     return [f"{number}\n" for number in range(count)], {Outcome.OK: count}
 
 
-async def nothing_is_left(client):
-    """No call, no result, nobody waiting."""
+async def assert_nothing_is_left(client):
+    """Assert that no call, result or waiting client is left."""
     assert client.pending == {}
     assert await client.redis.xlen(transport.CALLS) == 0
     assert (await client.redis.xpending(transport.CALLS, transport.GROUP))["pending"] == 0
@@ -59,14 +59,14 @@ async def nothing_is_left(client):
 
 @pytest.fixture(scope="module")
 def calm():
-    """A Redis with a worker of two, for the tests that kill nothing."""
+    """Start Redis and a worker with two slots, for tests that kill nothing."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
     with temporary_redis() as redis, worker(redis, 2):
         yield redis
 
 
-async def test_calls_answers_and_errors_come_back(calm):
+async def test_results_and_errors_are_returned_over_redis(calm):
     async with backend(calm) as client:
         assert client.capacity == 2
         assert await run_all(client, numbered(200)) == all_right(200)
@@ -75,10 +75,10 @@ async def test_calls_answers_and_errors_come_back(calm):
         assert (await client.run(Call("input()[::-1]", "\udcffab", timeout_s=3))).outcome is Outcome.OK
         assert (await client.run(Call("1", timeout_s=1e9))).outcome is Outcome.INVALID_ARGUMENTS
         assert (await client.run(Verification("<answer>\\boxed{0.5}</answer>", "1/2"))).value == "True"
-        await nothing_is_left(client)
+        await assert_nothing_is_left(client)
 
 
-async def test_a_session_stays_with_its_worker(calm):
+async def test_calls_of_a_session_go_to_one_worker(calm):
     async with backend(calm) as client:
         await client.run(Call("x = 41", session="a"))
         assert (await client.run(Call("x + 1", session="a"))).value == "42"
@@ -86,7 +86,7 @@ async def test_a_session_stays_with_its_worker(calm):
         assert (await client.run(Call("x", session="a"))).outcome is Outcome.EXCEPTION
 
 
-async def test_a_session_that_died_with_its_worker_is_reported_and_begun_anew(redis):
+async def test_a_session_of_a_dead_worker_is_restarted_with_a_note(redis):
     async with backend(redis) as client:
         with worker(redis) as first:
             await client.refresh_workers()
@@ -101,7 +101,7 @@ async def test_a_session_that_died_with_its_worker_is_reported_and_begun_anew(re
         assert again.stdout == "False\n" and "session restarted, earlier state is gone" in again.stderr
 
 
-async def test_the_service_over_redis_is_the_same_service(calm):
+async def test_the_service_over_redis_gives_the_same_results(calm):
     with serving("serve", "--port", "0", redis=calm.url) as ready:
         async with httpx.AsyncClient(base_url=ready["url"], timeout=60, trust_env=False) as http:
             assert (await http.get("/status")).json() == {"queue": 0, "num_workers": 2}
@@ -114,17 +114,17 @@ async def test_the_service_over_redis_is_the_same_service(calm):
         assert [result["reason"] for result in results] == ["", "", "worker_timeout", ""]
 
 
-async def test_a_killed_workers_calls_go_to_another(redis):
+async def test_calls_of_a_killed_worker_go_to_another(redis):
     with worker(redis) as first, worker(redis):
         async with backend(redis) as client:
             running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.1)))
             await asyncio.sleep(0.5)
             os.kill(first["pid"], signal.SIGKILL)
             assert await running == all_right(40)
-            await nothing_is_left(client)
+            await assert_nothing_is_left(client)
 
 
-async def test_killed_zygotes_lose_nothing(redis):
+async def test_killed_zygotes_lose_no_calls(redis):
     with worker(redis) as ready:
         async with backend(redis) as client:
             running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.05)))
@@ -141,7 +141,7 @@ def children(pid):
     ]
 
 
-async def test_a_redis_that_is_killed_and_restarted_loses_nothing(redis, caplog):
+async def test_a_restart_of_redis_loses_no_calls(redis, caplog):
     with worker(redis):
         async with backend(redis) as client:
             running = asyncio.create_task(run_all(client, numbered(60, sleep_s=0.05)))
@@ -153,10 +153,10 @@ async def test_a_redis_that_is_killed_and_restarted_loses_nothing(redis, caplog)
             assert await running == all_right(60)
             assert (await during).stdout == "asked while it was down\n"
             assert "has lost" not in caplog.text
-            await nothing_is_left(client)
+            await assert_nothing_is_left(client)
 
 
-async def test_without_append_only_the_loss_is_said_and_the_calls_are_sent_again(redis, caplog):
+async def test_lost_calls_are_sent_again_without_append_only(redis, caplog):
     with temporary_redis(append_only=False) as forgetful, worker(forgetful):
         async with backend(forgetful) as client:
             running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.1)))
@@ -165,10 +165,10 @@ async def test_without_append_only_the_loss_is_said_and_the_calls_are_sent_again
             forgetful.start()
             assert await running == all_right(40)
             assert "was it restarted without `appendonly yes`?" in caplog.text
-            await nothing_is_left(client)
+            await assert_nothing_is_left(client)
 
 
-async def test_a_worker_told_to_stop_finishes_its_calls(redis):
+async def test_a_stopped_worker_finishes_its_calls(redis):
     with worker(redis) as first:
         async with backend(redis) as client:
             running = asyncio.create_task(run_all(client, numbered(3, sleep_s=1)))
@@ -177,17 +177,17 @@ async def test_a_worker_told_to_stop_finishes_its_calls(redis):
             assert await running == all_right(3)
             assert await asyncio.to_thread(first["wait"], 30) == 0
             assert await transport.live_workers(client.redis) == {}
-            await nothing_is_left(client)
+            await assert_nothing_is_left(client)
 
 
 async def test_without_workers_a_call_times_out_in_the_queue(redis):
     async with backend(redis, wait_s=1.0) as client:
         result = await client.run(Call("print(1)"))
         assert result.outcome is Outcome.QUEUE_TIMEOUT and "no worker is running" in result.stderr
-        await nothing_is_left(client)
+        await assert_nothing_is_left(client)
 
 
-async def test_a_caller_who_leaves_takes_the_call_along(redis):
+async def test_a_cancelled_call_is_removed_from_redis(redis):
     async with backend(redis) as client:
         running = asyncio.create_task(client.run(Call("print(1)")))
         while await client.redis.xlen(transport.CALLS) == 0:  # noqa: ASYNC110
@@ -195,10 +195,10 @@ async def test_a_caller_who_leaves_takes_the_call_along(redis):
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        await nothing_is_left(client)
+        await assert_nothing_is_left(client)
 
 
-async def test_whoever_acknowledges_first_answers_and_nobody_else(redis):
+async def test_only_the_first_acknowledgement_publishes_a_result(redis):
     client = transport.connect(redis.url)
     await transport.make_group(client, "calls")
     entry = await client.xadd("calls", {"body": "x"})
@@ -212,8 +212,8 @@ async def test_whoever_acknowledges_first_answers_and_nobody_else(redis):
     await client.aclose()
 
 
-async def test_a_call_that_kills_its_workers_is_given_up(redis):
-    """Its third worker has died with it: a fourth must not."""
+async def test_a_call_that_kills_workers_is_abandoned_after_three(redis):
+    """After three dead workers the call must not be sent to a fourth."""
     async with backend(redis) as client:
         running = asyncio.create_task(client.run(Call("print(1)")))
         taken = []
@@ -228,7 +228,7 @@ async def test_a_call_that_kills_its_workers_is_given_up(redis):
         assert result.outcome is Outcome.SANDBOX_ERROR and "3 workers died" in result.stderr
 
 
-async def test_entries_that_are_no_calls_stop_nobody(calm):
+async def test_invalid_entries_do_not_stop_a_worker(calm):
     good = {"id": "other:1", "client": "other", "wait": "5", "body": dumps(work_to_dict(Call("print(1)")))}
     wrong = [
         {"x": "y"}, {**good, "wait": "soon"}, {**good, "wait": "nan"}, {**good, "client": b"\xff"}, {**good, "body": b"\xff"},
@@ -242,10 +242,10 @@ async def test_entries_that_are_no_calls_stop_nobody(calm):
         results = await client.redis.xrange(transport.results_of("other"))
         outcomes = [json.loads(fields[b"body"])["outcome"] for _, fields in results]
         assert outcomes == ["invalid_arguments"] * 6
-        await nothing_is_left(client)
+        await assert_nothing_is_left(client)
 
 
-async def test_random_entries_stop_nobody(calm):
+async def test_random_entries_do_not_stop_a_worker(calm):
     rng = random.Random(0)
     good = {b"id": b"other:1", b"client": b"fuzz", b"wait": b"5", b"body": dumps(work_to_dict(Call("print(1)")))}
     async with backend(calm) as client:
@@ -262,10 +262,10 @@ async def test_random_entries_stop_nobody(calm):
         while await client.redis.xlen(transport.CALLS):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
-        await nothing_is_left(client)
+        await assert_nothing_is_left(client)
 
 
-async def test_results_nobody_asked_for_are_ignored(calm):
+async def test_unexpected_results_are_ignored(calm):
     async with backend(calm) as client:
         for fields in ({"x": "y"}, {"id": "no:1", "body": "{}"}, {"id": b"\xff", "body": "x"}):
             await client.redis.xadd(client.results, fields)
@@ -275,14 +275,14 @@ async def test_results_nobody_asked_for_are_ignored(calm):
 @pytest.mark.parametrize(
     "url", ["redis://127.0.0.1:{port}/0", "redis://:wrong@127.0.0.1:{port}/0", "redis://:x@127.0.0.1:1/0", "nonsense"]
 )
-async def test_a_redis_that_does_not_let_us_in_is_named_without_the_password(redis, url):
+async def test_redis_errors_name_the_server_without_the_password(redis, url):
     with pytest.raises(UserError) as told:
         await RedisBackend(url.format(port=redis.port), wait_s=1).start()
     assert "redis://:PASSWORD@HOST" in str(told.value) or "127.0.0.1" in str(told.value)
     assert "wrong@" not in str(told.value)
 
 
-async def test_an_unprotected_redis_is_refused(redis):
+async def test_a_redis_without_password_is_rejected(redis):
     admin = transport.connect(redis.url)
     await admin.config_set("requirepass", "")
     with pytest.raises(UserError, match="does not require a password"):
@@ -292,7 +292,7 @@ async def test_an_unprotected_redis_is_refused(redis):
 
 @pytest.fixture
 def cable():
-    """A network namespace that reaches this one by a cable, and how to cut it: (command prefix, address here, cut(bool))."""
+    """Create a network namespace with a link to this one. Yields (command prefix, address here, cut(bool))."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("A CUT NETWORK IS NOT TESTED: it needs root and iproute2")
     name, subnet = f"rl{os.getpid()}", f"10.213.{os.getpid() % 250}"
@@ -318,8 +318,8 @@ def cable():
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-async def test_a_cut_network_loses_nothing(cable):
-    """The worker beyond the cut is taken for dead; when it is back, its late results find the calls answered."""
+async def test_a_network_partition_loses_no_calls(cable):
+    """The disconnected worker counts as dead. Its late results after the reconnect are ignored."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed")
     prefix, address, cut = cable
@@ -338,12 +338,12 @@ async def test_a_cut_network_loses_nothing(cable):
                     assert time.monotonic() < deadline, "the far worker did not come back"
                     await asyncio.sleep(0.2)
                 assert await run_all(client, numbered(40)) == all_right(40)
-                await nothing_is_left(client)
+                await assert_nothing_is_left(client)
 
 
 @pytest.mark.soak
-async def test_a_long_run_with_everything_dying(redis):
-    """5,000 calls while workers, their zygotes and Redis are killed again and again."""
+async def test_5000_calls_survive_repeated_kills_of_every_process(redis):
+    """Run 5,000 calls while workers, zygotes and Redis are killed repeatedly."""
     async with backend(redis, wait_s=600) as client:
         running = asyncio.create_task(run_all(client, numbered(5000)))
         for round_number in range(8):
@@ -358,4 +358,4 @@ async def test_a_long_run_with_everything_dying(redis):
         with worker(redis, 2):
             assert await running == all_right(5000)
             with contextlib.suppress(RedisError):
-                await nothing_is_left(client)
+                await assert_nothing_is_left(client)

@@ -1,4 +1,4 @@
-"""The service itself: who may come in, how much, what happens when it is full, left, or told to stop."""
+"""Tests of the HTTP service: access, request size, a full queue, closed connections and shutdown."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ def metric(http, name):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "myhost"])
-def test_beyond_loopback_a_token_is_required(host):
+def test_addresses_other_than_loopback_require_a_token(host):
     with pytest.raises(UserError, match="token is required: set RSTAR_LAB_SANDBOX_TOKEN"):
         check_exposure(host, None)
     check_exposure(host, "0123456789abcdef")
 
 
-def test_a_short_token_is_refused():
+def test_a_short_token_is_rejected():
     with pytest.raises(UserError, match="at least 16 characters"):
         check_exposure("127.0.0.1", "secret")
 
@@ -44,7 +44,7 @@ def test_serve_refuses_to_start_without_a_token(monkeypatch, capfd):
     assert "a token is required" in capfd.readouterr().err
 
 
-def test_a_busy_port_is_named(service, capfd):
+def test_an_error_names_the_port_in_use(service, capfd):
     port = service["url"].rsplit(":", 1)[1]
     with pytest.raises(RuntimeError, match="did not start"), serving("serve", "--port", port):
         pass
@@ -52,7 +52,7 @@ def test_a_busy_port_is_named(service, capfd):
 
 
 @pytest.mark.slow
-async def test_with_a_token_nobody_passes_without_it(monkeypatch):
+async def test_requests_without_the_token_are_rejected(monkeypatch):
     token = "0123456789abcdef0123456789abcdef"
     monkeypatch.setenv("RSTAR_LAB_SANDBOX_TOKEN", token)
     with serving("serve", "--port", "0", "--workers", "1") as ready:
@@ -76,7 +76,7 @@ async def test_with_a_token_nobody_passes_without_it(monkeypatch):
     [(b"localhost:80", True), (b"127.0.0.1", True), (b"[::1]:9", True), (b"evil.example", False), (b"", False),
      (b"127.0.0.1.evil.example:80", False), (b"localhost.evil.example", False)],
 )  # fmt: skip
-def test_loopback_names(host, loopback):
+def test_loopback_names_are_recognised(host, loopback):
     assert is_loopback(host) == loopback
 
 
@@ -87,7 +87,7 @@ def test_a_web_page_cannot_reach_a_service_without_token(http):
         assert http.post("/run", content=body, headers={"Content-Type": kind}).status_code == 415
 
 
-def test_too_large_a_request_is_refused_before_it_is_read(service):
+def test_a_too_large_request_is_rejected_before_it_is_read(service):
     with connect(service) as client:
         head = "POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
         client.sendall(head.encode())
@@ -100,14 +100,14 @@ def connect(service):
 
 
 @pytest.mark.slow
-def test_too_large_a_request_of_unknown_length_is_refused(http):
+def test_a_too_large_chunked_request_is_rejected(http):
     def endless():
         while True:
             yield b" " * (1 << 20)
 
     try:
         assert http.post("/run", content=endless(), headers=JSON).status_code == 413
-    except httpx.WriteError:  # it hung up instead of reading on
+    except httpx.WriteError:  # the service closed the connection instead of reading on
         pass
     assert http.get("/ping").json() == "pong"
 
@@ -124,13 +124,13 @@ def test_too_large_a_request_of_unknown_length_is_refused(http):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/run", "/judge/long-batch", "/run_code", "/calls"])
-def test_nonsense_is_refused_with_a_reason(http, path, body):
+def test_invalid_requests_are_rejected_with_a_reason(http, path, body):
     reply = http.post(path, content=body, headers=JSON)
     assert reply.status_code in (400, 422), reply.text
     assert reply.json()["detail"]
 
 
-def test_what_json_cannot_say_is_no_error_of_the_service(http):
+def test_output_that_json_cannot_encode_is_returned(http):
     code = b'{"type": "python", "solution": "print(ascii(input()))\\n\'\\ud800\'", "input": "a\\udcff\\u0000b"}'
     result = http.post("/run", content=code, headers=JSON).json()
     assert result["outcome"] != "sandbox_error"
@@ -140,7 +140,7 @@ def test_what_json_cannot_say_is_no_error_of_the_service(http):
     assert printed.status_code == 200 and printed.json()["stdout"].startswith("a")
 
 
-def test_limits_past_the_maximum_are_named(http):
+def test_an_error_names_the_limit_above_its_maximum(http):
     lines = http.post(
         "/calls", json={"calls": [{"code": "1", "timeout_s": 1e6}, {"code": "print(2)"}]}
     ).text.splitlines()
@@ -149,7 +149,7 @@ def test_limits_past_the_maximum_are_named(http):
     assert right["stdout"] == "2\n"
 
 
-def test_results_of_calls_come_as_they_are_done(http):
+def test_results_are_streamed_as_calls_end(http):
     calls = [{"code": SLEEP.format(1)}, {"code": "print('at once')"}]
     with http.stream("POST", "/calls", json={"calls": calls}) as reply:
         assert reply.headers["content-type"] == "application/x-ndjson"
@@ -157,14 +157,14 @@ def test_results_of_calls_come_as_they_are_done(http):
     assert [(line["index"], line["stdout"]) for line in lines] == [(1, "at once\n"), (0, "slept\n")]
 
 
-def test_openapi_and_docs_are_there(http):
+def test_openapi_and_docs_are_served(http):
     paths = http.get("/openapi.json").json()["paths"]
     assert {"/ping", "/status", "/run", "/run/batch", "/run/long-batch", "/judge", "/judge/batch", "/judge/long-batch",
             "/run_code", "/calls", "/metrics"} <= set(paths)  # fmt: skip
     assert http.get("/docs").status_code == 200
 
 
-def test_metrics_count_by_outcome(http):
+def test_metrics_count_calls_by_outcome(http):
     name = "rstar_lab_sandbox_call_seconds_count"
     before = {kind: metric(http, f'{name}{{outcome="{kind}"}}') for kind in ("ok", "exception")}
     http.post("/run", json={"type": "python", "solution": "1/0"})
@@ -177,7 +177,7 @@ def test_metrics_count_by_outcome(http):
 
 
 @pytest.mark.parametrize("path", ["/run", "/calls"])
-def test_what_nobody_waits_for_is_given_up(http, service, path):
+def test_calls_of_a_closed_connection_are_ended(http, service, path):
     call = {"code": "while True: pass", "timeout_s": 600}
     body = {"calls": [call] * 3} if path == "/calls" else {"type": "python", "solution": "import time\ntime.sleep(600)"}
     with connect(service) as client:
@@ -197,7 +197,7 @@ def wait_until(condition, seconds=30):
 
 
 @pytest.mark.slow
-async def test_a_full_queue_says_when_to_come_again_and_loses_nothing():
+async def test_a_full_queue_returns_retry_after_and_loses_no_calls():
     with serving("serve", "--port", "0", "--workers", "1", "--max-queue", "4") as ready:
         async with httpx.AsyncClient(base_url=ready["url"], timeout=60, trust_env=False) as http:
             body = {"type": "python", "solution": SLEEP.format(0.3)}
@@ -212,7 +212,7 @@ async def test_a_full_queue_says_when_to_come_again_and_loses_nothing():
 
 
 @pytest.mark.slow
-def test_sigterm_lets_calls_finish_and_takes_no_new_ones():
+def test_sigterm_finishes_calls_and_rejects_new_ones():
     with serving("serve", "--port", "0", "--workers", "2") as ready:
         replies = []
 
@@ -234,7 +234,7 @@ def test_sigterm_lets_calls_finish_and_takes_no_new_ones():
 
 
 @pytest.mark.slow
-def test_what_outlasts_the_drain_is_answered_as_our_error():
+def test_calls_longer_than_the_drain_are_sandbox_errors():
     with serving("serve", "--port", "0", "--workers", "1", "--time-limit", "100", "--drain", "1") as ready:
         replies = []
         body = {"type": "python", "solution": "while True: pass"}

@@ -1,4 +1,4 @@
-"""`rstar-lab sandbox`: what the command line says and refuses."""
+"""Tests of the `rstar-lab sandbox` commands."""
 
 import json
 
@@ -31,12 +31,12 @@ def test_check_names_every_layer_and_strict_is_an_exit_status():
         (["worker"], "--redis"),
     ],
 )
-def test_a_wrong_option_is_named(arguments, word, monkeypatch):
+def test_an_error_names_the_wrong_option(arguments, word, monkeypatch):
     monkeypatch.delenv("RSTAR_LAB_REDIS_URL", raising=False)
     result = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", "TERM": "dumb"})
     assert result.exit_code == 2 and word in result.output
 
 
-def test_help_tells_of_every_command():
+def test_help_lists_every_command():
     told = CliRunner().invoke(app, ["--help"]).output
     assert all(command in told for command in ("serve", "worker", "check"))

@@ -1,4 +1,4 @@
-"""SandboxFusion's /run_code, and verl's own client of it."""
+"""Tests of SandboxFusion's /run_code and of verl's client for it."""
 
 import base64
 
@@ -12,7 +12,7 @@ def run_code(http, code, language="python", **more):
     return reply.json()
 
 
-def test_a_program_that_ends(http):
+def test_a_finished_program_has_status_success(http):
     reply = run_code(http, "print(input())", stdin="a")
     assert (reply["status"], reply["message"], reply["compile_result"], reply["files"]) == ("Success", "", None, {})
     ran = reply["run_result"]
@@ -20,7 +20,7 @@ def test_a_program_that_ends(http):
     assert 0 < ran["execution_time"] < 2
 
 
-def test_a_program_that_fails(http):
+def test_a_failed_program_has_status_failed(http):
     reply = run_code(http, "print('before')\n1/0")
     assert reply["status"] == "Failed"
     ran = reply["run_result"]
@@ -28,7 +28,7 @@ def test_a_program_that_fails(http):
     assert "ZeroDivisionError" in ran["stderr"]
 
 
-def test_a_program_that_never_ends(http):
+def test_an_endless_program_has_status_time_limit_exceeded(http):
     reply = run_code(http, "import time\ntime.sleep(60)", run_timeout=1)
     assert (reply["status"], reply["run_result"]["status"], reply["run_result"]["return_code"]) == (
         "Failed", "TimeLimitExceeded", None,
@@ -43,7 +43,7 @@ def test_a_program_that_never_ends(http):
         ("python", {"files": {"/etc/a": "YQ=="}}, "/etc/a"),
     ],
 )
-def test_what_is_not_served_is_said(http, language, more, word):
+def test_unsupported_requests_are_rejected_with_a_reason(http, language, more, word):
     reply = run_code(http, "1", language, **more)
     assert reply["status"] == "SandboxError" and word in reply["message"]
 
@@ -52,7 +52,7 @@ def base64_of(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_files_are_there_before_the_program_and_fetched_after_it(http):
+def test_files_are_written_before_and_fetched_after_the_program(http):
     every_byte = bytes(range(256))
     code = """
 import helper
@@ -91,7 +91,7 @@ def test_an_unreadable_file_does_not_lose_the_others(http):
     assert "'locked'" in reply["message"] and "PermissionError" in reply["message"]
 
 
-def test_a_program_cannot_answer_for_what_fetches_its_files(http):
+def test_a_program_cannot_forge_fetched_files(http):
     lies = [
         "[1, 2, 3]",
         '[{"a": 1}, [], {}]',
@@ -114,8 +114,8 @@ def sessions(http) -> str:
     )
 
 
-def test_no_file_and_no_session_is_left(http):
-    before = sessions(http)  # of other tests
+def test_files_and_sessions_are_removed_afterwards(http):
+    before = sessions(http)  # sessions of other tests
     for _ in range(2):
         code = "import os\nprint(os.listdir())\nopen('mine', 'w').close()"
         assert run_code(http, code, fetch_files=["mine"])["run_result"]["stdout"] == "[]\n"
@@ -123,7 +123,7 @@ def test_no_file_and_no_session_is_left(http):
 
 
 @pytest.mark.slow
-def test_cpp_tells_compiler_and_program_apart(http):
+def test_cpp_reports_compiler_and_program_separately(http):
     works = run_code(http, '#include <cstdio>\nint main() { puts("hi"); return 2; }', "cpp")
     if works["status"] == "SandboxError":
         assert "g++ is not installed" in works["message"]
@@ -145,7 +145,7 @@ def test_cpp_tells_compiler_and_program_apart(http):
 
 
 @pytest.mark.slow
-def test_verls_own_client_understands_it(service):
+def test_verls_client_can_read_the_response(service):
     sandbox_fusion = pytest.importorskip("verl.utils.reward_score.sandbox_fusion.utils")
     cases = {"inputs": ["1 2", "3 4"], "outputs": ["3", "8"]}
     url = service["url"] + "/run_code"

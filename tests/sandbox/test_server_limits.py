@@ -1,4 +1,4 @@
-"""Limits of the HTTP service on the bytes, the number and the time of requests."""
+"""Tests of the HTTP service's limits on size, number and time of requests."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from rstar_lab.sandbox.service import Service
 
 
 class EchoBackend:
-    """Answers at once, with the code of the call as its output."""
+    """A backend that returns the code of a call as its output."""
 
     queued = zygotes = sessions = 0
     capacity = 1
@@ -74,7 +74,7 @@ async def test_chunked_bodies_are_counted(echo_service):
     assert echo_service.bytes == 900_000
 
 
-async def test_a_body_that_does_not_arrive_is_given_up(echo_service, monkeypatch):
+async def test_a_body_that_does_not_arrive_times_out(echo_service, monkeypatch):
     monkeypatch.setattr("rstar_lab.sandbox.access.BODY_TIMEOUT_S", 0.2)
 
     async def slow():
@@ -116,14 +116,14 @@ async def test_the_output_of_a_response_is_limited():
     assert all(result["success"] for result in judged.json()["results"])
 
 
-def test_a_refusal_says_when_to_retry(echo_service):
+def test_a_rejected_request_has_a_retry_after_header(echo_service):
     echo_service.draining = True
     with pytest.raises(BusyError) as error:
         echo_service.admit(1)
     assert error.value.status == 503
 
 
-def test_the_middleware_reads_nothing_of_a_refused_request(echo_service):
+def test_the_body_of_a_rejected_request_is_not_read(echo_service):
     read = []
 
     async def receive():

@@ -1,4 +1,4 @@
-"""Stateful sessions: an interpreter that lives from one turn of a trajectory to the next."""
+"""Tests of sessions: interpreters that keep their state between the calls of a trajectory."""
 
 import asyncio
 
@@ -63,7 +63,7 @@ async def test_every_cell_has_its_own_input_and_output(sandbox):
         assert (result.stdout, result.stderr) == (f"{text}\n", "e")
 
 
-async def test_sessions_are_apart(sandbox):
+async def test_sessions_do_not_share_state(sandbox):
     await asyncio.gather(
         *(cells(sandbox, f"apart {i}", f"x = {i}\nopen('/tmp/f', 'w').write('{i}')") for i in range(6))
     )
@@ -108,7 +108,7 @@ async def test_a_dead_session_is_reported_and_restarted(sandbox, code, outcome):
     assert again.stderr == ""
 
 
-async def test_a_forked_child_does_not_answer_for_its_parent(sandbox):
+async def test_a_forked_child_does_not_replace_the_session(sandbox):
     code = "import os\nchild = os.fork()\nif child == 0: x = 'child'\nelse:\n    os.waitpid(child, 0)\n    x = 'parent'"
     _, result, after = await cells(sandbox, "fork", code, "x", "1 + 1")
     assert (result.value, after.value) == ("'parent'", "2")
@@ -131,7 +131,7 @@ async def test_a_session_is_as_isolated_as_a_call(sandbox):
     assert result.outcome == Outcome.EXCEPTION
 
 
-async def test_closing_forgets_a_session(sandbox):
+async def test_a_closed_session_loses_its_state(sandbox):
     await cells(sandbox, "closed", "x = 1")
     await sandbox.close_session("closed")
     await sandbox.close_session("closed")
@@ -139,7 +139,7 @@ async def test_closing_forgets_a_session(sandbox):
     assert (result.value, result.stderr) == ("False", "")
 
 
-async def test_idle_sessions_are_dropped_and_say_so():
+async def test_idle_sessions_are_dropped_with_a_note():
     async with LocalSandbox(Limits(session_idle_s=0.4, max_sessions=3), workers=1) as sandbox:
         await cells(sandbox, "idle", "x = 1")
         await asyncio.sleep(1.5)
@@ -149,7 +149,7 @@ async def test_idle_sessions_are_dropped_and_say_so():
         assert "earlier state is gone: idle for 0.4 s" in result.stderr
 
 
-async def test_too_many_sessions_drop_the_longest_idle_one():
+async def test_too_many_sessions_drop_the_least_recently_used():
     async with LocalSandbox(Limits(max_sessions=2), workers=1) as sandbox:
         for name in ("a", "b", "a", "c"):
             await cells(sandbox, name, "x = 1")
@@ -160,7 +160,7 @@ async def test_too_many_sessions_drop_the_longest_idle_one():
         assert (dropped.value, "too many sessions" in dropped.stderr) == ("False", True)
 
 
-async def test_a_call_that_is_given_up_frees_its_slot():
+async def test_a_cancelled_call_frees_its_slot():
     async with LocalSandbox(workers=1) as sandbox:
         for session in (None, "given up"):
             call = asyncio.create_task(sandbox.run("import time\ntime.sleep(60)", timeout_s=60, session=session))

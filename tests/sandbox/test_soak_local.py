@@ -1,4 +1,4 @@
-"""A long mixed load on one LocalSandbox: every call answered right, nothing left over. For `make test-all`."""
+"""Soak test of LocalSandbox with a mixed load: correct results, no leaks. Part of `make test-all`."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ KINDS = {
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("make_room", [True, False])
-async def test_ten_thousand_mixed_calls(make_room: bool):
+async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
     draw = random.Random(0)
     names = draw.choices(list(KINDS), [kind[0] for kind in KINDS.values()], k=10_000)
     limits = Limits(timeout_s=1, wall_slack_s=30, memory_mb=1024, queue_timeout_s=1800, make_room=make_room)

@@ -38,7 +38,7 @@ REFUSED = {
     "access to other processes": "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp",
     "a large kernel attack surface": "io_uring_setup bpf perf_event_open userfaultfd keyctl add_key vmsplice",
     "change of identity": "setuid setgid setresuid setgroups capset personality",
-    "starving itself, which would count as load of the host": "setpriority sched_setaffinity sched_setscheduler sched_setattr",
+    "scheduling: starving itself would count as load of the host": "setpriority sched_setaffinity sched_setscheduler sched_setattr",
     "channels between calls": "setxattr msgget mq_open inotify_init fanotify_init",
     "administration": "init_module kexec_load reboot syslog quotactl settimeofday mlock",
 }
