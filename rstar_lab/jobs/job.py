@@ -1,7 +1,6 @@
 """A submitted job, and how to find it again: from this notebook, from another one, or after a restart."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import local
+from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.store import JobFolder
 
 
@@ -106,7 +106,7 @@ class Job:
         last_tenth = None
         try:
             for line in self.follow(timeout_s=timeout_s):
-                event = _parse_event(line)
+                event = parse_event(line)
                 if event is None:
                     print(line, flush=True)
                 elif "done" in event:
@@ -134,6 +134,19 @@ class Job:
             if self._end() is None:
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})
         return self.status()
+
+    def resume(self) -> "Job":
+        """Submit the same recipe again, with the same profile, overrides and host. The new job continues the run."""
+        from rstar_lab.jobs.submit import submit
+
+        if not self.status().ended:
+            raise UserError(f"job {self.id} has not ended; stop it first")
+        spec = self.spec
+        return submit(
+            spec.recipe, spec.profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
+            name=(spec.run or "").removesuffix("-rl") or None, address=spec.handle.get("address"),
+            backend=None if spec.backend == "ssh" else spec.backend, host=spec.handle.get("ssh", {}).get("host"),
+        )  # fmt: skip
 
     @property
     def run_dir(self) -> Path | None:
@@ -188,15 +201,6 @@ def backend_module(name: str) -> ModuleType:
 
         return ssh
     raise UserError(f"backend {name!r} is unknown; choose local, ray, slurm or ssh")
-
-
-def _parse_event(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a log line, or None if the line is text."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _progress_line(event: Mapping[str, Any]) -> str:

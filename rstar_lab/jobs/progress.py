@@ -1,4 +1,4 @@
-"""How far a job is: the last step of its run."""
+"""How far a job is, read from the end of its log and of its run's metrics."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,44 @@ TAIL_BYTES = 65_536  # longer than any line of metrics.jsonl
 
 def last_metrics(run_dir: Path | None) -> dict[str, Any] | None:
     """Return the last complete line of a run's metrics.jsonl, without reading the rest of the file."""
-    if run_dir is None or not (path := run_dir / "metrics.jsonl").exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
+    lines = _tail(run_dir / "metrics.jsonl") if run_dir is not None else []
     return json.loads(lines[-1]) if lines else None
+
+
+def progress(log: Path) -> dict[str, Any]:
+    """Return the last progress event in a job's log, and its last line for people as "line".
+
+    An event has the keys event (the phase), done, total, and metrics such as reward and error_rate.
+    """
+    event: dict[str, Any] = {}
+    text = None
+    for line in reversed(_tail(log)):
+        parsed = parse_event(line)
+        if parsed is None:
+            text = text or line.strip() or None
+        elif "done" in parsed and not event:
+            event = parsed
+        if event and text:
+            break
+    return event | {"line": text}
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Return the JSON object of a log line, or None if the line is text."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _tail(path: Path) -> list[str]:
+    """Return the complete lines among the last 64 KiB of a file; none if there is no file."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, path.stat().st_size - TAIL_BYTES)
+            file.seek(start)
+            lines = file.read().rpartition(b"\n")[0].decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return lines[1:] if start and len(lines) > 1 else lines

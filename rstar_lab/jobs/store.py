@@ -14,7 +14,10 @@ REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job as submitted. handle: what the backend needs to find the job again; sandbox_workers: per node, 0 for no service."""
+    """One job as submitted. handle: what the backend needs to find the job again; sandbox_workers: per node, 0 for no service.
+
+    action: the `command` of submit; None for the default.
+    """
 
     id: str
     recipe: str
@@ -29,6 +32,7 @@ class JobSpec:
     environment: dict[str, str] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)
     sandbox_workers: int = 0
+    action: str | None = None
 
     @property
     def python(self) -> str:

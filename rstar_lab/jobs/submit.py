@@ -73,7 +73,7 @@ def submit(
         from rstar_lab.jobs.ssh.submit import submit_over_ssh
 
         return submit_over_ssh(
-            recipe, machine, overrides, host=host, command=command, runs_dir=Path(runs_dir or "runs").absolute(),
+            recipe, profile, machine, overrides, host=host, command=command, runs_dir=Path(runs_dir or "runs").absolute(),
             run_name=run_name, preflight=preflight, log=log, job_id=job_id,
         )  # fmt: skip
     runs = Path(runs_dir or machine.storage.runs).absolute()
@@ -111,6 +111,7 @@ def submit(
             if backend == "ray"
             else {},
             sandbox_workers=_sandbox_workers(recipe, overrides, machine),
+            action=command,
         )
         folder.save(spec)
         handle = backend_api.start(folder, spec)

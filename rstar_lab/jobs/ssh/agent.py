@@ -17,7 +17,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.describe import describe
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
-from rstar_lab.jobs.progress import last_metrics
+from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.submit import submit
 from rstar_lab.runs.reader import RunReader, run_folders
@@ -63,9 +63,9 @@ class Operations:
             return {"row": job_row(job), "messages": messages}
 
     def jobs(self, ids: list[str] | None = None) -> list[dict[str, Any]]:
-        """Return one row per job: `job_row`, the size of its log, and its last committed step."""
+        """Return one row per job: `job_row` and its progress."""
         jobs = list_jobs(self.runs) if ids is None else [attach(job_id, runs_dir=self.runs) for job_id in ids]
-        return [job_row(job) | {"log_size": _size(job.folder.log), "last": last_metrics(job.run_dir)} for job in jobs]
+        return [job_row(job) | {"progress": progress(job.folder.log)} for job in jobs]
 
     def log(self, job_id: str, offset: int) -> dict[str, Any]:
         """Return up to 1 MiB of the job's log from byte `offset`, and whether the job had ended before it was read."""
@@ -140,10 +140,6 @@ def _writes(job: Job, run: RunReader) -> bool:
     if run.run_id in (f"{name}-rl", f"{name}-sft"):
         return True
     return bool(name) and run.run_id.startswith(f"{name}-") and str(run.info.get("started")) >= job.spec.created
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def main(runs_dir: str) -> None:

@@ -27,6 +27,7 @@ RETRY_S = 60
 
 def submit_over_ssh(
     recipe: str | Path,
+    profile_name: str,
     profile: Profile,
     overrides: Mapping[str, Any],
     *,
@@ -46,8 +47,8 @@ def submit_over_ssh(
     settings, handle = connect(profile, host, log)
     spec = JobSpec(
         id=job_id,
-        recipe=str(recipe),
-        profile=profile.name,
+        recipe=_absolute(recipe),
+        profile=_absolute(profile_name),
         backend="ssh",
         command=[settings.python],
         cwd=str(Path.cwd()),
@@ -56,6 +57,7 @@ def submit_over_ssh(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         run=f"{run_name}-rl",
         handle=handle,
+        action=command,
     )
     # Saved first: if this process dies while the host submits, the job can still be found here.
     folder = JobFolder.of(runs_dir, job_id)
@@ -110,6 +112,11 @@ def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Map
         "recipe": str(recipe), "recipe_text": Path(recipe).read_text() if Path(recipe).is_file() else None,
         "profile_text": yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), "overrides": dict(overrides),
     }  # fmt: skip
+
+
+def _absolute(name: str | Path) -> str:
+    """Return the absolute path of a file; another name stays as it is."""
+    return str(Path(name).absolute()) if Path(name).is_file() else str(name)
 
 
 def ssh_settings(profile: Profile, host: str | None) -> Ssh:

@@ -1,0 +1,192 @@
+"""A table of all jobs in a notebook, with their progress and buttons: `JobBoard()`."""
+
+import asyncio
+import html
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs import ssh
+from rstar_lab.jobs.job import Job, job_row, list_jobs
+from rstar_lab.jobs.progress import progress
+from rstar_lab.runs.locate import find_runs_dir
+
+EVERY_S = 3.0
+COLOURS = {"running": "#1565c0", "queued": "#8d6e00", "finished": "#2e7d32", "failed": "#c62828", "stopped": "#6d6d6d"}
+ENDED = ("finished", "failed", "stopped")
+COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
+
+
+@dataclass(frozen=True)
+class BoardRow:
+    """One job as the board shows it. left_s: estimate from the steps that this board has seen, or the last step's time."""
+
+    id: str
+    status: str
+    where: str
+    phase: str = ""
+    done: int | None = None
+    total: int | None = None
+    reward: float | None = None
+    error_rate: float | None = None
+    left_s: float | None = None
+    line: str = ""
+
+    def cells(self) -> list[str]:
+        step = "" if self.done is None else f"{self.done}/{self.total}" if self.total else str(self.done)
+        return [
+            self.id, self.status, self.where, self.phase, step, _share(self.reward), _share(self.error_rate),
+            _duration(self.left_s), self.line,
+        ]  # fmt: skip
+
+
+class JobBoard:
+    """All jobs of a runs folder: state, step, reward, tool errors, time left and last log line, updated every few seconds.
+
+    Jobs on one host are asked for with one request over one connection; jobs that have ended are read once. The buttons act
+    on the selected job. Executed without a browser, the board is a table.
+
+    runs_dir: default: the folder that `find_runs_dir` finds. inspect: called with the folder of a run for the button
+    Inspect, such as `rstar_lab.analysis.inspect`.
+    """
+
+    def __init__(
+        self, runs_dir: str | Path = "", *, inspect: Callable[[Path], Any] | None = None, every_s: float = EVERY_S
+    ):
+        self.runs_dir, self.every_s, self._inspect = find_runs_dir(runs_dir), every_s, inspect
+        self._ended: dict[str, BoardRow] = {}
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # (job, phase) -> time and step of the first look
+        self._widget: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    def rows(self) -> list[BoardRow]:
+        """Return one row per job, newest first. A host that does not answer gives status unknown."""
+        jobs = list_jobs(self.runs_dir)[::-1]
+        open_jobs = [job for job in jobs if job.id not in self._ended]
+        answers = self._ask_hosts([job for job in open_jobs if job.spec.backend == "ssh"])
+        for job in open_jobs:
+            if job.spec.backend != "ssh":
+                answers[job.id] = job_row(job) | {"progress": progress(job.folder.log)}
+        rows = []
+        for job in jobs:
+            if job.id not in self._ended:
+                row = self._board_row(job, answers[job.id])
+                if row.status in ENDED:
+                    self._ended[job.id] = row
+                rows.append(row)
+            else:
+                rows.append(self._ended[job.id])
+        return rows
+
+    def to_html(self) -> str:
+        """Return the board as an HTML table."""
+        return render_table(self.rows())
+
+    def refresh(self) -> None:
+        """Update the displayed board once."""
+        rows = self.rows()
+        if self._widget is not None:
+            self._widget.show(rows)
+
+    def _ask_hosts(self, jobs: list[Job]) -> dict[str, dict[str, Any]]:
+        by_agent: dict[int, list[Job]] = {}
+        for job in jobs:
+            by_agent.setdefault(id(ssh.agent_of(job.spec)), []).append(job)
+        answers: dict[str, dict[str, Any]] = {}
+        for group in by_agent.values():
+            try:
+                rows = ssh.agent_of(group[0].spec).request("jobs", ids=[job.id for job in group])
+                answers |= {row["id"]: row for row in rows}
+            except UserError as error:
+                answers |= {job.id: {"status": "unknown", "progress": {"line": str(error)}} for job in group}
+        for job in jobs:
+            if answers[job.id]["status"] in ENDED:
+                try:
+                    job.status()  # copies the rest of the log and the end of the job
+                except UserError:
+                    answers[job.id]["status"] = "unknown"
+        return answers
+
+    def _board_row(self, job: Job, row: dict[str, Any]) -> BoardRow:
+        event = row["progress"]
+        spec = job.spec
+        where = (
+            f"{spec.handle['ssh']['host']} ({spec.handle['ssh']['backend']})" if spec.backend == "ssh" else spec.backend
+        )
+        phase, done, total = event.get("event", ""), event.get("done"), event.get("total")
+        return BoardRow(
+            job.id, row["status"], where, phase, done, total, event.get("reward"), event.get("error_rate"),
+            self._left_s(job.id, event) if row["status"] == "running" else None, event.get("line") or "",
+        )  # fmt: skip
+
+    def _left_s(self, job_id: str, event: dict[str, Any]) -> float | None:
+        done, total = event.get("done"), event.get("total")
+        if done is None or not total:
+            return None
+        now = time.monotonic()
+        first_at, first_done = self._seen.setdefault((job_id, event["event"]), (now, done))
+        if done > first_done:
+            return (now - first_at) / (done - first_done) * (total - done)
+        return event["step_s"] * (total - done) if "step_s" in event else None
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        from rstar_lab.jobs.board_widget import BoardWidget
+
+        rows = self.rows()
+        self._widget = BoardWidget(self, self._inspect)
+        self._widget.show(rows)
+        bundle = self._widget.root._repr_mimebundle_() or {}
+        # Without the widget's model, as in a file, the table is shown.
+        display({**bundle, "text/html": render_table(rows), "text/plain": _text(rows)}, raw=True)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._task is None:
+            self._task = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self.every_s)
+            rows = await asyncio.to_thread(self.rows)
+            self._widget.show(rows)
+
+    def close(self) -> None:
+        """Stop the updates."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+
+def render_table(rows: list[BoardRow]) -> str:
+    """Return the rows as an HTML table."""
+    if not rows:
+        return "<p>No jobs yet: <code>rstar-lab jobs submit tiny_fast</code> starts one.</p>"
+    head = "".join(f"<th style='text-align:left'>{column}</th>" for column in COLUMNS)
+    lines = []
+    for row in rows:
+        cells = [html.escape(text) for text in row.cells()]
+        cells[1] = f"<b style='color:{COLOURS.get(row.status, 'inherit')}'>{cells[1]}</b>"
+        cells[-1] = f"<span title='{cells[-1]}'>{cells[-1][:80]}</span>"
+        lines.append("<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _text(rows: list[BoardRow]) -> str:
+    return "\n".join("  ".join(cell for cell in row.cells() if cell) for row in rows)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    hours, minutes = int(seconds // 3600), int(seconds % 3600 // 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"

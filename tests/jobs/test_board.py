@@ -1,0 +1,112 @@
+"""The board of all jobs: rows of local and distant jobs, one request per host, buttons, and its form without a browser."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.ssh_server import SshServer
+
+from rstar_lab.jobs import ssh
+from rstar_lab.jobs.board import JobBoard
+from rstar_lab.jobs.board_widget import BoardWidget
+from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.profiles import Ssh
+
+ROOT = Path(__file__).parent.parent.parent
+EVENT = {"event": "rl", "done": 3, "total": 10, "reward": 0.25, "error_rate": 0.5, "step_s": 2.0}
+
+
+def write_job(runs, job_id, *, status="running", event=EVENT, **changes):
+    """Write the folder of a job of this process (running) or of a job that has ended."""
+    folder = JobFolder.of(runs, job_id)
+    folder.save(
+        JobSpec(id=job_id, recipe="tiny", profile="laptop", backend="local", command=[sys.executable], cwd=str(runs),
+                runs_dir=str(runs), overrides={}, created=f"2026-01-01T00:00:{len(job_id):02d}", run="tiny-rl")
+        if not changes else JobSpec(**changes)
+    )  # fmt: skip
+    folder.log.write_text(f"starts\n{json.dumps(event)}\nan ordinary line\n")
+    if status == "running":
+        folder.write("supervisor.json", {"pid": os.getpid(), "created": psutil.Process().create_time()})
+    else:
+        folder.write("exit.json", {"code": 0 if status == "finished" else 1, "stopped": status == "stopped"})
+
+
+def test_a_row_shows_progress_and_the_time_that_is_left(tmp_path):
+    write_job(tmp_path, "one")
+    (row,) = JobBoard(tmp_path).rows()
+    assert (row.status, row.phase, row.done, row.total, row.reward, row.error_rate) == (
+        "running",
+        "rl",
+        3,
+        10,
+        0.25,
+        0.5,
+    )
+    assert row.left_s == 14.0, "7 steps of 2 s"
+    assert row.line == "an ordinary line"
+
+
+def test_a_job_that_has_ended_is_read_once(tmp_path):
+    write_job(tmp_path, "one", status="failed")
+    board = JobBoard(tmp_path)
+    assert [row.status for row in board.rows()] == ["failed"]
+    (tmp_path / ".jobs" / "one" / "log.txt").unlink()
+    assert [row.line for row in board.rows()] == ["an ordinary line"]
+
+
+def test_the_buttons_fit_the_status_of_the_selected_job(tmp_path):
+    write_job(tmp_path, "runs")
+    write_job(tmp_path, "ended", status="finished")
+    board = JobBoard(tmp_path)
+    widget = BoardWidget(board, None)
+    widget.show(board.rows())
+    widget.selection.value = "runs"
+    assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Stop"]
+    widget.selection.value = "ended"
+    assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Resume"]
+    widget.buttons["Logs"].click()
+    assert "an ordinary line" in widget.message.value
+
+
+def test_hostile_text_of_a_log_is_not_markup(tmp_path):
+    write_job(tmp_path, "one")
+    (tmp_path / ".jobs" / "one" / "log.txt").write_text("<script>alert(1)</script>\n")
+    assert "<script>" not in JobBoard(tmp_path).to_html()
+
+
+def test_an_empty_folder_says_how_to_start_a_job(tmp_path):
+    assert "jobs submit" in JobBoard(tmp_path).to_html()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = SshServer(tmp_path_factory.mktemp("sshd"))
+    yield server
+    ssh.forget_agents()
+    server.stop()
+
+
+def test_200_jobs_of_one_host_are_asked_for_with_one_request(server, tmp_path, monkeypatch):
+    far, here = tmp_path / "far", tmp_path / "here"
+    settings = Ssh(host="cluster", config=str(server.config), backend="local", python=sys.executable)
+    handle = {"ssh": settings.model_dump(), "code": str(ROOT), "runs": str(far)}
+    for number in range(200):
+        write_job(far, f"job-{number:03d}")
+        write_job(here, f"job-{number:03d}", id=f"job-{number:03d}", recipe="tiny", profile="x", backend="ssh", command=[],
+                  cwd="/", runs_dir=str(here), overrides={}, created="2026-01-01", handle=handle)  # fmt: skip
+    requests = []
+    request = ssh.Agent.request
+    monkeypatch.setattr(
+        ssh.Agent, "request", lambda self, name, **options: requests.append(name) or request(self, name, **options)
+    )
+    board = JobBoard(here)
+    rows = board.rows()
+    assert len(rows) == 200 and {row.status for row in rows} == {"running"} and {row.done for row in rows} == {3}
+    assert requests == ["jobs"]
+    server.stop()
+    assert {row.status for row in board.rows()} == {"unknown"}
+    server.start()
+    assert {row.status for row in board.rows()} == {"running"}
