@@ -17,7 +17,8 @@
 # # The same recipe on a cluster
 #
 # A profile describes the machine and selects its trainer and scheduler. The job runs on the cluster; this notebook submits it,
-# watches it and reads its run. With `profile = "laptop"` the cluster is a Ray cluster of one node on this machine, so every cell
+# watches it and reads its run. With a `host` the notebook runs on your desk, and the runs are copied back while they are written.
+# With `profile = "laptop"` the cluster is a Ray cluster of one node on this machine, so every cell
 # runs here as it does there. See `docs/cluster.md`.
 
 # %% tags=["parameters"]
@@ -25,28 +26,25 @@ recipe = "tiny_fast"  # a recipe's file, or the name of one that ships
 overrides = {}  # recipe keys: {"stages.0.steps": 2}; "verl.KEY" is a key of verl
 profile = "laptop"  # laptop, one_gpu, h100x8, mi300x_8x8, or a file
 backend = ""  # local, ray, slurm; empty: the profile's, and Ray on a laptop
+host = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
 address = ""  # of Ray's dashboard, http://HEAD:8265
 runs_dir = "../runs"
 job_id = ""  # attach to this job instead of submitting one
 timeout_s = 3600
 
 # %%
-import subprocess
-import sys
-
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.figures import plot_curves
-from rstar_lab.jobs import attach, list_jobs, submit
+from rstar_lab.jobs import JobBoard, attach, describe, submit
 
 # %% [markdown]
-# ## Preflight
+# ## What the job needs
 #
-# Checks of the recipe on the profile. A check that needs something this machine does not have is skipped; `submit` runs the same
-# checks and stops at a failure.
+# Time per stage, GPU-hours, cost (with `hardware.price_per_gpu_hour` in the profile), disk, the checks that fail, and the state of
+# the queue. `submit` runs the same checks and stops at a failure.
 
 # %%
-command = [sys.executable, "-m", "rstar_lab.cli", "preflight", recipe, "--profile", profile]
-print(subprocess.run(command, capture_output=True, text=True).stdout)
+describe(recipe, profile, overrides, host=host or None)
 
 # %% [markdown]
 # ## Submit
@@ -55,7 +53,7 @@ print(subprocess.run(command, capture_output=True, text=True).stdout)
 
 # %%
 cluster = None
-if profile == "laptop" and backend in ("", "ray") and not address:
+if profile == "laptop" and backend in ("", "ray") and not address and not host:
     from rstar_lab.local_ray import LocalRay
 
     cluster = LocalRay(cpus=2)
@@ -67,7 +65,7 @@ if job_id:
     job = attach(job_id, runs_dir=runs_dir)
 else:
     job = submit(
-        recipe, profile, overrides, runs_dir=runs_dir, backend=backend or None, address=address or None, preflight=True
+        recipe, profile, overrides, runs_dir=runs_dir, backend=backend or None, address=address or None, host=host or None
     )
 job
 
@@ -96,7 +94,7 @@ assert status == "finished", f"the job {status}; the end of its log:\n{again.log
 
 # %%
 other = submit(
-    recipe, profile, overrides, runs_dir=runs_dir, name="stopped", backend=backend or None, address=address or None, preflight=False
+    recipe, profile, overrides, runs_dir=runs_dir, name="stopped", backend=backend or None, address=address or None, host=host or None, preflight=False
 )
 other.stop()
 
@@ -117,9 +115,11 @@ inspect(runs)
 
 # %% [markdown]
 # ## All jobs of this folder
+#
+# The table follows the jobs of all hosts. Select one to read its log, stop it, resume it, or inspect its run.
 
 # %%
-list_jobs(runs_dir)
+JobBoard(runs_dir, inspect=inspect)
 
 # %%
 if cluster:

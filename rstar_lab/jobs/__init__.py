@@ -1,7 +1,8 @@
 """Run a recipe as a job on this machine, Ray or Slurm, or over ssh on another machine. A job is found again by its id."""
 
+from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.describe import JobDescription, describe
 from rstar_lab.jobs.job import Job, JobStatus, attach, job_row, list_jobs
 from rstar_lab.jobs.submit import submit
 
-__all__ = ["Job", "JobDescription", "JobStatus", "attach", "describe", "job_row", "list_jobs", "submit"]
+__all__ = ["Job", "JobBoard", "JobDescription", "JobStatus", "attach", "describe", "job_row", "list_jobs", "submit"]
