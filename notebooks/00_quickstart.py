@@ -19,7 +19,7 @@
 # 1. **Non-reasoning SFT.** The model imitates conversations whose programs were executed. It learns to write tool calls
 #    as JSON and to put its answer into `\boxed{}`. Many of the conversations contain errors, wrong programs or guesses.
 # 2. **GRPO-RoC.** The model solves new problems with a real Python sandbox. Each problem is rolled out twice as often as
-#    needed. RoC keeps a random half of the failures, and prefers successes with few tool errors.
+#    needed. RoC keeps half of the rollouts: failures at random, successes preferably with few tool errors.
 # 3. **Evaluation** on problems that neither phase has seen.
 #
 # Every number below is computed in this notebook from the stored runs. If there are no runs yet, run `make demo` first.
@@ -111,4 +111,4 @@ inspect(everything, where={"run_id": f"{name}-rl", "steps": [int(last), int(last
 #
 # - `05_inspect` links curves to the rollouts behind them. `07_tokens` analyses entropy and reflection.
 # - `03_train` trains any recipe, with your changes, as a job outside of the notebook.
-# - `06_ablation` compares GRPO with GRPO-RoC over several seeds. One run, as here, is no evidence about RoC.
+# - `06_ablation` compares GRPO with GRPO-RoC over several seeds. A single run, as here, cannot show the effect of RoC.

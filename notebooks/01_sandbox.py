@@ -19,7 +19,7 @@
 # %% tags=["parameters"]
 calls = 400  # number of calls in the load
 in_flight = 32  # concurrent calls
-time_limit_s = 2.0  # CPU seconds a call may use
+time_limit_s = 2.0  # CPU seconds per call
 
 # %%
 import pandas as pd
@@ -145,7 +145,7 @@ from rstar_lab.sandbox.sizing import cores_for_burst, draw_service_s, mean_cpu_m
 cpu_ms = mean_cpu_ms(COSTS)
 cores = cores_for_burst(45_000, 0.3, cpu_ms)
 latencies = simulate(pd.Series(0.0, range(45_000)).to_numpy(), draw_service_s(45_000, COSTS), cores)
-print(f"{cpu_ms:.1f} CPU ms a call: {cores} cores; simulated: mean {latencies.mean():.2f} s, last {latencies.max():.2f} s")
+print(f"{cpu_ms:.1f} CPU ms per call: {cores} cores; simulated latency: mean {latencies.mean():.2f} s, maximum {latencies.max():.2f} s")
 
 # %% [markdown]
 # `docs/sandbox.md` describes the machine on which these costs were measured.

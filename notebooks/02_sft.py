@@ -5,8 +5,6 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
-#       format_version: '1.3'
-#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -17,9 +15,8 @@
 # # SFT: teach the format, not the reasoning
 #
 # rStar2-Agent starts with a **non-reasoning SFT**. The model learns to follow instructions, to write tool calls as JSON
-# and to put its answer into `\boxed{}`. It does not learn to reason: responses stay short, and RL finds a way of
-# reasoning by itself. Here a small model starts from random weights and imitates conversations whose programs were all
-# executed in the sandbox.
+# and to put its answer into `\boxed{}`. It does not learn to reason: responses stay short, and reasoning is left to RL.
+# Here a small model starts from random weights and imitates conversations whose programs were all executed in the sandbox.
 #
 # The job below runs the SFT of a recipe and evaluates the model before and after it.
 
@@ -119,7 +116,7 @@ display(
 )
 
 # %% [markdown]
-# Read some rollouts: the calls, what the sandbox returned, how the model reached its answer.
+# Read some rollouts: the tool calls, the output of the sandbox, and how the model reached its answer.
 
 # %%
 inspect(evaluations)

@@ -71,17 +71,18 @@ runs.runs()[["run_id", "status", "trajectories"]]
 # %% [markdown]
 # ## Results
 #
-# 95% intervals, bootstrapped over problems. With few problems they are wide, no matter how many rollouts each has.
+# Intervals are 95%, bootstrapped over problems. With few problems they are wide, also if each has many rollouts.
 # maj@k is the share of problems whose most frequent answer is correct.
 
 # %%
 from rstar_lab.analysis.metrics import measure
+from rstar_lab.bootstrap import format_interval
 
 table = measure(runs, ["pass1", "response_tokens", "calls", "tool_error_rate", "truncation_rate"])
 table["shown"] = [f"{row.value:.3g} [{row.low:.3g}, {row.high:.3g}]" for row in table.itertuples()]
 summary = table.pivot(index="run_id", columns="metric", values="shown").loc[shown]
 majority = {result["run"].rsplit("/", 1)[-1]: result.get(f"maj{samples}") for result in results}
-summary[f"maj@{samples}"] = [f"{value[0]:.3g} [{value[1]:.3g}, {value[2]:.3g}]" if (value := majority.get(run)) else "" for run in shown]
+summary[f"maj@{samples}"] = [format_interval(value, ".3g") if (value := majority.get(run)) else "" for run in shown]
 summary
 
 # %% [markdown]

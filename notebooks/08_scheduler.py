@@ -12,25 +12,25 @@
 # ---
 
 # %% [markdown]
-# # Which rollout goes to which engine, and when
+# # Dispatch policies: which rollout runs on which engine, and when
 #
-# Generation is most of a step. This notebook replays one step under each scheduling policy in a simulator of vLLM engines:
-# the policies are the objects that real runs use, the engines are a model of vLLM (see `docs/scheduler.md`).
+# Generation takes most of the time of a step. This notebook replays one step under each dispatch policy in a simulator. The
+# policies are those of real runs; the engines are a model of vLLM (see `docs/scheduler.md`).
 #
 # | policy | rule |
 # |---|---|
-# | `turn-barrier` | rollouts split over the engines beforehand; the next turn waits for the slowest tool of this one |
-# | `static` | the same split, every turn sent at once |
-# | `least-in-flight` | the first turn goes where fewest requests are in flight, later turns follow it |
-# | `kv` | as many rollouts as the KV cache holds at the maximum length, refilled as they end |
-# | `adaptive` | as many as the KV cache is expected to hold, longest first, work kept even |
+# | `turn-barrier` | rollouts are split over the engines in advance; a turn starts when all rollouts of the engine have finished the previous one |
+# | `static` | the same split; every turn is sent at once |
+# | `least-in-flight` | the first turn goes to the engine with the fewest requests in flight; later turns follow it |
+# | `kv` | an engine gets as many rollouts as its KV cache holds at the maximum length |
+# | `adaptive` | an engine gets as many rollouts as its KV cache is expected to hold, longest first, with balanced work |
 
 # %% tags=["parameters"]
-run = ""  # folder of a run whose step is replayed; empty: a made-up step
+run = ""  # folder of a run whose step is replayed; empty: a synthetic step
 step = 0
 engines = 8
-rollouts = 256  # an engine, in a made-up step
-kv_tokens = 125_000  # of an engine
+rollouts = 256  # per engine, in a synthetic step
+kv_tokens = 125_000  # KV cache of an engine
 mean_tokens = 3000
 tool_s = 0.3
 grid_engines = 4  # size of the grid at the end; the reference is 64
@@ -52,8 +52,8 @@ from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
 # %% [markdown]
 # ## The step
 #
-# Recorded: turns, tokens and tool times as they were. Made up: lognormal lengths (sigma 0.8, cut at 12,288), half of the
-# variance of the log explained by the problem, 1 to 10 turns.
+# A recorded step has the turns, tokens and tool times of the run. A synthetic step has lognormal response lengths (sigma 0.8,
+# at most 12,288 tokens) and 1 to 10 turns; half of the variance of the log length is between problems.
 
 # %%
 regime = Regime(engines=engines, rollouts=rollouts, kv_tokens=kv_tokens, mean_tokens=mean_tokens, tool_s=tool_s)
@@ -67,10 +67,10 @@ pd.DataFrame(
 ).describe().round(1)
 
 # %% [markdown]
-# ## Every policy on it
+# ## Compare the policies
 #
-# The lower bound is the larger of two times: the longest rollout alone on an idle engine, its tools included; and all work
-# over all engines at the best batch that the KV cache allows.
+# The lower bound is the larger of two times: the longest rollout alone on an idle engine, including its tools; and the total
+# work divided by the engines, at the largest batch that the KV cache allows.
 
 # %%
 specs = [EngineSpec(QWEN3_14B_MI300X, kv_tokens)] * engines
@@ -83,8 +83,8 @@ summary.round(3)
 LinkedFigure(plot_gantt(results, bound_s), None)
 
 # %% [markdown]
-# One engine from close by: under `least-in-flight` all its rollouts are sent at once and queue inside the engine, where a
-# full cache costs them their prefixes; under `adaptive` they wait outside until there is room.
+# The turns of one engine. Under `least-in-flight`, all rollouts are sent at once and queue in the engine; when the KV cache
+# is full, cached prefixes are evicted. Under `adaptive`, rollouts wait outside of the engine until the cache has room.
 
 # %%
 LinkedFigure(plot_turns(results["least-in-flight"], engine=0), None)
@@ -93,11 +93,10 @@ LinkedFigure(plot_turns(results["least-in-flight"], engine=0), None)
 LinkedFigure(plot_turns(results["adaptive"], engine=0), None)
 
 # %% [markdown]
-# ## Does it hold elsewhere?
+# ## Other lengths and cache sizes
 #
-# Makespans over that of `least-in-flight`: below 1 is faster. Admission at the maximum length (`kv`) is the rule of the
-# paper: it never preempts, and it leaves most of the cache empty, because few rollouts reach the maximum and none starts
-# there.
+# Makespans relative to `least-in-flight`; below 1 is faster. `kv`, admission at the maximum length, is the rule of the paper.
+# It never preempts, but leaves most of the cache empty, because few rollouts reach the maximum length.
 
 # %%
 rows = []
@@ -108,10 +107,10 @@ for tokens in (125_000, 800_000):
 pd.DataFrame(rows).set_index(["kv_tokens", "mean_tokens"]).round(2)
 
 # %% [markdown]
-# ## Is the simulator right?
+# ## Accuracy of the simulator
 #
-# Two real vLLM servers with a tiny model, each on a CPU core of its own, a KV cache small enough to preempt, the same
-# scripted rollouts through the real rollout driver. The rates of the simulator are fitted to probes, not to these runs.
+# The same scripted rollouts on two real vLLM servers, with the real rollout driver. Each server runs a tiny model on its own
+# CPU core, with a KV cache small enough to preempt. The rates of the simulator are fitted to separate measurements.
 
 # %%
 if remeasure:

@@ -5,8 +5,6 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
-#       format_version: '1.3'
-#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -16,18 +14,18 @@
 # %% [markdown]
 # # The same recipe on a cluster
 #
-# A profile describes the machine and selects its trainer and scheduler. The job runs on the cluster; this notebook submits it,
-# watches it and reads its run. With a `host` the notebook runs on your desk, and the runs are copied back while they are written.
-# With `profile = "laptop"` the cluster is a Ray cluster of one node on this machine, so every cell
-# runs here as it does there. See `docs/cluster.md`.
+# A profile describes the hardware and selects trainer and scheduler. The job runs on the cluster; this notebook submits it,
+# watches it and reads its run. With a `host` the notebook runs on your own machine, and runs are copied to it while they are
+# written. With `profile = "laptop"` it starts a Ray cluster of one node on this machine, so every cell can be tried without a
+# cluster. See `docs/cluster.md`.
 
 # %% tags=["parameters"]
-recipe = "tiny_fast"  # a recipe's file, or the name of one that ships
+recipe = "tiny_fast"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"stages.0.steps": 2}; "verl.KEY" is a key of verl
 profile = "laptop"  # laptop, one_gpu, h100x8, mi300x_8x8, or a file
 backend = ""  # local, ray, slurm; empty: the profile's, and Ray on a laptop
 host = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
-address = ""  # of Ray's dashboard, http://HEAD:8265
+address = ""  # address of Ray's dashboard: http://HEAD:8265
 runs_dir = "../runs"
 job_id = ""  # attach to this job instead of submitting one
 timeout_s = 3600
@@ -49,7 +47,7 @@ describe(recipe, profile, overrides, host=host or None)
 # %% [markdown]
 # ## Submit
 #
-# On a laptop this starts a Ray cluster first. Elsewhere the cluster runs already, or the Slurm job starts it.
+# On a laptop, the first cell starts a Ray cluster. On other hardware the cluster is running already, or the Slurm job starts it.
 
 # %%
 cluster = None
@@ -70,9 +68,9 @@ else:
 job
 
 # %% [markdown]
-# ## Find it again
+# ## Attach to the job
 #
-# The job does not depend on this notebook. Another notebook, or this one after a restart, finds it by its id.
+# The job does not depend on this notebook. Another notebook, or this one after a restart, attaches to it by its id.
 
 # %%
 again = attach(job.id, runs_dir=runs_dir)
@@ -81,7 +79,7 @@ again.status()
 # %% [markdown]
 # ## Watch
 #
-# An interrupt stops the printing, not the job.
+# Interrupting the cell stops the printing, not the job.
 
 # %%
 status = again.watch(timeout_s=timeout_s)

@@ -5,8 +5,6 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
-#       format_version: '1.3'
-#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -14,21 +12,21 @@
 # ---
 
 # %% [markdown]
-# # The whole recipe: SFT and three stages of RL
+# # A complete recipe: SFT and three stages of RL
 #
-# rStar2-Agent trains in stages of growing length and difficulty: short responses first, longer ones when the share of
-# truncated responses no longer falls, and finally only problems that the policy does not always solve. The recipe is one
-# file. `rstar-lab run` resumes after an interrupt and skips what is done. `tiny_three_stage` is a small version of the
-# paper's recipe for two CPU cores.
+# rStar2-Agent trains in stages of growing length and difficulty: first with short responses, then with longer ones when the
+# share of truncated responses stops falling, and finally only on problems that the policy does not always solve. The recipe
+# is one file. After an interruption, `rstar-lab run` resumes and skips finished parts. `tiny_three_stage` is a small version
+# of the paper's recipe for two CPU cores.
 
 # %% tags=["parameters"]
-recipe = "tiny_three_stage"  # a recipe's file, or the name of one that ships
+recipe = "tiny_three_stage"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"stages.one.steps": 10}
-name = ""  # of this run; empty: the recipe's name
+name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir = "../runs"
 job_id = ""  # attach to this job instead of submitting one
-wait = True  # wait until the job ends; papermill needs it
+wait = True  # block until the job ends (needed for papermill)
 
 # %%
 from pathlib import Path
@@ -48,7 +46,7 @@ job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
 job
 
 # %% [markdown]
-# ## While it runs
+# ## Watch the job
 #
 # Interrupting the cell stops the printing, not the job. Run the cell again to continue.
 
@@ -79,7 +77,7 @@ stages
 
 # %%
 names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
-titles = ["from nothing", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
+titles = ["random weights", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
 there = set(open_runs(runs_dir).runs().run_id)
 rows = []
 for held_out in info["recipe"]["evaluate"]["sets"]:

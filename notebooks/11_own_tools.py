@@ -72,8 +72,8 @@ for arguments in ({"fruit": "kiwi", "market": "north"}, {"fruit": "", "market": 
 # %% [markdown]
 # ## SFT data
 #
-# The model starts from random weights, so SFT shows it conversations with the tool: in some the assistant calls the tool
-# once, in some twice, in many it only guesses. RL has to find out which behaviour is rewarded.
+# The model starts from random weights, so SFT teaches it conversations with the tool: 30% call the tool once, 20% twice, and
+# 50% only guess. RL has to find out which behaviour is rewarded.
 
 # %%
 import random

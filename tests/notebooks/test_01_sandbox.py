@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom with a small load, and its pair is in step with it."""
+"""Tests of notebook 01, executed with a small load."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def executed(tmp_path_factory):
 
 
 def outputs(notebook, word):
-    """Text of what the cells whose source holds `word` gave."""
+    """Return the output of the cells whose source contains `word`, as text."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code" and word in cell.source]
     assert cells, word
     return " ".join(output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.outputs)
 
 
-def test_it_tells_what_it_promises(executed):
+def test_cells_show_the_described_output(executed):
     assert "hello world" in outputs(executed, "stdin=")
     assert "line 2, in f" in outputs(executed, "def f(x)")
     assert "(x - 3)*(x - 2)" in outputs(executed, "sp.factor")
@@ -41,14 +41,14 @@ def test_it_tells_what_it_promises(executed):
     assert " 42" in outputs(executed, "SandboxClient(service")
 
 
-def test_every_attack_has_an_outcome_of_the_models(executed):
+def test_attacks_have_outcomes_of_the_model(executed):
     table = outputs(executed, "attacks = {")
     for outcome in ("timeout", "output_limit", "syntax_error", "exception"):
         assert outcome in table
     assert "root:" not in table
 
 
-def test_figures_are_there_and_cores_are_counted(executed):
+def test_load_figures_and_core_counts_are_shown(executed):
     assert "application/vnd.plotly" in outputs(executed, "plot_outcomes(samples)")
     assert "application/vnd.plotly" in outputs(executed, "run_load(")
-    assert "CPU ms a call" in outputs(executed, "cores_for_burst")
+    assert "CPU ms per call" in outputs(executed, "cores_for_burst")

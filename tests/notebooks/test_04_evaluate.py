@@ -1,4 +1,4 @@
-"""Notebook 04 evaluates a model on the problems of a stored evaluation and compares the two."""
+"""Test of notebook 04, which evaluates a model and compares it with a stored evaluation."""
 
 import json
 import shutil

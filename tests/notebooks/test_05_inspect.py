@@ -1,4 +1,4 @@
-"""The inspection notebook on the golden runs: what it leaves is readable without a kernel, and hostile text stays text."""
+"""Tests of notebook 05 on the golden runs: readable output without a kernel, escaped transcripts."""
 
 import sys
 from pathlib import Path
@@ -29,11 +29,11 @@ def html(notebook: nbformat.NotebookNode) -> str:
     return "\n".join("".join(bundle.get("text/html", "")) for bundle in bundles)
 
 
-def test_the_golden_runs_can_be_read_without_a_kernel(tmp_path):
+def test_output_of_the_golden_runs_is_readable_without_a_kernel(tmp_path):
     notebook = execute(tmp_path / "out.ipynb", GOLDEN)
-    said = html(notebook)
-    assert "1,920 trajectories of" in said and "rl-page" in said
-    assert said.count('class="rl-seg') >= 3, "the transcript is not there"
+    shown_text = html(notebook)
+    assert "1,920 trajectories of" in shown_text and "rl-page" in shown_text
+    assert shown_text.count('class="rl-seg') >= 3, "the transcript is not there"
     figures = [
         output
         for cell in notebook.cells
@@ -47,20 +47,10 @@ def test_the_golden_runs_can_be_read_without_a_kernel(tmp_path):
     assert (tmp_path / "out.ipynb").stat().st_size < 2_000_000
 
 
-def test_a_hostile_transcript_stays_text_in_a_saved_notebook(tmp_path):
+def test_hostile_transcripts_are_escaped_in_a_saved_notebook(tmp_path):
     from helpers.inspector_runs import write_run
 
     write_run(tmp_path / "runs", "evil", steps=2, problems=1)
-    said = html(execute(tmp_path / "out.ipynb", tmp_path / "runs", selected="evil/2/p0/1"))
-    assert "window.hacked" in said, "the hostile transcript is not the one shown"
-    assert "<script" not in said.lower() and "<img" not in said.lower()
-
-
-def test_the_pair_is_in_step_and_without_outputs():
-    import jupytext
-
-    text, notebook = (jupytext.read(NOTEBOOK.with_suffix(suffix)) for suffix in (".py", ".ipynb"))
-    assert [(cell.cell_type, cell.source) for cell in text.cells] == [
-        (cell.cell_type, cell.source) for cell in notebook.cells
-    ]
-    assert not any(cell.get("outputs") for cell in notebook.cells)
+    shown_text = html(execute(tmp_path / "out.ipynb", tmp_path / "runs", selected="evil/2/p0/1"))
+    assert "window.hacked" in shown_text, "the hostile transcript is not the one shown"
+    assert "<script" not in shown_text.lower() and "<img" not in shown_text.lower()

@@ -1,4 +1,4 @@
-"""The token notebook on the golden runs, and its pair in step with it."""
+"""Tests of notebook 07 on the golden runs."""
 
 from pathlib import Path
 
@@ -32,20 +32,20 @@ def executed(tmp_path_factory):
 
 
 def outputs(notebook, source):
-    """What the cell that begins so gave."""
+    """Return the output of the cell whose source starts with `source`."""
     (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.startswith(source))
     return " ".join(output.get("text", "") + str(output.get("data", {})) for output in cell.outputs)
 
 
-def test_figures_and_tables_are_there_without_a_kernel(executed):
+def test_figures_and_tables_are_readable_without_a_kernel(executed):
     for source in ("third = ", "plot_token_kinds(", "plot_high_entropy_words("):
         assert "application/vnd.plotly" in outputs(executed, source)
     assert "after error" in outputs(executed, "token_kinds(")
-    assert outputs(executed, "excerpts(").count("»") >= 12  # three of each kind, none cut away
+    assert outputs(executed, "excerpts(").count("»") >= 12  # three of each kind, not truncated
     assert "tiny_fast-rl" in outputs(executed, "import pandas")
     assert "that" in outputs(executed, "word_list(")
     assert "uses_before" in outputs(executed, "early = ")
 
 
-def test_own_words_are_counted(executed):
+def test_given_words_are_counted(executed):
     assert "per_trajectory" in outputs(executed, "count_words(")

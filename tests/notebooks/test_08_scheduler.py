@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom on a small step, and its pair is in step with it."""
+"""Tests of notebook 08, executed on a small step."""
 
 from pathlib import Path
 
@@ -40,10 +40,10 @@ def test_every_policy_is_compared_with_the_bound(executed):
     assert "turn-barrier" in outputs(executed, "makespans(Regime")
 
 
-def test_the_figures_are_there(executed):
+def test_figures_are_shown(executed):
     for call in ("plot_gantt(", 'plot_turns(results["adaptive"]', "plot_calibration("):
         assert "application/vnd.plotly" in outputs(executed, call)
 
 
-def test_the_recorded_calibration_ranks_as_the_simulator_does(executed):
+def test_recorded_calibration_ranks_policies_like_the_simulator(executed):
     assert "pairs ranked differently: none" in outputs(executed, "disagreements(")

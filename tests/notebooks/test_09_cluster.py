@@ -1,4 +1,4 @@
-"""The cluster notebook, end to end through a real Ray on this machine; and its pair is in step with it."""
+"""Test of notebook 09, executed with a real Ray cluster on this machine."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ HERE = Path(__file__).parents[2] / "notebooks"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_notebook_submits_watches_stops_and_analyses_through_ray(tmp_path):
+def test_notebook_09_submits_watches_and_stops_jobs_on_ray(tmp_path):
     from rstar_lab.rl.verl.parity import prepare
 
     recipe = prepare(tmp_path / "recipe", steps=1, problems_per_step=2, group_size=2)

@@ -1,4 +1,4 @@
-"""The notebook adds a tool and a reward and trains with them, small; and its pair is in step with it."""
+"""Tests of notebook 11, which trains with its own tool and reward."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_notebook_11_trains_with_its_own_tool_and_reward(tmp_path):
+def test_notebook_11_trains_with_the_tool_and_the_reward(tmp_path):
     out = tmp_path / "out.ipynb"
     parameters = {"runs_dir": str(tmp_path / "runs"), "examples": 120, "steps": 1, "overrides": SMALL}
     papermill.execute_notebook(

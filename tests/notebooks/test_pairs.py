@@ -1,4 +1,4 @@
-"""Every notebook and its text say the same, outputs are not kept, and papermill finds one cell of parameters."""
+"""Tests that each notebook equals its .py file, stores no outputs and has one parameter cell for papermill."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ TEXTS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
-def test_the_pair_is_in_step_and_without_outputs(text):
+def test_notebook_equals_its_py_file_and_has_no_outputs(text):
     cells, notebook = jupytext.read(text).cells, jupytext.read(text.with_suffix(".ipynb"))
     assert [(cell.cell_type, cell.source) for cell in cells] == [
         (cell.cell_type, cell.source) for cell in notebook.cells
@@ -18,5 +18,5 @@ def test_the_pair_is_in_step_and_without_outputs(text):
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
 
 
-def test_no_notebook_is_without_its_text():
+def test_every_notebook_has_a_py_file():
     assert {path.stem for path in TEXTS[0].parent.glob("*.ipynb")} == {path.stem for path in TEXTS}

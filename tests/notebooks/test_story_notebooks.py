@@ -1,4 +1,4 @@
-"""00, 03 and 06 under papermill: on the golden runs, and with real jobs in a small setting."""
+"""Tests of notebooks 00, 02, 03, 06 and 10 with papermill, on the golden runs and with small real jobs."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ SMALL = {
     "rl.group_size": 4,
     "rl.max_response_tokens": 64,
     "evaluate.max_response_tokens": 64,
-    "engine.kind": "transformers",  # vLLM takes longer to start than all the rest
+    "engine.kind": "transformers",  # vLLM takes longer to start than the rest of the test
     "processes": 1,
 }
 
@@ -40,7 +40,7 @@ def outputs(notebook: nbformat.NotebookNode) -> str:
 
 
 @pytest.mark.slow
-def test_the_quickstart_tells_the_golden_runs_story(tmp_path):
+def test_quickstart_shows_the_results_of_the_golden_runs(tmp_path):
     text = outputs(execute("00_quickstart.ipynb", tmp_path, runs_dir=str(GOLDEN), name="tiny_fast"))
     rise = RunReader(GOLDEN / "tiny_fast-eval-rl").info["result"]["pass1"][0]
     assert f"**{rise:.1%}**" in text
@@ -50,7 +50,7 @@ def test_the_quickstart_tells_the_golden_runs_story(tmp_path):
 
 @pytest.fixture(scope="module")
 def ablation(tmp_path_factory):
-    """A grid of two arms, as jobs: SFT once, then both."""
+    """Run a grid of two arms as jobs, which share one SFT."""
     folder = tmp_path_factory.mktemp("ablation")
     arms = {"GRPO": {"rl.roc": "none"}, "RoC (paper)": {"rl.roc": "paper"}}
     parameters = {
@@ -66,7 +66,7 @@ def ablation(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_ablation_runs_its_grid_and_does_nothing_twice(ablation):
+def test_ablation_runs_its_grid_once(ablation):
     folder, parameters, notebook = ablation
     runs = folder / "runs"
     for arm in ("grpo", "roc--paper-"):
@@ -80,7 +80,7 @@ def test_the_ablation_runs_its_grid_and_does_nothing_twice(ablation):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_training_from_a_notebook_is_a_job_that_can_be_found_again(ablation):
+def test_training_notebook_submits_a_job_and_attaches_to_it(ablation):
     folder, _, _ = ablation
     model = folder / "runs" / "ablation-sft" / "sft" / "model"
     overrides = SMALL | {"model": str(model), "sft": None, "stages.0.steps": 1, "evaluate.sets": {}}
@@ -94,8 +94,8 @@ def test_training_from_a_notebook_is_a_job_that_can_be_found_again(ablation):
 
 
 @pytest.fixture(scope="module")
-def whole_recipe(tmp_path_factory):
-    """SFT and three stages of a step each."""
+def three_stage_recipe(tmp_path_factory):
+    """Run a recipe with SFT and three stages of one step each."""
     folder = tmp_path_factory.mktemp("recipe")
     overrides = SMALL | {
         "stages.one.steps": 1,
@@ -113,8 +113,8 @@ def whole_recipe(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_recipe_shows_its_stages(whole_recipe):
-    folder, _, notebook = whole_recipe
+def test_the_three_stage_recipe_shows_its_stages(three_stage_recipe):
+    folder, _, notebook = three_stage_recipe
     shown = outputs(notebook)
     for stage in ("one", "two", "three"):
         assert f"after stage {stage}" in shown
@@ -124,8 +124,8 @@ def test_the_whole_recipe_shows_its_stages(whole_recipe):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sft_shows_what_is_imitated_and_takes_up_what_is_there(whole_recipe):
-    folder, parameters, _ = whole_recipe
+def test_sft_notebook_shows_conversations_and_reuses_results(three_stage_recipe):
+    folder, parameters, _ = three_stage_recipe
     model = folder / "runs" / "tiny_three_stage-sft" / "sft" / "model" / "model.safetensors"
     written = model.stat().st_mtime_ns
     shown = outputs(execute("02_sft.ipynb", folder, **parameters))
@@ -135,7 +135,7 @@ def test_sft_shows_what_is_imitated_and_takes_up_what_is_there(whole_recipe):
 
 
 @pytest.mark.slow
-def test_the_demos_page_draws_its_figures_without_a_network(tmp_path):
+def test_the_demo_report_draws_figures_offline(tmp_path):
     page = make_report(load_recipe("tiny_fast", {"runs": str(GOLDEN)}), tmp_path).read_text()
     assert page.count("plotly-graph-div") >= 3 and "not drawn here" not in page
     assert not re.search(r'<script src="https?:', page)
