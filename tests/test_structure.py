@@ -1,7 +1,9 @@
-"""The package structure: import contracts (pyproject.toml), formatting and types."""
+"""Tests of the package structure: import contracts (pyproject.toml), file sizes, formatting and types."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,25 @@ def test_import_contracts_are_kept():
     assert "0 broken" in run(str(Path(sys.executable).parent / "lint-imports"), "--no-cache")
 
 
-def test_code_is_clean():
+def test_architecture_page_lists_the_layers_of_the_import_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("| layer, from the top | contents |\n|---|---|\n")[1].split("\n\n")[0]
+    listed = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in table.splitlines()]
+    assert listed == [[name.strip() for name in layer.split(":")] for layer in layers]
+
+
+def test_scripts_of_the_inspector_have_less_than_400_lines():
+    for path in (ROOT / "rstar_lab" / "analysis" / "inspector" / "static").iterdir():
+        assert len(path.read_text().splitlines()) < 400, path.name
+
+
+def test_ruff_finds_no_problem():
     run(sys.executable, "-m", "ruff", "check", ".")
     run(sys.executable, "-m", "ruff", "format", "--check", ".")
 
 
 @pytest.mark.slow
-def test_types_hold():
+def test_mypy_finds_no_error():
     run(sys.executable, "-m", "mypy")
