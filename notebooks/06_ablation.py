@@ -47,7 +47,7 @@ from IPython.display import display
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
-from rstar_lab.jobs.grid import run_grid
+from rstar_lab.jobs import run_grid
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
 runs_dir = find_runs_dir(runs_dir)

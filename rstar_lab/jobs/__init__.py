@@ -2,7 +2,21 @@
 
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.describe import JobDescription, describe
+from rstar_lab.jobs.grid import Grid, run_grid, submit_grid
 from rstar_lab.jobs.job import Job, JobStatus, attach, job_row, list_jobs
 from rstar_lab.jobs.submit import submit
 
-__all__ = ["Job", "JobBoard", "JobDescription", "JobStatus", "attach", "describe", "job_row", "list_jobs", "submit"]
+__all__ = [
+    "Grid",
+    "Job",
+    "JobBoard",
+    "JobDescription",
+    "JobStatus",
+    "attach",
+    "describe",
+    "job_row",
+    "list_jobs",
+    "run_grid",
+    "submit",
+    "submit_grid",
+]

@@ -1,13 +1,132 @@
-"""Run a grid for an ablation: every arm with every seed, as jobs, one after the other. Finished runs are skipped."""
+"""Run a grid for an ablation: every arm with every seed, as jobs that start from one SFT model.
 
+On Slurm the arms are one array. Elsewhere a detached process keeps a number of jobs running. Both outlive the notebook, and the
+same call again runs only what is missing.
+"""
+
+import json
+import re
+import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.job import Job, JobStatus
+from rstar_lab.jobs import local, slurm
+from rstar_lab.jobs.job import Job, JobStatus, list_jobs
+from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.jobs.submit import submit
+from rstar_lab.profiles import load_profile
 from rstar_lab.runs.reader import RunReader
+
+ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
+POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """What a grid runs. arms: name -> recipe keys; the name becomes the recipe's `label`, by which figures group runs.
+
+    overrides: recipe keys of all runs, the SFT included. concurrency: RL jobs at a time.
+    """
+
+    name: str
+    recipe: str
+    profile: str
+    runs_dir: str
+    arms: dict[str, dict[str, Any]]
+    seeds: list[int]
+    overrides: dict[str, Any]
+    concurrency: int
+
+    def cells(self) -> list[tuple[str, int]]:
+        """Return (arm, seed) of every run: all arms of the first seed first, so that early results compare arms."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def run_name(self, arm: str, seed: int) -> str:
+        return "".join(c if c.isalnum() else "-" for c in f"{self.name}-{arm}-s{seed}".lower())
+
+    @property
+    def model(self) -> Path:
+        """The SFT model from which every arm starts."""
+        return Path(self.runs_dir) / f"{self.name}-sft" / "sft" / "model"
+
+    def finished(self, arm: str, seed: int) -> bool:
+        folder = Path(self.runs_dir) / f"{self.run_name(arm, seed)}-rl"
+        return (folder / "run.json").exists() and RunReader(folder).status == "finished"
+
+    def keys(self, arm: str, seed: int) -> dict[str, Any]:
+        """Return the overrides of one run."""
+        own = {"model": str(self.model.resolve()), "sft": None, "seed": seed, "label": arm}
+        return self.overrides | self.arms[arm] | own
+
+
+class Grid:
+    """The jobs of a submitted grid. Finds them in the runs folder, so another notebook can make the same object."""
+
+    def __init__(self, name: str, runs_dir: str | Path):
+        self.name, self.runs_dir = name, Path(runs_dir).absolute()
+
+    def jobs(self) -> list[Job]:
+        """Return the newest job of each run of the grid, the SFT first."""
+        newest = {job.spec.run: job for job in list_jobs(self.runs_dir) if job.spec.grid == self.name}
+        return list(newest.values())
+
+    def status(self) -> dict[str, str]:
+        """Return {run: status} of the jobs so far."""
+        return {str(job.spec.run): str(job.status_or_unknown()) for job in self.jobs()}
+
+    def failures(self) -> dict[str, list[str]]:
+        """Return {first error line: runs} of the failed jobs, the most frequent error first."""
+        groups = defaultdict(list)
+        for job in self.jobs():
+            if job.status_or_unknown() is JobStatus.FAILED:
+                log = job.logs()
+                found = ERROR_LINE.search(log)
+                groups[found[0] if found else (log.strip().splitlines() or ["no output"])[-1]].append(str(job.spec.run))
+        return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+    def stop(self) -> None:
+        """End the process that submits the grid, and all its jobs."""
+        for job in list_jobs(self.runs_dir):
+            if job.spec.grid == self.name or job.spec.run == f"{self.name}-grid":
+                job.stop()
+
+
+def submit_grid(
+    recipe: str | Path,
+    arms: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    *,
+    runs_dir: str | Path = "runs",
+    profile: str = "laptop",
+    overrides: Mapping[str, Any] | None = None,
+    name: str = "ablation",
+    concurrency: int | None = None,
+    log: Callable[[str], None] = print,
+) -> Grid:
+    """Start a grid and return. Runs that are finished are skipped, so the same call continues a grid.
+
+    arms: name of an arm -> recipe keys. overrides: recipe keys of all runs. concurrency: RL jobs at a time; default: 1 on this
+    machine, all on Slurm. The SFT of the recipe runs once, as run `<name>-sft`; every RL run starts from its model.
+    Raises UserError for an unknown profile or a recipe that fails preflight.
+    """
+    machine = load_profile(profile)
+    cells = len(arms) * len(seeds)
+    plan = GridPlan(
+        name=name, recipe=str(recipe), profile=profile, runs_dir=str(Path(runs_dir).absolute()),
+        arms={arm: dict(keys) for arm, keys in arms.items()}, seeds=list(seeds), overrides=dict(overrides or {}),
+        concurrency=concurrency or (cells if machine.backend == "slurm" else 1),
+    )  # fmt: skip
+    if machine.backend == "slurm":
+        _submit_array(plan, log)
+    else:
+        _start_controller(plan)
+    return Grid(name, plan.runs_dir)
 
 
 def run_grid(
@@ -19,44 +138,125 @@ def run_grid(
     profile: str = "laptop",
     overrides: Mapping[str, Any] | None = None,
     name: str = "ablation",
+    concurrency: int = 1,
     log: Callable[[str], None] = print,
 ) -> list[str]:
-    """Train all arms from one model and return the ids of their runs.
+    """Run a grid to its end and return the ids of its RL runs; the arguments are those of `submit_grid`.
 
-    The recipe's SFT runs once, as run `<name>-sft`; every RL run starts from its model.
-
-    arms: name of an arm -> recipe keys. The name becomes the recipe's `label`, by which figures group runs.
-    overrides: recipe keys of all runs, the SFT included.
-    After an interrupt, the same call continues. Raises UserError if a job fails.
+    After an interrupt, which stops the running jobs, the same call continues. A failed run does not stop the others. Raises
+    UserError at the end if runs failed, with their errors.
     """
-    runs = Path(runs_dir)
-    common = dict(overrides or {})
-    model = runs / f"{name}-sft" / "sft" / "model"
-    if not (model / "config.json").exists():
-        _wait(submit(recipe, profile, common, command="sft", runs_dir=runs, name=name, log=log))
-    total, number, run_ids = len(arms) * len(seeds), 0, []
-    for seed in seeds:
-        for arm, keys in arms.items():
-            run = "".join(c if c.isalnum() else "-" for c in f"{name}-{arm}-s{seed}".lower())
-            run_ids.append(f"{run}-rl")
-            number += 1
-            folder = runs / f"{run}-rl"
-            if (folder / "run.json").exists() and RunReader(folder).status == "finished":
-                continue
-            log(f"{number}/{total}: {arm}, seed {seed}")
-            keys_of_run = {"model": str(model.resolve()), "sft": None, "seed": seed, "label": arm}
-            keys = common | dict(keys) | keys_of_run
-            # The recipe was checked when the SFT was submitted.
-            job = submit(recipe, profile, keys, command="train", runs_dir=runs, name=run, preflight=False, log=log)
-            _wait(job)
-    return run_ids
+    plan = GridPlan(
+        name, str(recipe), profile, str(Path(runs_dir).absolute()), {arm: dict(keys) for arm, keys in arms.items()},
+        list(seeds), dict(overrides or {}), concurrency,
+    )  # fmt: skip
+    return _run(plan, log)
 
 
-def _wait(job: Job) -> None:
+def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
+    grid = Grid(plan.name, plan.runs_dir)
+    running: list[Job] = []
     try:
-        status = job.wait()
-    except KeyboardInterrupt:
-        job.stop()
+        if not (plan.model / "config.json").exists():
+            running = [_submit_sft(plan, log)]
+            _wait_for_one(running)
+            if not (plan.model / "config.json").exists():
+                raise UserError(f"the SFT of grid {plan.name} failed: {'; '.join(grid.failures())}")
+        live = {job.spec.run: job for job in grid.jobs() if not job.status_or_unknown().ended}
+        cells = plan.cells()
+        for number, (arm, seed) in enumerate(cells, 1):
+            if plan.finished(arm, seed):
+                continue
+            while len(running) >= plan.concurrency:
+                _wait_for_one(running)
+            log(f"{number}/{len(cells)}: {arm}, seed {seed}")
+            # A job of an earlier call may still run, if the process that started it was killed.
+            running.append(live.get(f"{plan.run_name(arm, seed)}-rl") or _submit_cell(plan, arm, seed, log))
+        while running:
+            _wait_for_one(running)
+    except BaseException:
+        for job in running:
+            job.stop()
         raise
-    if status is not JobStatus.FINISHED:
-        raise UserError(f"job {job.id} {status}; the end of its log: {job.logs(tail=3).strip()}")
+    if failures := grid.failures():
+        groups = "; ".join(f"{line} ({', '.join(runs)})" for line, runs in failures.items())
+        raise UserError(f"grid {plan.name}: {groups}. The same call runs what is missing")
+    return [f"{plan.run_name(arm, seed)}-rl" for arm, seed in cells]
+
+
+def _submit_sft(plan: GridPlan, log: Callable[[str], None], **options: Any) -> Job:
+    return submit(
+        plan.recipe, plan.profile, plan.overrides, command="sft", runs_dir=plan.runs_dir, name=plan.name, grid=plan.name,
+        log=log, **options,
+    )  # fmt: skip
+
+
+def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None], **options: Any) -> Job:
+    # The recipe was checked when the SFT was submitted, and the model may not exist yet.
+    return submit(
+        plan.recipe, plan.profile, plan.keys(arm, seed), command="train", runs_dir=plan.runs_dir,
+        name=plan.run_name(arm, seed), grid=plan.name, preflight=False, log=log, **options,
+    )  # fmt: skip
+
+
+def _wait_for_one(running: list[Job]) -> None:
+    """Wait until a job has ended and remove it from the list."""
+    while True:
+        for job in running:
+            if job.status().ended:
+                running.remove(job)
+                return
+        time.sleep(POLL_S)
+
+
+def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
+    """Submit what is missing to Slurm: the SFT, and the arms as one array that waits for it."""
+    live = {job.spec.run for job in Grid(plan.name, plan.runs_dir).jobs() if not job.status_or_unknown().ended}
+    missing = [
+        (arm, seed)
+        for arm, seed in plan.cells()
+        if not plan.finished(arm, seed) and f"{plan.run_name(arm, seed)}-rl" not in live
+    ]
+    if not missing:
+        log(f"grid {plan.name}: nothing is missing")
+        return
+    after = None
+    if not (plan.model / "config.json").exists():
+        sft = next((job for job in Grid(plan.name, plan.runs_dir).jobs() if job.spec.run == f"{plan.name}-rl"), None)
+        if sft is None or sft.status_or_unknown().ended:
+            sft = _submit_sft(plan, log)
+        after = sft.spec.handle["slurm_id"]
+    jobs = [_submit_cell(plan, arm, seed, log, start=False) for arm, seed in missing]
+    folder = Path(plan.runs_dir) / ".jobs" / f".array-{plan.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    slurm.start_array(plan.name, jobs, folder, concurrency=plan.concurrency, after=after)
+    log(f"grid {plan.name}: {len(jobs)} runs as one array, {plan.concurrency} at a time")
+
+
+def _start_controller(plan: GridPlan) -> None:
+    """Start a detached process that runs the grid. It is a job of this machine, so `jobs list` shows it."""
+    controllers = [job for job in list_jobs(plan.runs_dir) if job.spec.run == f"{plan.name}-grid"]
+    if any(not job.status_or_unknown().ended for job in controllers):
+        raise UserError(f"grid {plan.name} runs already; stop it first, or use another name")
+    job_id = f"{plan.name}-grid-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = JobFolder.of(Path(plan.runs_dir), job_id)
+    spec = JobSpec(
+        id=job_id, recipe=plan.recipe, profile=plan.profile, backend="local",
+        command=[sys.executable, "-m", "rstar_lab.jobs.grid", str(folder.path / "grid.json")], cwd=str(Path.cwd()),
+        runs_dir=plan.runs_dir, overrides=plan.overrides, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=f"{plan.name}-grid",
+    )  # fmt: skip
+    folder.save(spec)
+    folder.write("grid.json", asdict(plan))
+    local.start(folder, spec)
+
+
+def main(path: str) -> None:
+    """Run the grid of a grid.json."""
+    try:
+        _run(GridPlan(**json.loads(Path(path).read_text())), lambda line: print(line, flush=True))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

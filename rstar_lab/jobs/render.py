@@ -25,24 +25,10 @@ class _PercentTemplate(Template):
 def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
     """Return the batch script of a job: Ray on every node of the allocation, then the supervisor on the first."""
     hardware, slurm = profile.hardware, profile.slurm
-    requeue = [f"--signal=B:USR1@{slurm.requeue_before_s}", "--requeue"] if slurm.requeue_before_s else ["--no-requeue"]
-    lines = [
-        f"--job-name={spec.id}",
-        f"--nodes={hardware.nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={hardware.cpus_per_node}",
-        f"--time={slurm.time}",
-        *requeue,
-        f"--output={folder}/slurm.out",
-        "--open-mode=append",
-        *([f"--partition={slurm.partition}"] if slurm.partition else []),
-        *([f"--account={slurm.account}"] if slurm.account else []),
-        *slurm.options,
-    ]
     step_options, container, on_head = _container(profile, spec, folder)
     return _fill(
         "slurm/job.sbatch",
-        directives="\n".join(f"#SBATCH {line}" for line in lines),
+        directives="\n".join(sbatch_directives(profile, spec.id, f"{folder}/slurm.out")),
         environment="\n".join(f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()),
         setup="\n".join(slurm.setup),
         python=shlex.quote(spec.python),
@@ -55,6 +41,40 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         container=container,
         on_head=on_head,
     )
+
+
+def array_script(profile: Profile, name: str, folders: list[Path], list_file: Path, concurrency: int) -> str:
+    """Return the batch script of an array with one task per job folder, of which `concurrency` run at a time.
+
+    Each folder has its job.sbatch. list_file: where the caller writes the folders, one per line.
+    """
+    directives = sbatch_directives(profile, name, f"{list_file.parent}/slurm-%a.out")
+    directives.append(f"#SBATCH --array=0-{len(folders) - 1}%{concurrency}")
+    lines = [
+        f'job=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(list_file))})',
+        'exec bash "$job/job.sbatch" >> "$job/slurm.out" 2>&1',
+    ]
+    return "\n".join(["#!/usr/bin/env bash", *directives, *lines]) + "\n"
+
+
+def sbatch_directives(profile: Profile, name: str, output: str) -> list[str]:
+    """Return the #SBATCH lines of a job on the profile's nodes."""
+    hardware, slurm = profile.hardware, profile.slurm
+    requeue = [f"--signal=B:USR1@{slurm.requeue_before_s}", "--requeue"] if slurm.requeue_before_s else ["--no-requeue"]
+    lines = [
+        f"--job-name={name}",
+        f"--nodes={hardware.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={hardware.cpus_per_node}",
+        f"--time={slurm.time}",
+        *requeue,
+        f"--output={output}",
+        "--open-mode=append",
+        *([f"--partition={slurm.partition}"] if slurm.partition else []),
+        *([f"--account={slurm.account}"] if slurm.account else []),
+        *slurm.options,
+    ]
+    return [f"#SBATCH {line}" for line in lines]
 
 
 def _container(profile: Profile, spec: JobSpec, folder: Path) -> tuple[str, str, str]:

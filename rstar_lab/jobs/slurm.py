@@ -2,12 +2,17 @@
 
 import subprocess
 import time
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.render import sbatch_script
+from rstar_lab.jobs.render import array_script, sbatch_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.profiles import load_profile
+
+if TYPE_CHECKING:
+    from rstar_lab.jobs.job import Job
 
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
@@ -15,11 +20,36 @@ RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     """Write job.sbatch into the job's folder and submit it."""
-    script = folder.path / "job.sbatch"
-    script.write_text(sbatch_script(load_profile(spec.profile), spec, folder.path))
+    script = write_script(folder, spec)
     # By default sbatch copies the whole environment, secrets included, into the job's record.
     output = _run("sbatch", "--parsable", "--export=NONE", str(script))
     return {"slurm_id": output.strip().split(";")[0]}
+
+
+def start_array(name: str, jobs: "list[Job]", folder: Path, *, concurrency: int, after: str | None) -> None:
+    """Submit prepared jobs as one array, of which `concurrency` run at a time.
+
+    folder: for the array's script. after: Slurm id of a job that must succeed first; if it fails, the array is cancelled.
+    """
+    paths = [job.folder.path for job in jobs]
+    for job in jobs:
+        write_script(job.folder, job.spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    list_file = folder / "jobs.txt"
+    list_file.write_text("".join(f"{path}\n" for path in paths))
+    script = folder / "array.sbatch"
+    script.write_text(array_script(load_profile(jobs[0].spec.profile), name, paths, list_file, concurrency))
+    dependency = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
+    array = _run("sbatch", "--parsable", "--export=NONE", *dependency, str(script)).strip().split(";")[0]
+    for number, job in enumerate(jobs):
+        job.folder.save(replace(job.spec, handle={**job.spec.handle, "slurm_id": f"{array}_{number}"}))
+
+
+def write_script(folder: JobFolder, spec: JobSpec) -> Path:
+    """Write job.sbatch into a job's folder and return its path."""
+    script = folder.path / "job.sbatch"
+    script.write_text(sbatch_script(load_profile(spec.profile), spec, folder.path))
+    return script
 
 
 def state(folder: JobFolder, spec: JobSpec) -> str:
@@ -55,7 +85,7 @@ def _slurm_state(spec: JobSpec) -> str:
     try:
         output = _run("scontrol", "show", "job", spec.handle["slurm_id"], "-o")
     except UserError as error:
-        if "Invalid job id" in str(error):
+        if "Invalid job id" in str(error) or "not found" in str(error):  # the latter for a task of an array
             return "UNKNOWN"
         raise
     fields = dict(field.split("=", 1) for field in output.split() if "=" in field)

@@ -16,7 +16,7 @@ REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends
 class JobSpec:
     """One job as submitted. handle: what the backend needs to find the job again; sandbox_workers: per node, 0 for no service.
 
-    action: the `command` of submit; None for the default.
+    action: the `command` of submit; None for the default. grid: name of the grid of jobs to which this one belongs.
     """
 
     id: str
@@ -33,6 +33,7 @@ class JobSpec:
     handle: dict[str, Any] = field(default_factory=dict)
     sandbox_workers: int = 0
     action: str | None = None
+    grid: str | None = None
 
     @property
     def python(self) -> str:

@@ -47,6 +47,8 @@ def submit(
     preflight: bool = True,
     log: Callable[[str], None] = print,
     job_id: str | None = None,
+    grid: str | None = None,
+    start: bool = True,
 ) -> Job:
     """Run `recipe` on the hardware of `profile`, detached from this process.
 
@@ -58,7 +60,8 @@ def submit(
     backend: local, ray, slurm or ssh; default: that of the profile. address: URL of Ray's dashboard.
     host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
         `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
-    job_id: id of the new job; default: the run's name and the time.
+    job_id: id of the new job; default: the run's name and the time. grid: name of the grid to which the job belongs.
+    start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
     log: called with one line for each thing that is sent.
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
@@ -112,9 +115,10 @@ def submit(
             else {},
             sandbox_workers=_sandbox_workers(recipe, overrides, machine),
             action=command,
+            grid=grid,
         )
         folder.save(spec)
-        handle = backend_api.start(folder, spec)
+        handle = backend_api.start(folder, spec) if start else {}
     except BaseException:
         # Nothing runs: leave no job behind that never started.
         shutil.rmtree(folder.path, ignore_errors=True)

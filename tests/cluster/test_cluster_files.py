@@ -185,7 +185,8 @@ def test_every_option_of_the_page_exists(option):
         *(ROOT / "rstar_lab").glob("rl/verl/*.py"),
     ]
     text = "".join(path.read_text() for path in sources)
-    assert option in text or f"{option.removeprefix('--').replace('-', '_')}: Annotated" in text
+    key = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    assert option in text or f"{key}: Annotated" in text
 
 
 def test_files_named_by_page_and_readme_exist():

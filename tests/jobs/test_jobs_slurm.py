@@ -1,6 +1,8 @@
 """Jobs on a real Slurm: munge, a controller and two nodes on this machine. Part of `make test-all`."""
 
+import dataclasses
 import getpass
+import itertools
 import os
 import shutil
 import socket
@@ -125,7 +127,13 @@ def profile(tmp_path):
     return path
 
 
-def start_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, **environment):
+def start_job(tmp_path, profile, code, **options):
+    job = prepare_job(tmp_path, profile, code, **options)
+    job.folder.save(dataclasses.replace(job.spec, handle=slurm.start(job.folder, job.spec)))
+    return Job(job.folder)
+
+
+def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, **environment):
     folder = JobFolder.of(tmp_path, job_id)
     spec = JobSpec(
         id=job_id, recipe="toy", profile=str(profile), backend="slurm",
@@ -138,9 +146,6 @@ def start_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=
     )
     if secrets:
         folder.write(SECRETS_FILE, secrets, mode=0o600)
-    from dataclasses import replace
-
-    folder.save(replace(spec, handle=slurm.start(folder, spec)))
     return Job(folder)
 
 
@@ -230,3 +235,24 @@ def test_a_slurm_job_runs_its_calls_on_workers_of_its_own_sandbox(cluster, tmp_p
     while (job.folder.path / "sandbox.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.5)
+
+
+def test_an_array_runs_its_jobs_with_a_limit_after_another_job(tmp_path, profile, cluster):
+    code = "import time; print(time.time(), flush=True); time.sleep(3); print(time.time())"
+    first = start_job(tmp_path, profile, code, job_id="first")
+    jobs = [prepare_job(tmp_path, profile, code, job_id=f"arm-{number}") for number in range(3)]
+    slurm.start_array("grid", jobs, tmp_path / ".jobs" / ".array", concurrency=1, after=first.spec.handle["slurm_id"])
+    jobs = [Job(job.folder) for job in jobs]
+    assert {job.status() for job in jobs} == {JobStatus.QUEUED}
+    assert [job.wait(timeout_s=180) for job in jobs] == [JobStatus.FINISHED] * 3
+    spans = sorted([float(line) for line in job.logs().splitlines()] for job in [first, *jobs])
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "one after the other"
+    assert spans[0] == [float(line) for line in first.logs().splitlines()]
+
+
+def test_one_job_of_an_array_is_stopped_alone(tmp_path, profile, cluster):
+    jobs = [prepare_job(tmp_path, profile, "import time; time.sleep(8)", job_id=f"arm-{number}") for number in range(2)]
+    slurm.start_array("grid", jobs, tmp_path / ".jobs" / ".array", concurrency=2, after=None)
+    jobs = [Job(job.folder) for job in jobs]
+    assert jobs[0].stop() == JobStatus.STOPPED
+    assert jobs[1].wait(timeout_s=180) == JobStatus.FINISHED
