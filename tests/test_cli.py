@@ -1,6 +1,7 @@
 """The command line as a user meets it: help that teaches, one line for what can be mended, exit codes."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def test_help_names_every_command_and_each_explains_itself():
             ["evaluate", "nowhere", "--problems", "none.jsonl"],
             "model nowhere: neither a folder with a config.json nor a run",
         ),
-        (["bench", "nothing"], "bench nothing: there is none; choose from trainer"),
+        (["bench", "nothing"], "bench nothing: unknown; choose from trainer"),
         (["train", "tiny", "--set", "model=missing", "--set", "sft=null"], "missing"),
     ],
 )
@@ -124,3 +125,41 @@ def test_a_run_of_an_older_version_is_one_line_error(tmp_path):
     text = " ".join(done.stderr.split())
     assert done.returncode == 1 and "Traceback" not in text
     assert "was made by another version of rstar_lab (0.1.0)" in text
+
+
+def leaf_commands(command, context, path=()):
+    """Yield (path, command) of every command that is not a group."""
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        if hasattr(inner, "list_commands"):
+            yield from leaf_commands(inner, context, (*path, name))
+        else:
+            yield (*path, name), inner
+
+
+def test_every_command_has_examples_that_parse(monkeypatch):
+    import shlex
+
+    import typer
+
+    from rstar_lab.cli import app, mount
+
+    mount()
+    root = typer.main.get_command(app)
+    seen = 0
+    for path, command in leaf_commands(root, typer.Context(root)):
+        if path == ("version",):
+            continue
+        lines = re.findall(r"`([^`]*rstar-lab [^`]*)`", command.epilog or "")
+        assert lines, f"{' '.join(path)}: no example in the help"
+        assert command.help and all(option.help for option in command.params if option.name != "help"), path
+        for line in lines:
+            words = shlex.split(line)
+            start = words.index("rstar-lab")
+            for assignment in words[:start]:
+                monkeypatch.setenv(*assignment.split("=", 1))
+            words = words[start + 1 :]
+            assert tuple(words[: len(path)]) == path, line
+            command.make_context(path[-1], words[len(path) :])
+            seen += 1
+    assert seen > 20

@@ -14,7 +14,7 @@ def ablation() -> None:
     """Keep `report` a subcommand while it is the only one."""
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab ablation report runs --prefix ablation-`")
 def report(
     source: Annotated[
         Path, typer.Argument(metavar="RUNS", help="Folder of runs, or a Parquet file written with --save-data.")

@@ -13,7 +13,9 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs; jobs 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
-@app.command()
+@app.command(
+    epilog="Examples:\n\n`rstar-lab jobs submit tiny_fast --watch`\n\n`rstar-lab jobs submit RECIPE --profile mi300x_8x8 --host HOST`"
+)
 def submit(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
     profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
@@ -56,7 +58,7 @@ def submit(
         raise typer.Exit(1)
 
 
-@app.command("list")
+@app.command("list", epilog="Example:\n\n`rstar-lab jobs list`")
 def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """List all jobs of a runs folder, oldest first."""
     from rich import box
@@ -82,7 +84,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
             Console(stderr=True, highlight=False).print(f"{row['id']}: {row['error']}", soft_wrap=True, markup=False)
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab jobs logs tiny_fast-20260101-120000-ab12 --follow`")
 def logs(
     job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
     runs_dir: RunsDir = Path("runs"),
@@ -99,8 +101,12 @@ def logs(
         typer.echo(job.logs(tail), nl=False)
 
 
-@app.command()
-def stop(job_id: str, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
+@app.command(epilog="Example:\n\n`rstar-lab jobs stop tiny_fast-20260101-120000-ab12`")
+def stop(
+    job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
+    runs_dir: RunsDir = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
     """End a job and every process it started."""
     from rstar_lab.jobs import attach, job_row
 
@@ -109,7 +115,7 @@ def stop(job_id: str, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False)
     typer.echo(json.dumps(job_row(job)) if as_json else f"{job.id}: {status}")
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab jobs status tiny_fast-20260101-120000-ab12 --json`")
 def status(
     job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
     runs_dir: RunsDir = Path("runs"),
@@ -130,7 +136,7 @@ def status(
             typer.echo(f"{key:<10} {value}")
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab jobs pull tiny_fast-20260101-120000-ab12 --checkpoints`")
 def pull(
     job_id: Annotated[str, typer.Argument(help="Id of a job that was submitted with --host.")],
     runs_dir: RunsDir = Path("runs"),
@@ -141,8 +147,6 @@ def pull(
     """Copy the runs of a job from its host.
 
     `jobs submit --host` starts a process that does this while the job runs; `pull` copies at once, or what that process leaves out.
-
-    Example: rstar-lab jobs pull tiny-20260101-120000-ab12 --checkpoints
     """
     from rstar_lab.jobs import attach
     from rstar_lab.jobs.ssh import mirror
@@ -155,7 +159,7 @@ def pull(
         typer.echo(str(pulled))
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8`")
 def describe(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
     profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
@@ -168,8 +172,6 @@ def describe(
     """Print what a job would need, without submitting it: time per stage, GPU-hours, cost, disk, failed checks, queue.
 
     The cost needs `hardware.price_per_gpu_hour` in the profile. Exits with 1 if a check fails.
-
-    Example: rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8
     """
     from rstar_lab.jobs.describe import describe as describe_job
 

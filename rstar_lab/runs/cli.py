@@ -13,7 +13,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per li
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it.")]
 
 
-@app.command("list")
+@app.command("list", epilog="Example:\n\n`rstar-lab runs list --runs-dir runs`")
 def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """List all runs, oldest first, with status, steps and the latest mean reward. Unreadable runs are listed too."""
     from rstar_lab.runs.errors import RunStoreError
@@ -54,7 +54,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
             console.print(row["error"], style="red", markup=False)
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab runs show tiny_fast-rl`")
 def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """Show one run: recipe, versions, status and the metrics of its last step."""
     from rstar_lab.runs.reader import RunReader
@@ -76,7 +76,7 @@ def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
         console.print(yaml.safe_dump(lines[-1], sort_keys=False), markup=False, end="")
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab runs compact tiny_fast-rl`")
 def compact(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """Merge the step files of a run into few files, so that readers open it faster. No process may be writing the run."""
     from rstar_lab.runs.compact import compact as merge

@@ -30,7 +30,7 @@ Strict = Annotated[
 REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab sandbox serve --port 8088 --workers 8`")
 def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. Other than loopback requires a token.")
@@ -75,7 +75,7 @@ def serve(
     )
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`RSTAR_LAB_REDIS_URL=redis://:PASSWORD@HOST:6379/0 rstar-lab sandbox worker`")
 def worker(
     redis: Annotated[str, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)],
     workers: Workers = None,
@@ -105,7 +105,7 @@ def worker(
     )
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab sandbox check --strict`")
 def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a layer is missing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer.")] = False,

@@ -1,4 +1,4 @@
-"""`rstar-lab data`: make problems, prepare those of others, turn their conversations into ours."""
+"""`rstar-lab data`: synthesize problems, prepare problem sets, convert and check conversations."""
 
 import json
 from pathlib import Path
@@ -8,24 +8,26 @@ import typer
 
 app = typer.Typer()
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-Fields = Annotated[str, typer.Option(help="Names in plain files: question=problem,answer=final_answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Fields = Annotated[str, typer.Option(help="Columns of plain files: question=problem,answer=final_answer.")]
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab data synthesize --seed 1 --count 2000 --out problems.jsonl`")
 def synthesize(
-    out: Annotated[Path, typer.Option(help="Where the problems go (.jsonl or .parquet).")],
-    count: Annotated[int, typer.Option(help="How many problems.", min=1)] = 1000,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same problems.")] = 0,
-    levels: Annotated[list[int] | None, typer.Option("--level", help="Only this level; may be repeated.")] = None,
-    families: Annotated[list[str] | None, typer.Option("--family", help="Only this family; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Output file (.jsonl or .parquet).")],
+    count: Annotated[int, typer.Option(help="Number of problems.", min=1)] = 1000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same problems.")] = 0,
+    levels: Annotated[list[int] | None, typer.Option("--level", help="Use only this level. Can be repeated.")] = None,
+    families: Annotated[
+        list[str] | None, typer.Option("--family", help="Use only this family. Can be repeated.")
+    ] = None,
     exclude: Annotated[
         list[Path] | None,
-        typer.Option(help="File of problems whose questions must not come up again; may be repeated."),
+        typer.Option(help="File of problems whose questions are excluded. Can be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make problems of the tiny recipe's families: integer answers, too hard for a tiny model's head."""
+    """Write synthetic problems with integer answers, of the families that the tiny recipes train on."""
     from rstar_lab.rl.problems import load_problems, write_problems
     from rstar_lab.rl.synthetic import families as tiny
 
@@ -38,44 +40,50 @@ def synthesize(
         print(f"{len(problems):,} problems in {out}")
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab data prepare dapo --against aime24 --against aime25 --out train.parquet`")
 def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="A name (dapo, openmathreasoning ...: from the hub), NAME=FILE (a file in that source's schema), "
+            help="A known set (dapo, openmathreasoning ..., downloaded), NAME=FILE (a file with that set's columns), "
             "FILE, or FILE:question=problem,answer=solution.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Where the problems go (.parquet or .jsonl); the card goes beside it.")],
+    out: Annotated[Path, typer.Option(help="Output file (.parquet or .jsonl). The data card is written beside it.")],
     against: Annotated[
-        list[str] | None, typer.Option(help="Evaluation set to keep clear of, written as a source; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Evaluation set whose problems are removed, written like a SOURCE. Can be repeated."),
     ] = None,
     fields: Fields = "",
-    any_answer: Annotated[bool, typer.Option("--any-answer", help="Keep answers that are no integers, too.")] = False,
-    similarity: Annotated[float, typer.Option(help="From which similarity a question is a near-duplicate.")] = 0.8,
-    ngram: Annotated[int, typer.Option(help="Words in a row that count as contamination.")] = 8,
+    any_answer: Annotated[bool, typer.Option("--any-answer", help="Also keep answers that are not integers.")] = False,
+    similarity: Annotated[
+        float, typer.Option(help="Similarity from which a question counts as a near-duplicate.")
+    ] = 0.8,
+    ngram: Annotated[int, typer.Option(help="Number of equal consecutive words that counts as contamination.")] = 8,
     answers: Annotated[
-        Path | None, typer.Option(help="A strong model's answers: rows of problem_id (or question) and answers.")
+        Path | None, typer.Option(help="Answers of a strong model: rows with problem_id (or question) and answers.")
     ] = None,
-    min_agree: Annotated[int, typer.Option(help="How many of 16 such answers must confirm a label.")] = 2,
+    min_agree: Annotated[int, typer.Option(help="Number of these answers, of 16, that must agree with a label.")] = 2,
     difficulty: Annotated[
         Path | None,
         typer.Option(
-            help="Rollouts of the current policy: a run folder, or rows of problem_id and reward or pass_rate."
+            help="Rollouts of the current policy: a run folder, or rows with problem_id and reward or pass_rate."
         ),
     ] = None,
-    drop_solved: Annotated[bool, typer.Option("--drop-solved", help="Leave out what every rollout solved.")] = False,
+    drop_solved: Annotated[
+        bool, typer.Option("--drop-solved", help="Drop problems that every rollout solved.")
+    ] = False,
     drop_bad_rows: Annotated[
-        bool, typer.Option("--drop-bad-rows", help="List bad rows in the card instead of stopping at the first.")
+        bool,
+        typer.Option("--drop-bad-rows", help="List invalid rows in the card instead of stopping at the first one."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn sources into a set of problems for RL, with a data card of what was dropped and why.
+    """Make a problem set for RL from sources, with a data card that counts what was dropped and why.
 
-    Integer answers, one label a question, no duplicates and near-duplicates, clear of the evaluation sets, labels
-    checked, difficulty measured.
+    Keeps integer answers and one label per question, removes duplicates, near-duplicates and problems of evaluation sets,
+    checks labels against answers of a strong model, and stores the difficulty.
     """
     from dataclasses import asdict
 
@@ -107,16 +115,16 @@ def prepare(
         print(f"{card.kept:,} problems in {out}; the card is {out.stem}.card.md beside it")
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab data convert toolace toolace.json --out sft/toolace.jsonl`")
 def convert(
     source: Annotated[str, typer.Argument(help="toolace, apigen_mt, glaive_v2, magicoder, tulu3_if or nemotron_chat.")],
-    file: Annotated[Path, typer.Argument(help="The set as downloaded: .jsonl, .json or .parquet.")],
-    out: Annotated[Path, typer.Option(help="Where the conversations go: .jsonl, or .parquet as verl's SFT reads it.")],
+    file: Annotated[Path, typer.Argument(help="The downloaded file: .jsonl, .json or .parquet.")],
+    out: Annotated[Path, typer.Option(help="Output file: .jsonl, or .parquet in the format of verl's SFT.")],
     as_json: AsJson = False,
 ) -> None:
-    """Turn a public conversation set into SFT data: one message schema with tools, each conversation linted.
+    """Convert a public conversation set to SFT data: one message schema with tools, each conversation checked.
 
-    What cannot be read is counted by reason and shown with a row to look at.
+    Prints the number of rows that could not be converted by reason, with an example row.
     """
     from rstar_lab.errors import UserError
     from rstar_lab.rl.chat_format.conversations import write_conversations
@@ -136,16 +144,15 @@ def convert(
     raise typer.Exit(0 if report.converted else 1)
 
 
-@app.command()
+@app.command(epilog="Example:\n\n`rstar-lab data lint sft/toolace.jsonl --tokenizer MODEL`")
 def lint(
-    file: Annotated[Path, typer.Argument(help="Conversations as `data convert` writes them.")],
+    file: Annotated[Path, typer.Argument(help="File of conversations, as `data convert` writes it.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Model folder: check token by token that loss falls on the assistant only.")
+        Path | None, typer.Option(help="Model folder. Checks that the loss mask covers only tokens of the assistant.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check conversations before a model imitates them: roles, tool calls, format, template, loss mask. Exit code 1
-    for faults."""
+    """Check SFT conversations: roles, tool calls, format, template, loss mask. Exits with 1 if it finds faults."""
     from rstar_lab.rl.chat_format.conversations import read_conversations
     from rstar_lab.rl.data.lint import lint as check
 

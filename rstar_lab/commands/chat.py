@@ -1,0 +1,64 @@
+"""`rstar-lab chat`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, RunsDir, examples, run_async
+from rstar_lab.errors import UserError
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab chat runs/tiny_fast-rl --engine transformers",
+        'rstar-lab chat http://127.0.0.1:8000 --prompt "What is 17 * 23?"',
+    )
+)
+def chat(
+    model_or_url: Annotated[
+        str, typer.Argument(help="A model folder, a run (its last model), or the URL of a server.")
+    ],
+    prompt: Annotated[str | None, typer.Option(help="Ask one question, print the reply and exit.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of a reply, tool results included.")] = None,
+    max_turns: Annotated[int, typer.Option(min=1, help="Limit of the turns of a reply.")] = 30,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Nucleus sampling.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling. Default: random.")] = None,
+    save: Annotated[bool, typer.Option("--save", help="Write the chat to the run store.")] = False,
+    name: Annotated[str | None, typer.Option(help="Run id. Default: from the time.")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Use chat completions with tools even if the server accepts token ids.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the server's tokenizer, if its model is not on this machine.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="For a folder: vllm, transformers, or auto (vllm on a GPU, else transformers).")
+    ] = "auto",
+    sandbox: Annotated[str, typer.Option(help="local, or the URL of `rstar-lab sandbox serve`.")] = "local",
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Chat with a model that runs Python in the sandbox. Shows reasoning, code, results and answer separately.
+
+    A vLLM server is asked by token ids, any other OpenAI-style server by chat completions with tools.
+    """
+    from rstar_lab.rl.chat.session import ChatOptions
+    from rstar_lab.rl.chat.view import chat_command
+
+    if prompt is not None and not prompt.strip():
+        raise UserError("chat --prompt: the prompt is empty; give a question, or leave --prompt out to chat")
+    if as_json and prompt is None:
+        raise UserError("chat --json: give a --prompt")
+    if engine not in ("auto", "vllm", "transformers"):
+        raise UserError(f"--engine {engine}: choose from auto, vllm, transformers")
+    options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed)
+    run_async(
+        chat_command(
+            model_or_url, options, prompt=prompt, tokenizer=tokenizer, plain=plain, engine=engine, sandbox=sandbox, save=save,
+            name=name, runs_dir=runs_dir or Path("runs"), as_json=as_json,
+        )
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""`rstar-lab evaluate`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab evaluate runs/tiny_fast-rl --problems held_out.jsonl --samples 4 --set engine.kind=transformers",
+        "rstar-lab evaluate http://127.0.0.1:8000 http://127.0.0.1:8001 --problems aime24",
+    )
+)
+def evaluate(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|URL...",
+            help="A model folder in Hugging Face format, a run (its last model), or URLs of vLLM servers of one model.",
+        ),
+    ],
+    problems: Annotated[
+        str,
+        typer.Option(
+            help="aime24, aime25, hmmt25, math500 or their Hugging Face names (downloaded), aime24=FILE (a file with that "
+            "set's columns), or a Parquet, JSON or JSONL file with the columns question and answer."
+        ),
+    ],
+    samples: Annotated[int, typer.Option(help="Rollouts per problem.")] = 16,
+    fields: Annotated[str, typer.Option(help="Columns of the file: question=problem,answer=final_answer.")] = "",
+    recipe: Annotated[str, typer.Option(help="Recipe with the sampling, engine and sandbox settings.")] = "evaluate",
+    limit: Annotated[int | None, typer.Option(help="Use only the first N problems.")] = None,
+    name: Annotated[str | None, typer.Option(help="Run id. Default: from the model and the problems.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the servers' tokenizer, if the servers' model is not on this machine."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Sample again in a new run, even if this evaluation is finished.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on problems: avg@k, pass@k and maj@k with intervals clustered by problem.
+
+    Uses the paper's settings unless --recipe or --set change them: 30 turns, 30,000 tokens, temperature 0.6, top-p 0.95.
+    Results are written to the run store. The same command again runs only what is missing.
+    """
+    from rstar_lab.progress import Reporter
+    from rstar_lab.rl.commands.evaluate import evaluate_command
+
+    settings = read_recipe(recipe, [*(overrides or []), f"evaluate.samples={samples}"], runs_dir)
+    result = run_async(
+        evaluate_command(
+            models, problems, settings, Reporter(as_json), fields=fields, limit=limit, name=name, tokenizer=tokenizer,
+            force=force,
+        )
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(result))

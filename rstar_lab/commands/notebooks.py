@@ -1,0 +1,22 @@
+"""`rstar-lab notebooks`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import examples
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab notebooks my_notebooks"))
+def notebooks(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that receives the notebooks.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace notebooks of the same name.")] = False,
+) -> None:
+    """Copy the notebooks into a folder, for example after `pip install rstar_lab[notebooks]`."""
+    from rstar_lab.resources import copy_notebooks
+
+    for path in copy_notebooks(folder, overwrite=overwrite):
+        print(path)

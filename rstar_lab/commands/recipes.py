@@ -1,0 +1,18 @@
+"""`rstar-lab recipes`."""
+
+import json
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, examples
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab recipes"))
+def recipes(as_json: AsJson = False) -> None:
+    """List the recipes that ship. Their names can be used as RECIPE."""
+    from rstar_lab.rl.overrides import shipped_recipes
+
+    for name, summary in shipped_recipes().items():
+        print(json.dumps({"name": name, "summary": summary}) if as_json else f"{name:22} {summary}")

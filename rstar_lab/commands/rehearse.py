@@ -1,0 +1,28 @@
+"""`rstar-lab rehearse`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, Overrides, ProfileName, RecipeName, examples
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab rehearse qwen3_14b_mi300x --profile mi300x_8x8"))
+def rehearse(
+    recipe: RecipeName,
+    profile: ProfileName = "laptop",
+    folder: Annotated[Path | None, typer.Option(help="Keep all files here. Default: a temporary folder.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the whole job of a recipe on a profile at small size on this machine, with kills and resumes.
+
+    Prints a table of phases and the keys that only the real machine can test. Exits with 0 if no phase failed.
+    """
+    from rstar_lab.rl.overrides import parse_overrides
+    from rstar_lab.rl.rehearsal.run import rehearse as run_rehearsal
+
+    raise typer.Exit(run_rehearsal(recipe, profile, parse_overrides(overrides or []), folder=folder, as_json=as_json))

@@ -1,0 +1,59 @@
+"""`rstar-lab serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, RunsDir, examples, run_async
+
+app = typer.Typer()
+
+
+@app.command(
+    context_settings={"allow_extra_args": True},
+    epilog=examples(
+        "rstar-lab serve runs/tiny_fast-rl", "rstar-lab serve MODEL --replicas 2 --port 8000 -- --enforce-eager"
+    ),
+)
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A model folder in Hugging Face format, or a run (its last model).")],
+    replicas: Annotated[int, typer.Option(min=1, help="Number of servers, on consecutive ports.")] = 1,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other than loopback requires a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first server; 0 picks free ports.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RSTAR_LAB_API_KEY", help="Token that every request must carry.")
+    ] = None,
+    updatable: Annotated[
+        bool, typer.Option("--updatable", help="Let a trainer load new weights. Requires a token.")
+    ] = False,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Limit of prompt plus response, in tokens. Default: the model's.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or another dtype of vLLM.")] = "auto",
+    max_batch: Annotated[int, typer.Option(help="Requests that one server decodes together.")] = 256,
+    kv_cache_gb: Annotated[float, typer.Option(help="KV cache of one server in GB. CPU only.")] = 1.0,
+    memory_share: Annotated[float, typer.Option(help="Share of a GPU's memory. GPU only.")] = 0.85,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs per server.")] = 1,
+    hung_after: Annotated[
+        float, typer.Option(min=10, help="Restart a server that does not answer for so many seconds.")
+    ] = 120.0,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model with vLLM: token ids for training and evaluation, chat with tools for OpenAI clients.
+
+    Prints a line when the servers are ready. Restarts a server that dies or hangs. Ctrl-C ends all. Options after `--` go to
+    vLLM.
+    """
+    from rstar_lab.rl.models.model_folder import model_folder
+    from rstar_lab.rl.serving.serve import ServeOptions, serve_command
+
+    options = ServeOptions(
+        model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
+        kv_cache_gb, memory_share, tensor_parallel, hung_after, tuple(context.args),
+    )  # fmt: skip
+    run_async(serve_command(options, as_json))

@@ -1,0 +1,54 @@
+"""Options that several commands have, and how a command runs and fails."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from rstar_lab.rl.recipe import Recipe
+
+RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: the recipe's, runs/.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key, such as rl.lr=1e-4.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or a name that `rstar-lab recipes` lists.")
+]
+ProfileName = Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")]
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: one command line per paragraph."""
+    return "\n\n".join(["Examples:" if len(lines) > 1 else "Example:", *(f"`{line}`" for line in lines)])
+
+
+def read_recipe(recipe: str, overrides: list[str] | None, runs_dir: Path | None) -> "Recipe":
+    """Return the recipe with the overrides of the command line. Raises UserError for an unknown recipe or key."""
+    from rstar_lab.rl.overrides import load_recipe, parse_overrides
+
+    pairs = parse_overrides(overrides or [])
+    if runs_dir:
+        pairs["runs"] = str(runs_dir)
+    return load_recipe(recipe, pairs)
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine and return its result. Ctrl-C ends the process with one line and code 130."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        # Handled here because Typer prints only "Aborted!".
+        fail("stopped; run the same command again to continue", 130)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error line and end the process."""
+    Console(stderr=True, highlight=False, emoji=False).print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
+    sys.exit(code)
