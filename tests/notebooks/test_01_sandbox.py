@@ -1,36 +1,15 @@
 """Tests of notebook 01, executed with a small load."""
 
-from pathlib import Path
-
-import nbformat
-import papermill
 import pytest
-
-HERE = Path(__file__).parents[2] / "notebooks"
+from helpers.notebooks import NOTEBOOKS, execute, outputs
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    out = tmp_path_factory.mktemp("notebook") / "out.ipynb"
-    papermill.execute_notebook(
-        HERE / "01_sandbox.ipynb",
-        out,
-        parameters={"calls": 50, "in_flight": 8, "time_limit_s": 1.0},
-        cwd=HERE,
-        progress_bar=False,
-        execution_timeout=200,
-        start_timeout=200,
-    )
-    return nbformat.read(out, as_version=4)
-
-
-def outputs(notebook, word):
-    """Return the output of the cells whose source contains `word`, as text."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and word in cell.source]
-    assert cells, word
-    return " ".join(output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.outputs)
+    parameters = {"calls": 50, "in_flight": 8, "time_limit_s": 1.0}
+    return execute("01_sandbox.ipynb", tmp_path_factory.mktemp("notebook"), parameters, cwd=NOTEBOOKS, timeout_s=200)
 
 
 def test_cells_show_the_described_output(executed):

@@ -1,26 +1,10 @@
 """Tests of notebook 05 on the golden runs: readable output without a kernel, escaped transcripts."""
 
-import sys
-from pathlib import Path
-
 import nbformat
-import papermill
 import pytest
-
-ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "notebooks" / "05_inspect.ipynb"
-GOLDEN = ROOT / "tests" / "golden" / "runs"
-sys.path.append(str(ROOT / "tests" / "analysis"))
+from helpers.notebooks import GOLDEN, execute
 
 pytestmark = pytest.mark.slow
-
-
-def execute(out: Path, runs_dir: Path, **parameters: object) -> nbformat.NotebookNode:
-    papermill.execute_notebook(
-        NOTEBOOK, out, parameters={"runs_dir": str(runs_dir), **parameters}, cwd=out.parent, progress_bar=False,
-        execution_timeout=250, start_timeout=250,
-    )  # fmt: skip
-    return nbformat.read(out, as_version=4)
 
 
 def html(notebook: nbformat.NotebookNode) -> str:
@@ -30,7 +14,7 @@ def html(notebook: nbformat.NotebookNode) -> str:
 
 
 def test_output_of_the_golden_runs_is_readable_without_a_kernel(tmp_path):
-    notebook = execute(tmp_path / "out.ipynb", GOLDEN)
+    notebook = execute("05_inspect.ipynb", tmp_path, {"runs_dir": str(GOLDEN)}, timeout_s=250)
     shown_text = html(notebook)
     assert "1,920 trajectories of" in shown_text and "rl-page" in shown_text
     assert shown_text.count('class="rl-seg') >= 3, "the transcript is not there"
@@ -44,13 +28,14 @@ def test_output_of_the_golden_runs_is_readable_without_a_kernel(tmp_path):
     curves = figures[0]["data"]["application/vnd.plotly.v1+json"]["data"]
     drawn = [trace["customdata"] for trace in curves if "customdata" in trace]
     assert len(drawn) == 2 and len(drawn[0]) == 8, "one training run, two metrics, eight steps"
-    assert (tmp_path / "out.ipynb").stat().st_size < 2_000_000
+    assert (tmp_path / "05_inspect.ipynb").stat().st_size < 2_000_000
 
 
 def test_hostile_transcripts_are_escaped_in_a_saved_notebook(tmp_path):
     from helpers.inspector_runs import write_run
 
     write_run(tmp_path / "runs", "evil", steps=2, problems=1)
-    shown_text = html(execute(tmp_path / "out.ipynb", tmp_path / "runs", selected="evil/2/p0/1"))
+    parameters = {"runs_dir": str(tmp_path / "runs"), "selected": "evil/2/p0/1"}
+    shown_text = html(execute("05_inspect.ipynb", tmp_path, parameters, timeout_s=250))
     assert "window.hacked" in shown_text, "the hostile transcript is not the one shown"
     assert "<script" not in shown_text.lower() and "<img" not in shown_text.lower()

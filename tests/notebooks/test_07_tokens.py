@@ -1,40 +1,15 @@
 """Tests of notebook 07 on the golden runs."""
 
-from pathlib import Path
-
-import nbformat
-import papermill
 import pytest
-
-ROOT = Path(__file__).parents[2]
-HERE = ROOT / "notebooks"
+from helpers.notebooks import GOLDEN, execute, outputs
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    out = tmp_path_factory.mktemp("tokens") / "out.ipynb"
-    papermill.execute_notebook(
-        HERE / "07_tokens.ipynb",
-        out,
-        parameters={
-            "runs_dir": str(ROOT / "tests" / "golden" / "runs"),
-            "limit": 100,
-            "words": ["that failed", "guess"],
-        },
-        cwd=out.parent,
-        progress_bar=False,
-        execution_timeout=250,
-        start_timeout=250,
-    )
-    return nbformat.read(out, as_version=4)
-
-
-def outputs(notebook, source):
-    """Return the output of the cell whose source starts with `source`."""
-    (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.startswith(source))
-    return " ".join(output.get("text", "") + str(output.get("data", {})) for output in cell.outputs)
+    parameters = {"runs_dir": str(GOLDEN), "limit": 100, "words": ["that failed", "guess"]}
+    return execute("07_tokens.ipynb", tmp_path_factory.mktemp("tokens"), parameters, timeout_s=250)
 
 
 def test_figures_and_tables_are_readable_without_a_kernel(executed):

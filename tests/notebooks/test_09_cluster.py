@@ -1,13 +1,9 @@
 """Test of notebook 09, executed with a real Ray cluster on this machine."""
 
 import json
-from pathlib import Path
 
-import nbformat
-import papermill
 import pytest
-
-HERE = Path(__file__).parents[2] / "notebooks"
+from helpers.notebooks import NOTEBOOKS, execute, outputs
 
 
 @pytest.mark.slow
@@ -17,24 +13,13 @@ def test_notebook_09_submits_watches_and_stops_jobs_on_ray(tmp_path):
 
     recipe = prepare(tmp_path / "recipe", steps=1, problems_per_step=2, group_size=2)
     overrides = {"engine.kind": "transformers", "rl.max_response_tokens": 32, "rl.max_turns": 2, "evaluate.sets": {}}
-    papermill.execute_notebook(
-        HERE / "09_cluster.ipynb",
-        tmp_path / "out.ipynb",
-        parameters={
-            "recipe": str(recipe),
-            "overrides": overrides,
-            "runs_dir": str(tmp_path / "runs"),
-            "timeout_s": 700,
-        },
-        cwd=HERE,
-        progress_bar=False,
-        start_timeout=600,
-        execution_timeout=800,
-    )
-    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
-    text = " ".join(
-        output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.get("outputs", [])
-    )
+    parameters = {
+        "recipe": str(recipe),
+        "overrides": overrides,
+        "runs_dir": str(tmp_path / "runs"),
+        "timeout_s": 700,
+    }
+    text = outputs(execute("09_cluster.ipynb", tmp_path, parameters, cwd=NOTEBOOKS, timeout_s=800))
     assert "finished  ray  rl  1/1" in text and "stopped  ray" in text, "the board shows both jobs"
     assert "to ray" in text, "submit says what it sends and where"
     run = json.loads((tmp_path / "runs" / "parity-rl" / "run.json").read_text())

@@ -3,17 +3,12 @@
 import re
 from pathlib import Path
 
-import nbformat
-import papermill
 import pytest
+from helpers.notebooks import GOLDEN, execute, outputs
 
 from rstar_lab.rl.commands.demo import make_report
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.reader import RunReader
-
-ROOT = Path(__file__).parents[2]
-NOTEBOOKS = ROOT / "notebooks"
-GOLDEN = ROOT / "tests" / "golden" / "runs"
 
 SMALL = {
     "sft.problems.synthetic.count": 400,
@@ -26,22 +21,9 @@ SMALL = {
 }
 
 
-def execute(notebook: str, folder: Path, **parameters) -> nbformat.NotebookNode:
-    out = folder / notebook
-    papermill.execute_notebook(
-        NOTEBOOKS / notebook, out, parameters=parameters, kernel_name="python3", cwd=str(folder), progress_bar=False,
-        start_timeout=120, execution_timeout=400, store_widget_state=False,
-    )  # fmt: skip
-    return nbformat.read(out, as_version=4)
-
-
-def outputs(notebook: nbformat.NotebookNode) -> str:
-    return "\n".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
-
-
 @pytest.mark.slow
 def test_quickstart_shows_the_results_of_the_golden_runs(tmp_path):
-    text = outputs(execute("00_quickstart.ipynb", tmp_path, runs_dir=str(GOLDEN), name="tiny_fast"))
+    text = outputs(execute("00_quickstart.ipynb", tmp_path, {"runs_dir": str(GOLDEN), "name": "tiny_fast"}))
     rise = RunReader(GOLDEN / "tiny_fast-eval-rl").info["result"]["pass1"][0]
     assert f"**{rise:.1%}**" in text
     assert "application/vnd.plotly.v1+json" in text
@@ -61,7 +43,7 @@ def ablation(tmp_path_factory):
         "arms": arms,
         "overrides": SMALL,
     }
-    return folder, parameters, execute("06_ablation.ipynb", folder, **parameters)
+    return folder, parameters, execute("06_ablation.ipynb", folder, parameters)
 
 
 @pytest.mark.slow
@@ -74,7 +56,7 @@ def test_ablation_runs_its_grid_once(ablation):
         assert reader.status == "finished" and len(reader.steps()) == 2
     assert "application/vnd.plotly.v1+json" in outputs(notebook)
     written = {path: path.stat().st_mtime_ns for path in runs.rglob("run.json")}
-    execute("06_ablation.ipynb", folder, **parameters)
+    execute("06_ablation.ipynb", folder, parameters)
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("run.json")} == written
 
 
@@ -85,12 +67,13 @@ def test_training_notebook_submits_a_job_and_attaches_to_it(ablation):
     model = folder / "runs" / "ablation-sft" / "sft" / "model"
     overrides = SMALL | {"model": str(model), "sft": None, "stages.0.steps": 1, "evaluate.sets": {}}
     del overrides["sft.problems.synthetic.count"]
-    execute("03_train.ipynb", folder, recipe="tiny", overrides=overrides, name="again", runs_dir=str(folder / "runs"))
+    settings = {"recipe": "tiny", "name": "again", "runs_dir": str(folder / "runs")}
+    execute("03_train.ipynb", folder, settings | {"overrides": overrides})
     assert RunReader(folder / "runs" / "again-rl").status == "finished"
     from rstar_lab.jobs import list_jobs
 
     job = next(job for job in list_jobs(folder / "runs") if job.spec.run == "again-rl")
-    execute("03_train.ipynb", folder, recipe="tiny", name="again", runs_dir=str(folder / "runs"), job_id=job.id)
+    execute("03_train.ipynb", folder, settings | {"job_id": job.id})
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +91,7 @@ def three_stage_recipe(tmp_path_factory):
         "evaluate.samples": 1,
     }
     parameters = {"recipe": "tiny_three_stage", "overrides": overrides, "runs_dir": str(folder / "runs")}
-    return folder, parameters, execute("10_recipe.ipynb", folder, **parameters)
+    return folder, parameters, execute("10_recipe.ipynb", folder, parameters)
 
 
 @pytest.mark.slow
@@ -128,7 +111,7 @@ def test_sft_notebook_shows_conversations_and_reuses_results(three_stage_recipe)
     folder, parameters, _ = three_stage_recipe
     model = folder / "runs" / "tiny_three_stage-sft" / "sft" / "model" / "model.safetensors"
     written = model.stat().st_mtime_ns
-    shown = outputs(execute("02_sft.ipynb", folder, **parameters))
+    shown = outputs(execute("02_sft.ipynb", folder, parameters))
     assert "<mark>" in shown and "error_then_fix" in shown
     assert "`tiny_three_stage-easy-base`" in shown and "`tiny_three_stage-hard-sft`" in shown
     assert model.stat().st_mtime_ns == written

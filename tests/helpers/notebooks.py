@@ -1,0 +1,33 @@
+"""Execute the notebooks of the project with papermill and read their outputs."""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+GOLDEN = ROOT / "tests" / "golden" / "runs"
+
+
+def execute(
+    name: str, folder: Path, parameters: dict[str, Any] | None = None, *, cwd: Path | None = None, timeout_s: int = 400
+) -> nbformat.NotebookNode:
+    """Execute a notebook, write the result to `folder`, and return it.
+
+    name: file name, such as 01_sandbox.ipynb. cwd: working directory; default: `folder`. timeout_s: limit of one cell.
+    """
+    out = folder / name
+    papermill.execute_notebook(
+        NOTEBOOKS / name, out, parameters=parameters or {}, kernel_name="python3", cwd=str(cwd or folder),
+        progress_bar=False, start_timeout=300, execution_timeout=timeout_s, store_widget_state=False,
+    )  # fmt: skip
+    return nbformat.read(out, as_version=4)
+
+
+def outputs(notebook: nbformat.NotebookNode, source: str = "") -> str:
+    """Return the output of the code cells that contain `source`, as text. Fails if there is no such cell."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
+    assert cells, f"no cell contains {source!r}"
+    return "\n".join(output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.outputs)
