@@ -76,7 +76,7 @@ runs.runs()[["run_id", "status", "trajectories"]]
 
 # %%
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.bootstrap import format_interval
+from rstar_lab.estimates import format_interval
 
 table = measure(runs, ["pass1", "response_tokens", "calls", "tool_error_rate", "truncation_rate"])
 table["shown"] = [f"{row.value:.3g} [{row.low:.3g}, {row.high:.3g}]" for row in table.itertuples()]

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.metrics import Metric, get_metric, sum_by_problem
+from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
-from rstar_lab.bootstrap import RESAMPLES, Side, paired_difference
+from rstar_lab.estimates import RESAMPLES, Side, paired_difference
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = (
@@ -27,7 +27,6 @@ DEFAULT_METRICS = (
     "reflection_tokens",
     "entropy",
 )
-SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
 from rstar_lab.analysis.student import mean_interval
-from rstar_lab.bootstrap import RESAMPLES
+from rstar_lab.estimates import RESAMPLES
 from rstar_lab.figure_theme import COLOURS, line_styles, outcome_marker, translucent
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError

@@ -6,13 +6,13 @@ policy would look better than it is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
-from rstar_lab.bootstrap import RESAMPLES, Estimate, ratio
+from rstar_lab.estimates import RESAMPLES, Estimate, ratio
+from rstar_lab.estimates import pass_at_k as pass_at_k_of
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
 from rstar_lab.runs import RunStoreError
 
@@ -244,6 +244,9 @@ def get_metric(name: str) -> Metric:
     return METRICS[name]
 
 
+SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
+
+
 def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFrame:
     """Return one row per step: run_id, stage, step, n and one column per metric. Reads only the rollups.
 
@@ -336,9 +339,7 @@ def pass_at_k(
     for key, group in counts.groupby(list(by), dropna=False, sort=True) if by else [((), counts)]:
         for k in ks:
             enough = group[group.n >= k]
-            values = np.array(
-                [1 - comb(n - c, k) / comb(n, k) for n, c in zip(enough.n, enough.c, strict=True)], dtype=float
-            )
+            values = np.array([pass_at_k_of(k, n, c) for n, c in zip(enough.n, enough.c, strict=True)], dtype=float)
             found = ratio(values, np.ones(len(values)), int(enough.n.sum()), seed=seed)
             rows.append({**dict(zip(by, key, strict=True)), "k": k, **vars(found)})
     return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])

@@ -8,10 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.metrics import SOLVED
 from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
 from rstar_lab.runs import RunStoreError
-
-SOLVED = 0.5
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache
-from math import comb
 from typing import Any
 
 import numpy as np
 
-from rstar_lab.bootstrap import ratio
 from rstar_lab.errors import UserError
+from rstar_lab.estimates import pass_at_k, ratio
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
@@ -43,11 +42,6 @@ def _ratio_interval(
     """Return [ratio, low, high] of the sums over problems, or None if the denominators sum to 0."""
     found = ratio(np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float), rollouts)
     return found.as_list() if found.clusters else None
-
-
-def pass_at(k: int, samples: int, correct: int) -> float:
-    """Return the probability that k draws without replacement contain a correct one (Chen et al. 2021, arXiv 2107.03374)."""
-    return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
 _same = cache(same_answer)  # a comparison may call another process
@@ -93,7 +87,7 @@ def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of an evaluation from its trajectory rows. Intervals are [value, low, high], see `bootstrap`.
+    """Return the result of an evaluation from its trajectory rows. Intervals are [value, low, high], see `estimates`.
 
     pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: the intervals of the
     quantities that are also given as a plain mean. With one problem, low and high are None.
@@ -113,7 +107,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     intervals = {name: _ratio_interval(*sums, len(rows)) for name, sums in ratios.items()}
 
     def pass_interval(k: int) -> list[float | None]:
-        return _mean_interval([pass_at(k, row["samples"], row["correct"]) for row in table], len(rows))
+        return _mean_interval([pass_at_k(k, row["samples"], row["correct"]) for row in table], len(rows))
 
     return {
         "pass1": _mean_interval([row["correct"] / row["samples"] for row in table], len(rows)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rstar_lab.bootstrap import format_interval
+from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.data.mix import read_mix

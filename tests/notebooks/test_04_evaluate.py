@@ -46,4 +46,4 @@ def test_notebook_04_evaluates_a_model_and_compares_it(tmp_path):
     assert "maj@2" in outputs(notebook, "measure(runs")
     card = outputs(notebook, "compare(open_runs")
     assert made.name in card and EVALUATION.name in card
-    assert [cell for cell in cells if cell.cell_type == "code"][-1].outputs
+    assert [cell for cell in notebook.cells if cell.cell_type == "code"][-1].outputs

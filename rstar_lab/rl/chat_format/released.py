@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format.template import RenderedResult
 
 TruncateSide = Literal["left", "middle", "right"]
 
@@ -85,17 +86,9 @@ def render_tool_results(results: Iterable[str]) -> str:
     return f"<|im_start|>user{responses}{END_OF_TURN}\n{GENERATION_PREFIX}"
 
 
-class _Result(Protocol):
-    """The used fields of the sandbox's CallResult."""
+class _TimedResult(RenderedResult, Protocol):
+    """The fields of the sandbox's CallResult that are rendered."""
 
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def stdout(self) -> str: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def value(self) -> str | None: ...
     @property
     def duration_s(self) -> float: ...
 
@@ -109,7 +102,7 @@ _REASONS = {
 }
 
 
-def render_result(result: _Result) -> str:
+def render_result(result: _TimedResult) -> str:
     """Return the text of a sandbox result as the release writes it, execution time included.
 
     The reason of a failure is empty for errors of the program: the release's judge names only failures of its own. The

@@ -200,8 +200,8 @@ def chat_template(control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
 CHAT_TEMPLATE = chat_template()
 
 
-class _Result(Protocol):
-    """The part of the sandbox's CallResult that is rendered."""
+class RenderedResult(Protocol):
+    """The fields of the sandbox's CallResult that are rendered."""
 
     @property
     def outcome(self) -> Outcome: ...
@@ -223,7 +223,7 @@ _ENDINGS = {
 }
 
 
-def render_tool_result(result: _Result) -> str:
+def render_tool_result(result: RenderedResult) -> str:
     """Return the text of a call's result for the model: the printed output, then the value of the last expression, the
     traceback, or the limit that was exceeded. No measured time is included: equal results give equal tokens."""
     if result.outcome is Outcome.OK:

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.bootstrap import format_interval
 from rstar_lab.errors import UserError
+from rstar_lab.estimates import format_interval
 from rstar_lab.memory import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.resources import resource_folder

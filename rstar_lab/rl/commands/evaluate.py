@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from rstar_lab.bootstrap import format_interval
 from rstar_lab.errors import UserError
+from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source

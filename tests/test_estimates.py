@@ -9,7 +9,7 @@ from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.metrics import measure, pass_at_k
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.bootstrap import Side, format_interval, paired_difference, ratio, resample_counts
+from rstar_lab.estimates import Side, format_interval, paired_difference, ratio, resample_counts
 from rstar_lab.rl.evaluation import summarise
 from rstar_lab.runs.reader import RunReader
 

@@ -1,13 +1,14 @@
-"""Confidence intervals of ratios of sums, by a percentile bootstrap over problems. Used by evaluations and by analysis.
+"""Estimates over problems: bootstrap confidence intervals and pass@k. Used by evaluations and by analysis.
 
-The rollouts of one problem are correlated, so problems are the independent units. A bootstrap over rollouts gives
-intervals that are too narrow (Cameron, Gelbach and Miller 2008, on clustered errors). Every interval uses the same
-level, number of resamples and seed by default, so the same rollouts give the same interval everywhere.
+Intervals are percentile bootstraps over problems. The rollouts of one problem are correlated, so problems are the
+independent units; a bootstrap over rollouts gives intervals that are too narrow (Cameron, Gelbach and Miller 2008, on
+clustered errors). Every interval uses the same level, number of resamples and seed by default, so the same rollouts give
+the same interval everywhere.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import comb, isfinite
 
 import numpy as np
 
@@ -75,6 +76,14 @@ def ratio(
     samples = (counts @ numerator) / (counts @ denominator)
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value, float(low), float(high), n, clusters)
+
+
+def pass_at_k(k: int, samples: int, correct: int) -> float:
+    """Return the probability that k of the samples, drawn without replacement, contain a correct one: unbiased pass@k.
+
+    Source: Chen et al. 2021, arXiv 2107.03374, equation 1. correct: number of correct samples.
+    """
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
 @dataclass(frozen=True)
