@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from rstar_lab import __version__
-from rstar_lab.commands import bench, chat, demo, evaluate, notebooks, preflight, recipes, rehearse, serve, train
+from rstar_lab.commands import (
+    bench,
+    chat,
+    demo,
+    evaluate,
+    notebooks,
+    preflight,
+    recipes,
+    rehearse,
+    rescore,
+    serve,
+    train,
+)
 from rstar_lab.commands.shared import fail
 from rstar_lab.errors import UserError
 
@@ -53,7 +65,7 @@ def options(
     """
 
 
-for command in (demo, recipes, train, evaluate, serve, chat, preflight, rehearse, bench, notebooks):
+for command in (demo, recipes, train, evaluate, rescore, serve, chat, preflight, rehearse, bench, notebooks):
     app.add_typer(command.app)
 
 

@@ -24,7 +24,7 @@ def bench(against: str | None = None, ranks: int = 1) -> Iterator[dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="bench-verl-") as name:
         folder = Path(name)
         recipe = prepare(folder, steps=STEPS, problems_per_step=PROBLEMS, group_size=GROUP_SIZE)
-        with LocalRay(cpus=max(8, 2 * ranks), gpus=ranks, dashboard=False):
+        with LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False):
             theirs = train_with_verl(recipe, folder / "verl", "--set", f"verl.trainer.n_gpus_per_node={ranks}")
         result = compare(train_locally(recipe, folder / "local"), theirs)
         steps = list(RunReader(theirs).metrics())

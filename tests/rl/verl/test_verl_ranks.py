@@ -34,7 +34,7 @@ def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, 
     from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
 
     recipe = prepare(tmp_path, **options)
-    with LocalRay(cpus=8, gpus=ranks, dashboard=False):
+    with LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False):  # verl reserves 3 CPUs per rank
         theirs = train_with_verl(recipe, tmp_path / "verl", "--set", f"verl.trainer.n_gpus_per_node={ranks}")
     ours = train_locally(recipe, tmp_path / "local")
     found = compare(ours, theirs)

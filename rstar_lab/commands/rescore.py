@@ -1,0 +1,65 @@
+"""`rstar-lab rescore`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, examples
+from rstar_lab.errors import UserError
+
+app = typer.Typer()
+SHOWN = 20
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab rescore tiny_fast-eval-rl --answer boxed --dry-run",
+        "rstar-lab rescore tiny_fast-eval-rl --reward my_rewards:close_enough",
+    )
+)
+def rescore(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
+    reward: Annotated[str, typer.Option(help="verify, or module:function, as the recipe key rl.reward.")] = "verify",
+    answer: Annotated[
+        str, typer.Option(help="Where `verify` reads the answer: tagged, boxed or last_number (recipe key rl.answer).")
+    ] = "tagged",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing; list the trajectories whose reward changes.")
+    ] = False,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Compute the rewards of a stored run again, without sampling.
+
+    Writes a new run, RUN-rescored-..., with the new rewards; the old run stays. With --json the last line is
+    {"run", "trajectories", "correct_before", "correct", "changes", "result"}, after one line per changed trajectory.
+    """
+    from rstar_lab.rl.commands.rescore import rescore as compute
+
+    folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
+    if not (folder / "run.json").exists():
+        raise UserError(f"no run {run} in {runs_dir}/: `rstar-lab runs list` shows the runs")
+    found = compute(folder, reward=reward, answer=answer, dry_run=dry_run)  # type: ignore[arg-type]
+    for number, change in enumerate(found.changes):
+        if as_json:
+            print(json.dumps(asdict(change)))
+        elif number < SHOWN:
+            print(
+                f"{change.traj_id}: reward {change.reward_before:g} -> {change.reward:g}, answer {change.answer_before!r} -> "
+                f"{change.answer!r}, truth {change.truth!r}"
+            )
+    if as_json:
+        summary = {"run": str(found.run) if found.run else None, "trajectories": found.trajectories,
+                   "correct_before": found.correct_before, "correct": found.correct, "changes": len(found.changes)}  # fmt: skip
+        print(json.dumps(summary | {"result": found.result}))
+        return
+    if len(found.changes) > SHOWN:
+        print(f"... and {len(found.changes) - SHOWN} more; --json lists all")
+    print(
+        f"{len(found.changes)} of {found.trajectories} rewards change; correct: {found.correct_before} -> {found.correct}"
+    )
+    if found.run:
+        print(f"run {found.run}")

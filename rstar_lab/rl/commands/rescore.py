@@ -1,0 +1,124 @@
+"""`rstar-lab rescore`: compute the rewards of a stored run again, with another reward or answer format, without sampling."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.evaluation import summarise
+from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+from rstar_lab.verify import ANSWER_FORMATS, AnswerFormat
+
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """A trajectory whose reward changes."""
+
+    traj_id: str
+    problem_id: str
+    truth: str
+    answer_before: str | None
+    answer: str | None
+    reward_before: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """run: the new run, None for a dry run. correct_before, correct: trajectories with a reward above 0."""
+
+    run: Path | None
+    trajectories: int
+    correct_before: int
+    correct: int
+    changes: list[Change]
+    result: dict[str, Any] | None = None
+
+
+def rescore(
+    folder: Path, *, reward: str = "verify", answer: AnswerFormat = "tagged", dry_run: bool = False
+) -> Rescored:
+    """Score every trajectory of a run again; unless `dry_run`, write a run with the new rewards beside it.
+
+    reward: `verify` or `module:function`, as the recipe key `rl.reward`. answer: where `verify` reads the answer, as
+    `rl.answer`. The new run has the old one as its parent. Its columns kept and advantage are those of the old run.
+    Raises UserError for an unknown reward or format, or a run without trajectories.
+    """
+    if answer not in ANSWER_FORMATS:
+        raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
+    source = RunReader(folder)
+    score = make_reward(reward, answer)
+    if reward == "verify":
+        warm_up()
+    steps = source.steps()
+    trajectories = {row["traj_id"]: row for row in source.read("trajectories").to_pylist()}
+    if not trajectories:
+        raise UserError(f"run {source.run_id} has no trajectories")
+    texts = dict(_texts(source))
+    if missing := trajectories.keys() - texts.keys():
+        raise UserError(f"run {source.run_id} has no transcript of {len(missing)} trajectories, such as {min(missing)}")
+    with ThreadPoolExecutor(THREADS) as threads:
+        rewards = list(threads.map(lambda row: score(texts[row["traj_id"]], row["truth"]), trajectories.values()))
+    changes, correct_before = [], 0
+    for row, new in zip(trajectories.values(), rewards, strict=True):
+        old, text = row["reward"], texts[row["traj_id"]]
+        correct_before += old > 0
+        new_answer = extract_answer(text, answer)
+        if abs(new - old) > 1e-6:
+            changes.append(
+                Change(row["traj_id"], row["problem_id"], row["truth"], row["answer"], new_answer, old, float(new))
+            )
+        row["reward"], row["answer"] = float(new), new_answer
+    correct = sum(value > 0 for value in rewards)
+    if dry_run:
+        return Rescored(None, len(trajectories), correct_before, correct, changes)
+    run, result = _write(source, steps, trajectories, reward, answer)
+    return Rescored(run, len(trajectories), correct_before, correct, changes, result)
+
+
+def _texts(source: RunReader) -> Iterator[tuple[str, str]]:
+    """Yield (traj_id, the model's own text), as the agent loop gave it to the reward."""
+    for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
+        turns = [message["content"] for message in json.loads(row["messages"]) if message["role"] == "assistant"]
+        yield row["traj_id"], "\n".join(turns)
+
+
+def _write(
+    source: RunReader, steps: dict[int, str], trajectories: dict[str, dict[str, Any]], reward: str, answer: str
+) -> tuple[Path, dict[str, Any] | None]:
+    info = source.info
+    digest = hashlib.sha256(f"{reward} {answer}".encode()).hexdigest()[:6]
+    runs_dir, run_id = source.run_dir.parent, f"{source.run_id}-rescored-{digest}"
+    columns = {level: source.read(level) for level in ("calls", "transcripts")}
+    filled = ("run_id", "attempt", "stage", "step")
+    parent = {"run": source.run_id, "step": max(steps)}
+    extra = {"rescored": {"reward": reward, "answer": answer}}
+    with RunWriter.open(
+        runs_dir, run_id, kind=info["kind"], recipe=info["recipe"], seed=info["seed"], parent=parent, extra=extra
+    ) as writer:
+        writer.cut(-1)
+        if (vocabulary := source.vocabulary()) is not None:
+            writer.write_vocabulary(vocabulary)
+        for step, stage in steps.items():
+            rows = {"trajectories": [row for row in trajectories.values() if row["step"] == step]}
+            for level, table in columns.items():
+                rows[level] = table.filter(pc.equal(table["step"], step)).to_pylist()
+            rows = {
+                level: [{name: value for name, value in row.items() if name not in filled} for row in level_rows]
+                for level, level_rows in rows.items()
+            }
+            mean = sum(row["reward"] for row in rows["trajectories"]) / max(1, len(rows["trajectories"]))
+            writer.write_step(stage, step, **rows, metrics={"rollouts": len(rows["trajectories"]), "reward": mean})
+        result = summarise(list(trajectories.values())) if info["kind"] == "evaluate" else None
+        writer.finish("finished", result=result)
+    return runs_dir / run_id, result

@@ -1,0 +1,73 @@
+"""Rewards computed again from stored transcripts: the same reward changes nothing, another one is applied to every row."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.commands.rescore import rescore
+from rstar_lab.runs.reader import RunReader
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
+SOURCE = "def always(text, answer):\n    return 0.5\n\ndef long(text, answer):\n    return float(len(text) > 100)\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A copy of a golden evaluation."""
+    name = "tiny_fast-eval-rl"
+    shutil.copytree(GOLDEN / name, tmp_path / "runs" / name)
+    return tmp_path / "runs" / name
+
+
+def test_the_reward_of_the_run_changes_no_trajectory(run):
+    found = rescore(run, dry_run=True)
+    assert found.changes == [] and found.trajectories == RunReader(run).read("trajectories").num_rows
+    assert found.correct == found.correct_before > 0
+    assert not list(run.parent.glob("*rescored*")), "a dry run writes nothing"
+
+
+def test_another_reward_gives_a_new_run_with_the_same_transcripts(run, tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = RunReader(run).read("trajectories").to_pylist()
+    found = rescore(run, reward="my_rewards:always")
+    new = RunReader(found.run)
+    assert set(new.read("trajectories")["reward"].to_pylist()) == {0.5}
+    assert len(found.changes) == len(before)
+    assert new.read("transcripts")["messages"].to_pylist() == RunReader(run).read("transcripts")["messages"].to_pylist()
+    assert new.info["parent"]["run"] == RunReader(run).run_id
+    assert RunReader(run).read("trajectories").to_pylist() == before, "the old run stays"
+    assert rescore(run, reward="my_rewards:always").run == found.run, "the same command writes the same run"
+
+
+def test_unknown_answer_format_is_an_error(run):
+    with pytest.raises(UserError, match="choose from tagged"):
+        rescore(run, answer="anywhere")
+
+
+def test_command_line_lists_the_changes(run, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(SOURCE)
+    command = [
+        sys.executable,
+        "-m",
+        "rstar_lab.cli",
+        "rescore",
+        run.name,
+        "--reward",
+        "my_rewards:long",
+        "--dry-run",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--runs-dir", str(run.parent)], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+    )  # fmt: skip
+    *changes, last = map(json.loads, done.stdout.splitlines())
+    assert last["run"] is None and last["changes"] == len(changes) > 0
+    assert {"traj_id", "reward_before", "reward", "answer"} <= changes[0].keys()
