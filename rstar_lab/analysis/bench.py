@@ -100,8 +100,8 @@ def _ours(root: Path) -> dict[str, Callable[[], Any]]:
     def page(*sort: Any) -> Any:
         """Return a page without cached counts, as after a change of filter or order."""
         rows.refresh()
-        found = rows.page(_FILTER, sort, 1000, 100)
-        return rows.count(_FILTER), [row["traj_id"] for row in found[:3]]
+        listed = rows.page(_FILTER, sort, 1000, 100)
+        return rows.count(_FILTER), [row["traj_id"] for row in listed[:3]]
 
     others = itertools.count(10**6)
 
@@ -109,8 +109,8 @@ def _ours(root: Path) -> dict[str, Callable[[], Any]]:
         return search(f" AND step < {next(others)}")  # the same steps, but a condition that is not cached
 
     def search(more: str = "") -> Any:
-        found = runs.search(NEEDLE, f"run_id = '{_RUN}' AND step BETWEEN {_STEPS[0]} AND {_STEPS[1]}{more}")
-        return sorted(found.traj_id)
+        hits = runs.search(NEEDLE, f"run_id = '{_RUN}' AND step BETWEEN {_STEPS[0]} AND {_STEPS[1]}{more}")
+        return sorted(hits.traj_id)
 
     return {
         "curves": all_curves,

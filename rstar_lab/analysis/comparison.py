@@ -124,7 +124,7 @@ def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples:
         ]
         sides.append(Side(*parts))
     n = int(sum(side[side.problem_id.isin(common)][f"{metric.name}_n"].sum() for side in sums))
-    found = paired_difference(sides[0], sides[1], n, resamples=resamples, seed=seed)
+    estimate = paired_difference(sides[0], sides[1], n, resamples=resamples, seed=seed)
     both = np.logical_and(*(np.nan_to_num(side.denominator).sum(axis=0) > 0 for side in sides))
     with np.errstate(invalid="ignore"):
         a, b = (np.nansum(side.numerator[:, both]) / np.nansum(side.denominator[:, both]) for side in sides)
@@ -133,13 +133,13 @@ def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples:
         "title": metric.title,
         "a": a,
         "b": b,
-        "difference": found.value,
-        "low": found.low,
-        "high": found.high,
-        "n": found.n,
-        "problems": found.clusters,
+        "difference": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": estimate.n,
+        "problems": estimate.clusters,
         "percent": metric.percent,
-        "conclusion": _conclusion(found.low, found.high, metric.better),
+        "conclusion": _conclusion(estimate.low, estimate.high, metric.better),
     }
 
 
@@ -176,12 +176,12 @@ def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
         return []
     condition, parameters = sql_condition(where)
     marks = ", ".join("?" * len(wanted))
-    found = runs.sql(
+    candidates = runs.sql(
         f"""SELECT problem_id, reward > 0 AS solved, arg_max(traj_id, (step, traj_id)) AS traj_id FROM trajectories
             WHERE {condition} AND problem_id IN ({marks}) GROUP BY ALL""",
         [*parameters, *wanted],
     )
-    newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in named_rows(found.dropna())}
+    newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in named_rows(candidates.dropna())}
     return [newest.get((problem, solved)) for problem, solved in wanted.items()]
 
 

@@ -286,8 +286,8 @@ def measure(
             numerator = group[f"{metric.name}_numerator"].to_numpy(dtype=float)
             denominator = group[f"{metric.name}_denominator"].to_numpy(dtype=float)
             n = int(group[f"{metric.name}_n"].sum())
-            found = ratio(numerator, denominator, n, resamples=resamples, seed=seed)
-            rows.append({**dict(zip(by, key, strict=True)), "metric": metric.name, **vars(found)})
+            estimate = ratio(numerator, denominator, n, resamples=resamples, seed=seed)
+            rows.append({**dict(zip(by, key, strict=True)), "metric": metric.name, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 
 
@@ -340,8 +340,8 @@ def pass_at_k(
         for k in ks:
             enough = group[group.n >= k]
             values = np.array([pass_at_k_of(k, n, c) for n, c in zip(enough.n, enough.c, strict=True)], dtype=float)
-            found = ratio(values, np.ones(len(values)), int(enough.n.sum()), seed=seed)
-            rows.append({**dict(zip(by, key, strict=True)), "k": k, **vars(found)})
+            estimate = ratio(values, np.ones(len(values)), int(enough.n.sum()), seed=seed)
+            rows.append({**dict(zip(by, key, strict=True)), "k": k, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])
 
 

@@ -100,18 +100,18 @@ def problem_history(runs: Runs, problem_id: str, where: Where = None) -> Problem
 
 
 def _events(strip: pd.DataFrame) -> pd.DataFrame:
-    found = []
+    events = []
     for run_id, steps in strip.groupby("run_id", sort=True):
         solved_before, ever_solved = False, False
         for row in named_rows(steps):
             if row.pass_rate > 0 and not ever_solved:
                 ever_solved = True
-                found.append((run_id, row.step, "first solve", row.traj_id))
+                events.append((run_id, row.step, "first solve", row.traj_id))
             solved = row.pass_rate >= SOLVED
             if solved != solved_before:
-                found.append((run_id, row.step, "solved" if solved else "forgotten", row.traj_id))
+                events.append((run_id, row.step, "solved" if solved else "forgotten", row.traj_id))
             solved_before = solved
-    return pd.DataFrame(found, columns=["run_id", "step", "event", "traj_id"])
+    return pd.DataFrame(events, columns=["run_id", "step", "event", "traj_id"])
 
 
 def _code(runs: Runs, rows: pd.DataFrame) -> pd.DataFrame:
@@ -119,15 +119,15 @@ def _code(runs: Runs, rows: pd.DataFrame) -> pd.DataFrame:
     columns = ["run_id", "step", "code_hash", "calls", "new", "traj_id"]
     marks = ", ".join("?" * len(rows))
     try:
-        found = runs.sql(
+        programs = runs.sql(
             f"""SELECT run_id, step, code_hash, count(*) AS calls, min(traj_id) AS traj_id FROM calls
                 WHERE traj_id IN ({marks}) AND code_hash IS NOT NULL GROUP BY ALL ORDER BY ALL""",
             list(rows.traj_id),
         )
     except RunStoreError:
         return pd.DataFrame(columns=columns)
-    found["new"] = found.step == found.groupby(["run_id", "code_hash"]).step.transform("min")
-    return found[columns]
+    programs["new"] = programs.step == programs.groupby(["run_id", "code_hash"]).step.transform("min")
+    return programs[columns]
 
 
 def compare_transcripts(runs: Runs, traj_a: str, traj_b: str) -> str:

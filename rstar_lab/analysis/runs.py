@@ -135,10 +135,10 @@ class Runs:
 
     def trajectory(self, traj_id: str) -> pd.Series:
         """Return the columns of one trajectory. Raises RunStoreError if no run has it."""
-        found = self.trajectories({"traj_id": traj_id})
-        if found.empty:
+        rows = self.trajectories({"traj_id": traj_id})
+        if rows.empty:
             raise RunStoreError(f"no trajectory {traj_id!r} in {self._views.path}")
-        return found.iloc[0]
+        return rows.iloc[0]
 
     def transcript(self, traj_id: str) -> pd.DataFrame:
         """Return one row per message: traj_id, message, turn (of the model, from 0), role, content, tool, outcome.
@@ -235,10 +235,10 @@ class Runs:
     def _place(self, traj_id: str) -> dict[str, Any]:
         """Return run, stage, step and advantage of a trajectory, which limit queries to a few files."""
         columns = "traj_id, run_id, stage, step, coalesce(advantage, 'nan') AS advantage"
-        found = self.arrow(f"SELECT {columns} FROM trajectories WHERE traj_id = ?", [traj_id]).to_pylist()
-        if not found:
+        rows = self.arrow(f"SELECT {columns} FROM trajectories WHERE traj_id = ?", [traj_id]).to_pylist()
+        if not rows:
             raise RunStoreError(f"no trajectory {traj_id!r} in {self.path}")
-        return found[0]
+        return rows[0]
 
     def _vocabulary(self, run_id: str) -> list[str] | None:
         if run_id not in self._vocabularies:
@@ -257,10 +257,10 @@ class Runs:
         reader = self._views.reader(run_id)
         file = next((file for file in reader.files("transcripts") if step in file.steps), None)
         query = f"SELECT {columns} FROM read_parquet(?, hive_partitioning=false) WHERE traj_id = ? AND step = ?"
-        found = self._views.arrow(query, [str(file.path), traj_id, step]) if file else None
-        if found is None or not found.num_rows:
+        table = self._views.arrow(query, [str(file.path), traj_id, step]) if file else None
+        if table is None or not table.num_rows:
             raise RunStoreError(f"trajectory {traj_id} of run {run_id} has no transcript")
-        row = {name: found[name][0].as_py() for name in found.column_names}
+        row = {name: table[name][0].as_py() for name in table.column_names}
         return row | {"run_id": run_id, "stage": place["stage"], "step": step}
 
     # Queries
@@ -336,20 +336,18 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
             run_folders(item)  # raises if the folder does not exist
             roots.append(item)
     if run_ids is not None:
-        there = {
-            folder.name: folder for folder in [*folders, *(found for root in roots for found in run_folders(root))]
-        }
+        there = {folder.name: folder for folder in [*folders, *(run for root in roots for run in run_folders(root))]}
         if missing := [run_id for run_id in run_ids if run_id not in there]:
             raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(there)) or 'none'}")
         return Runs([there[run_id] for run_id in run_ids], None)
     if len(roots) == 1:
         return Runs(folders, roots[0])
-    return Runs(folders + [found for root in roots for found in run_folders(root)], None)
+    return Runs(folders + [run for root in roots for run in run_folders(root)], None)
 
 
-def _hits(found: pa.Table, needles: Sequence[str]) -> pd.DataFrame:
-    frame = found.select(_FOUND).to_pandas()
-    frame["excerpt"] = [_around(said, needles) for said in found["messages"].to_pylist()]
+def _hits(table: pa.Table, needles: Sequence[str]) -> pd.DataFrame:
+    frame = table.select(_FOUND).to_pandas()
+    frame["excerpt"] = [_around(messages, needles) for messages in table["messages"].to_pylist()]
     return frame
 
 

@@ -201,12 +201,12 @@ def _messages(tokens: int, rng: np.random.Generator) -> str:
     """Return messages of about four characters per token, as JSON."""
     sentences = [_SENTENCES[number] for number in rng.integers(0, len(_SENTENCES), tokens // 15)]
     numbers = rng.integers(0, 10**6, len(sentences))
-    said = [f"{sentence} {number}" for sentence, number in zip(sentences, numbers, strict=True)]
-    half = len(said) // 2
-    told = [
+    lines = [f"{sentence} {number}" for sentence, number in zip(sentences, numbers, strict=True)]
+    half = len(lines) // 2
+    messages = [
         {"role": "user", "content": "What is the remainder?"},
-        {"role": "assistant", "content": "\n".join(said[:half])},
+        {"role": "assistant", "content": "\n".join(lines[:half])},
         {"role": "tool", "content": "1729", "tool": "execute_python_code_with_standard_io", "outcome": "ok"},
-        {"role": "assistant", "content": "\n".join(said[half:])},
+        {"role": "assistant", "content": "\n".join(lines[half:])},
     ]
-    return json.dumps(told)
+    return json.dumps(messages)

@@ -49,12 +49,12 @@ def token_table(
         parameters,
     )
     arrays = _arrays(runs, chosen)
-    found = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
-    if not found:
+    tables = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
+    if not tables:
         raise RunStoreError(
             "no selected trajectory has token arrays with entropies; set `token_arrays: kept` in the recipe"
         )
-    frame = pd.concat(found, ignore_index=True)
+    frame = pd.concat(tables, ignore_index=True)
     frame["high"] = frame.entropy >= frame.entropy.quantile(1 - top)
     return frame
 
@@ -95,9 +95,9 @@ def _tokens(runs: Runs, row: Any, arrays: dict[str, Any], words: Sequence[str]) 
     kind = np.full(len(ids), KINDS[0], object)
     for position, succeeded in arrays["responses"]:
         kind[position:] = KINDS[1] if succeeded else KINDS[2]
-    said = [text or "" if own else " " for text, own in zip(texts, mask, strict=True)]
-    text, ends = "".join(said), np.cumsum([len(part) for part in said])
-    starts = ends - [len(part) for part in said]
+    pieces = [text or "" if own else " " for text, own in zip(texts, mask, strict=True)]
+    text, ends = "".join(pieces), np.cumsum([len(part) for part in pieces])
+    starts = ends - [len(part) for part in pieces]
     trainer = _floats(arrays["trainer_log_probs"], len(ids))
     frame = pd.DataFrame(
         {
@@ -128,13 +128,13 @@ def _words(text: str, starts: np.ndarray, ends: np.ndarray) -> list[str]:
     """Return for each token the word that contains its first visible character, in lower case; "" outside of words."""
     spans = [match.span() for match in _WORD.finditer(text)]
     begins = [first for first, _ in spans]
-    found = []
+    words = []
     for start, end in zip(starts, ends, strict=True):
         at = start + len(text[start:end]) - len(text[start:end].lstrip())
         place = bisect_right(begins, at) - 1
         inside = at < end and place >= 0 and at < spans[place][1]
-        found.append(text[slice(*spans[place])].lower() if inside else "")
-    return found
+        words.append(text[slice(*spans[place])].lower() if inside else "")
+    return words
 
 
 def _calls(text: str) -> list[tuple[int, int]]:
@@ -213,17 +213,17 @@ def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataF
     each: tokens per kind. excerpt: the token in » « with `width` characters of the model's text on both sides; … marks a
     tool response.
     """
-    found = []
+    rows = []
     highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)
     texts = {traj_id: part for traj_id, part in table[table.traj_id.isin(highest.traj_id)].groupby("traj_id")}
     for row in named_rows(highest.sort_values(["kind", "code", "entropy"], ascending=[True, True, False])):
         of_trajectory = texts[row.traj_id]
         at = int(np.flatnonzero(of_trajectory.position == row.position)[0])
         gaps = of_trajectory.position.diff().gt(1)
-        said = [f"…{text}" if gap else text for text, gap in zip(of_trajectory.text.fillna(""), gaps, strict=True)]
-        before, after = "".join(said[:at])[-width:], "".join(said[at + 1 :])[:width]
-        found.append((row.kind, row.code, row.entropy, f"{before}»{row.text}«{after}", row.traj_id))
-    return pd.DataFrame(found, columns=["kind", "code", "entropy", "excerpt", "traj_id"])
+        pieces = [f"…{text}" if gap else text for text, gap in zip(of_trajectory.text.fillna(""), gaps, strict=True)]
+        before, after = "".join(pieces[:at])[-width:], "".join(pieces[at + 1 :])[:width]
+        rows.append((row.kind, row.code, row.entropy, f"{before}»{row.text}«{after}", row.traj_id))
+    return pd.DataFrame(rows, columns=["kind", "code", "entropy", "excerpt", "traj_id"])
 
 
 def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.DataFrame:
@@ -235,7 +235,7 @@ def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.Dat
     rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}", parameters)
     pattern = word_pattern(tuple(words))
     rows["uses"] = [
-        sum(1 for said in own_texts(messages) for _ in pattern.finditer(said)) for messages in rows.pop("messages")
+        sum(1 for text in own_texts(messages) for _ in pattern.finditer(text)) for messages in rows.pop("messages")
     ]
     frame = rows.groupby(["run_id", "step"], as_index=False).agg(n=("uses", "size"), uses=("uses", "sum"))
     frame["per_trajectory"] = frame.uses / frame.n

@@ -135,12 +135,12 @@ class Views:
 
     def _runs_with_own_reward(self) -> list[str]:
         """Return the runs whose recipe names a reward function of the user (`rl.reward` other than `verify`)."""
-        found = []
+        run_ids = []
         for reader in self.readers():
             section = (reader.info.get("recipe") or {}).get("rl")
             if isinstance(section, dict) and section.get("reward", "verify") != "verify":
-                found.append(reader.run_id)
-        return found
+                run_ids.append(reader.run_id)
+        return run_ids
 
     def _rollup(self, reader: RunReader) -> pa.Table:
         """Return the run's rollup, cached until the run changes."""
@@ -154,10 +154,10 @@ class Views:
         files: list[StoredFile] = []
         lacking = []
         for reader in readers:
-            found = reader.files(level)
-            if not found and _should_have(reader, level):
+            run_files = reader.files(level)
+            if not run_files and _should_have(reader, level):
                 lacking.append(reader.run_id)
-            files += found
+            files += run_files
         if lacking and not files:
             raise RunStoreError(
                 f"no {level} were kept in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
@@ -183,14 +183,14 @@ class Views:
 
     def _state(self, reader: RunReader) -> tuple:
         """Return a value that changes when a step is written, cut or merged, and when the run ends."""
-        found = []
+        stats = []
         for name in ("metrics.jsonl", "run.json"):
             try:
                 stat = (reader.run_dir / name).stat()
             except FileNotFoundError:
                 continue
-            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        return tuple(found)
+            stats.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return tuple(stats)
 
 
 def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
@@ -199,8 +199,8 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
         nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
         return f"SELECT {nothing} WHERE false"
     columns = ", ".join(f'"{field.name}"' for field in LEVELS[level])
-    whole = ", ".join(_quoted(file.path) for file in files if not file.partial)
-    selects = [f"SELECT {columns} FROM read_parquet([{whole}], hive_partitioning=false)"] if whole else []
+    complete = ", ".join(_quoted(file.path) for file in files if not file.partial)
+    selects = [f"SELECT {columns} FROM read_parquet([{complete}], hive_partitioning=false)"] if complete else []
     for file in files:
         if file.partial:
             source = f"read_parquet({_quoted(file.path)}, hive_partitioning=false)"

@@ -1,4 +1,4 @@
-"""The run store: schema, writer and reader. Training writes it and analysis reads it; they share nothing else."""
+"""The run store: schema, writer and reader. Training writes it and analysis reads it."""
 
 from rstar_lab.runs.errors import RunLocked, RunStoreError
 from rstar_lab.runs.locate import find_runs_dir

@@ -131,8 +131,8 @@ def _restore_rollup(reader: RunReader) -> None:
                 counts[step][level] = rows.num_rows
                 if level == "trajectories":
                     tables[step] = rows
-    found = [
+    rollup_rows = [
         rollup_row(tables[step], counts[step], {"run_id": reader.run_id, "stage": stage, "step": step})
         for step, stage in steps.items()
     ]
-    write_rollup(reader.run_dir, pa.Table.from_pylist(found, ROLLUP))
+    write_rollup(reader.run_dir, pa.Table.from_pylist(rollup_rows, ROLLUP))

@@ -49,13 +49,13 @@ def redact(value: Any, key: str = "") -> Any:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect the results of a run."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             pass
-    return found
+    return installed
 
 
 @cache

@@ -114,12 +114,12 @@ class RunReader:
         steps = self.steps()
         rows = self._rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
         expected = dict(zip(rows["step"], rows[f"rows_{level}"], strict=True))
-        found = self.scan(level, steps)
-        for file in found:
+        stored = self.scan(level, steps)
+        for file in stored:
             wanted = sum(expected[step] for step in file.steps)
             if not file.partial and file.rows != wanted:
                 raise RunStoreError(f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written")
-        covered = {step for file in found for step in file.steps}
+        covered = {step for file in stored for step in file.steps}
         if lost := [step for step in steps if step not in covered and expected[step]]:
             mirror = self._mirror()
             if mirror and level == "transcripts" and not mirror["transcripts"]:
@@ -127,12 +127,12 @@ class RunReader:
                     f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB`"
                 )
             raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
-        return found
+        return stored
 
     def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
         """Return the files of `steps` in order, without checking that all rows exist. Use `files` for reading."""
         covered: set[int] = set()
-        found = []
+        stored = []
         for path, first, last in _by_width(self.run_dir / level):
             stage = path.parent.name.removeprefix("stage=")
             inside = [step for step in range(first, last + 1) if steps.get(step) == stage and step not in covered]
@@ -142,8 +142,8 @@ class RunReader:
             held = footer.steps or tuple(inside)
             inside = [step for step in inside if step in held]
             covered.update(inside)
-            found.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows))
-        return sorted(found, key=lambda file: file.steps)
+            stored.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows))
+        return sorted(stored, key=lambda file: file.steps)
 
     def rollup(self) -> pa.Table:
         """Return n, mean and sd of each number column, one row per committed step (schema: tables.ROLLUP)."""
@@ -264,10 +264,10 @@ def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def checkpoints(run_dir: Path) -> dict[int, Path]:
-    found = {
+    folders = {
         path.name.removeprefix("step="): path for path in (run_dir / "checkpoints").glob("step=*") if path.is_dir()
     }
-    return {int(step): found[step] for step in sorted(found) if step.isdigit()}
+    return {int(step): folders[step] for step in sorted(folders) if step.isdigit()}
 
 
 def list_runs(runs_dir: str | Path) -> list[RunReader]:

@@ -223,8 +223,8 @@ class RunWriter:
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """Return (step, folder) of the newest complete checkpoint, or None."""
-        found = checkpoints(self.run_dir)
-        return max(found.items()) if found else None
+        folders = checkpoints(self.run_dir)
+        return max(folders.items()) if folders else None
 
     def keep_checkpoints(self, n: int) -> None:
         """Delete all checkpoints except the newest n."""

@@ -46,12 +46,12 @@ class LocalBackend:
         )
 
     async def verify(self, work: Verification) -> CallResult:
-        asked = time.monotonic()
+        requested = time.monotonic()
 
         def timed() -> tuple[bool, float, float]:
-            begun = time.monotonic()
+            started = time.monotonic()
             right = verify(work.response_text, work.answer)
-            return right, begun - asked, time.monotonic() - begun
+            return right, started - requested, time.monotonic() - started
 
         right, queue_s, duration_s = await asyncio.get_running_loop().run_in_executor(self.threads, timed)
         return CallResult(Outcome.OK, "", "", str(right), duration_s, queue_s)

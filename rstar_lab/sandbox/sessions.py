@@ -57,7 +57,7 @@ class Sessions:
         session.used = time.monotonic()
 
     def drop(self, name: str, reason: str | None) -> None:
-        """End a session. With a reason, the next call of that name is told that the state is gone."""
+        """End a session. With a reason, the next result of that name states on stderr that the state is gone."""
         session = self._live.pop(name, None)
         if session is None:
             return

@@ -97,12 +97,12 @@ def test_incomplete_last_line_is_not_a_step(tmp_path):
         for step in (0, 1):
             writer.write_step("rl", step, **rows(step), metrics={"x": 1.5})
     metrics = tmp_path / "a" / "metrics.jsonl"
-    whole = metrics.read_bytes()
-    first = whole.index(b"\n") + 1
-    for size in range(first, len(whole)):
-        metrics.write_bytes(whole[:size])
+    content = metrics.read_bytes()
+    first = content.index(b"\n") + 1
+    for size in range(first, len(content)):
+        metrics.write_bytes(content[:size])
         assert RunReader(tmp_path / "a").steps() == {0: "rl"}
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         assert writer.last_step == 0
         writer.write_step("rl", 1, **rows(1), metrics={"x": 1.5})
-    assert metrics.read_bytes() == whole
+    assert metrics.read_bytes() == content

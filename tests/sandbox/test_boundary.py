@@ -590,7 +590,7 @@ async def test_strict_starts_only_if_no_layer_is_missing():
 def test_importing_the_sandbox_imports_no_heavy_packages():
     """Importing the interface loads neither torch nor numpy nor a web server."""
     code = "import sys, rstar_lab.sandbox.local; print([m for m in ('torch', 'numpy', 'sympy', 'fastapi') if m in sys.modules])"
-    begun = time.monotonic()
+    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30

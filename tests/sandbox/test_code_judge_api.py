@@ -207,8 +207,8 @@ async def test_requests_of_the_releases_client_are_answered(service):
         async with session.post(f"{service['url']}/run/long-batch", json=body) as response:
             assert response.status == 200
             results = (await response.json())["results"]
-    told = [(r["run_success"] and r["success"], r["reason"], r["stdout"], r["stderr"]) for r in results]
-    assert told == [(True, "", "word\n", ""), (False, "", "", "no\n"), (False, "worker_timeout", "", "")]
+    returned = [(r["run_success"] and r["success"], r["reason"], r["stdout"], r["stderr"]) for r in results]
+    assert returned == [(True, "", "word\n", ""), (False, "", "", "no\n"), (False, "worker_timeout", "", "")]
     assert all(isinstance(result["cost"], float) for result in results)
 
 

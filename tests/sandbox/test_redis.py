@@ -276,10 +276,10 @@ async def test_unexpected_results_are_ignored(calm):
     "url", ["redis://127.0.0.1:{port}/0", "redis://:wrong@127.0.0.1:{port}/0", "redis://:x@127.0.0.1:1/0", "nonsense"]
 )
 async def test_redis_errors_name_the_server_without_the_password(redis, url):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         await RedisBackend(url.format(port=redis.port), wait_s=1).start()
-    assert "redis://:PASSWORD@HOST" in str(told.value) or "127.0.0.1" in str(told.value)
-    assert "wrong@" not in str(told.value)
+    assert "redis://:PASSWORD@HOST" in str(error.value) or "127.0.0.1" in str(error.value)
+    assert "wrong@" not in str(error.value)
 
 
 async def test_a_redis_without_password_is_rejected(redis):

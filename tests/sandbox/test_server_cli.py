@@ -38,5 +38,5 @@ def test_an_error_names_the_wrong_option(arguments, word, monkeypatch):
 
 
 def test_help_lists_every_command():
-    told = CliRunner().invoke(app, ["--help"]).output
-    assert all(command in told for command in ("serve", "worker", "check"))
+    help_text = CliRunner().invoke(app, ["--help"]).output
+    assert all(command in help_text for command in ("serve", "worker", "check"))

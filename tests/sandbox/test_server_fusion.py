@@ -150,9 +150,9 @@ def test_verls_client_can_read_the_response(service):
     cases = {"inputs": ["1 2", "3 4"], "outputs": ["3", "8"]}
     url = service["url"] + "/run_code"
     add = "print(sum(map(int, input().split())))"
-    results, told = sandbox_fusion.check_correctness(url, cases, add, timeout=2)
-    assert (results, [item["status"] for item in told]) == ([True, False], ["success", "wrong_answer"])
-    results, told = sandbox_fusion.check_correctness(url, cases, "1/0", timeout=2)
-    assert (results, told[0]["status"]) == ([-2, -2], "runtime_error")
-    results, told = sandbox_fusion.check_correctness(url, cases, "import time\ntime.sleep(60)", timeout=1)
-    assert (results, told[0]["status"]) == ([-3, -3], "timeout")
+    results, metadata = sandbox_fusion.check_correctness(url, cases, add, timeout=2)
+    assert (results, [item["status"] for item in metadata]) == ([True, False], ["success", "wrong_answer"])
+    results, metadata = sandbox_fusion.check_correctness(url, cases, "1/0", timeout=2)
+    assert (results, metadata[0]["status"]) == ([-2, -2], "runtime_error")
+    results, metadata = sandbox_fusion.check_correctness(url, cases, "import time\ntime.sleep(60)", timeout=1)
+    assert (results, metadata[0]["status"]) == ([-3, -3], "timeout")

@@ -53,11 +53,11 @@ class Listing:
     def blocks(self, where: str) -> list[tuple[int, str, int]]:
         """Return (step, run, number of rows) of the filtered list, newest step first."""
         if where not in self._blocks:
-            found = self._sql(
+            counts = self._sql(
                 f"SELECT step, run_id, count(*) AS n FROM trajectories WHERE {where} "
                 "GROUP BY ALL ORDER BY step DESC NULLS LAST, run_id"
             )
-            _cache(self._blocks, where, list(zip(*(found[name].tolist() for name in found), strict=True)))
+            _cache(self._blocks, where, list(zip(*(counts[name].tolist() for name in counts), strict=True)))
         return self._blocks[where]
 
     def page(self, where: str, sort: Sequence[Any], offset: int, limit: int) -> Iterator[pd.DataFrame]:
@@ -105,8 +105,8 @@ class Listing:
             less = f"{key} IS NOT NULL" if value == "NULL" else f"{key} {'>' if down else '<'} {value}"
             smaller.append(f"({equal} AND {less})")
             equal += f" AND {key} IS NOT DISTINCT FROM {value}"
-        found = self._sql(f"SELECT count(*) AS n FROM trajectories WHERE ({where}) AND ({' OR '.join(smaller)})")
-        return before + int(found.n[0])
+        smaller_rows = self._sql(f"SELECT count(*) AS n FROM trajectories WHERE ({where}) AND ({' OR '.join(smaller)})")
+        return before + int(smaller_rows.n[0])
 
     def _by_block(self, where: str, offset: int, limit: int) -> Iterator[Part]:
         """Yield the queries of a page of the newest-first list."""

@@ -45,10 +45,10 @@ class Frames:
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if self._transcripts is None:
             raise UserError("these rows have no transcripts; pass them with Frames(trajectories, transcripts)")
-        found = self._transcripts[self._transcripts["traj_id"] == traj_id]
-        if found.empty:
+        transcripts = self._transcripts[self._transcripts["traj_id"] == traj_id]
+        if transcripts.empty:
             raise UserError(f"{traj_id}: the run did not store a transcript of this rollout")
-        return {str(key): value for key, value in found.iloc[0].to_dict().items()}
+        return {str(key): value for key, value in transcripts.iloc[0].to_dict().items()}
 
 
 class Source:
@@ -114,10 +114,10 @@ class Source:
         }
 
     def row(self, traj_id: str) -> dict[str, Any]:
-        found = self._rows(f"SELECT * FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1")
-        if not found:
+        rows = self._rows(f"SELECT * FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1")
+        if not rows:
             raise UserError(f"these runs have no trajectory {visible(traj_id)!r}")
-        return found[0]
+        return rows[0]
 
     def siblings(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the rollouts of the same group (run, step and problem), ordered by sample."""
@@ -138,11 +138,11 @@ class Source:
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
         keys = [name for name in ("run_id", "step") if name in columns]
         where = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in keys)
-        found = self._rows(
+        texts = self._rows(
             f"SELECT traj_id, left(question, {_QUESTION}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
             raw=True,
         )
-        return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in found if text}
+        return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in texts if text}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
         """Find trajectories of the filtered list whose messages contain `text`, newest steps first.
@@ -176,12 +176,12 @@ class Source:
             part = steps[done : done + stride]
             # Direct comparisons of run and step let DuckDB skip whole files.
             there = f"run_id IN ({sql_list(runs)}) AND step BETWEEN {sql_literal(part[-1])} AND {sql_literal(part[0])}"
-            found = self._rows(
+            matches = self._rows(
                 f"SELECT traj_id, {around} FROM transcripts WHERE {there} {only.format(there=there)}AND ({hit}) "
                 f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}",
                 raw=True,
             )
-            hits |= {str(traj_id): visible(_unescape(snippet)) for traj_id, snippet in found}
+            hits |= {str(traj_id): visible(_unescape(snippet)) for traj_id, snippet in matches}
             done, stride = done + len(part), 2 * stride
         ends = {"last": steps[0], "first": steps[done - 1]} if done else {"last": None, "first": None}
         return {"hits": hits, **ends, "whole": done == len(steps) and len(hits) < SEARCH_LIMIT}

@@ -41,7 +41,7 @@ class _Forked:
 
 
 class VllmEngine:
-    """One vLLM engine in a process of its own.
+    """One vLLM engine in its own process.
 
     A process that died or hangs is restarted with the newest weights, and its unfinished requests are sent again. Requests with
     a seed then return the same tokens. A request that vLLM ends with an internal error is sent once more.
@@ -190,7 +190,7 @@ class VllmEngine:
                 self._revive_task = self._loop.create_task(self._revive())
 
     def _retry(self, request_id: int) -> bool:
-        """Send a request again, once. Returns False if it was sent again before or nobody waits for it."""
+        """Send a request again, once. Returns False if it was already sent again or was cancelled."""
         request, _ = self._pending.get(request_id, (None, None))
         if request is None or request_id in self._retried:
             return False

@@ -16,8 +16,8 @@ def model_folder(model: str, runs_dir: Path) -> Path:
         return Path(model)
     run = next((run for run in (runs_dir / model, Path(model)) if (run / "run.json").exists()), None)
     if run:
-        if found := RunReader(run).checkpoints():
-            return max(found.items())[1]
+        if checkpoints := RunReader(run).checkpoints():
+            return max(checkpoints.items())[1]
         if (run / "sft" / "model" / "config.json").exists():
             return run / "sft" / "model"
         raise UserError(f"run {run} has no finished model yet")

@@ -293,8 +293,8 @@ def _finished(out_dir: Path, key: str) -> dict[str, Any] | None:
     return saved["result"]
 
 
-def _same_run(out_dir: Path, found: str, key: str) -> None:
-    if found != key:
+def _same_run(out_dir: Path, stored_key: str, key: str) -> None:
+    if stored_key != key:
         raise UserError(
             f"{out_dir} holds an SFT run with other data, settings or weights: choose another folder or remove it"
         )

@@ -8,7 +8,7 @@ import time
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # CPU shares; an ordinary process has 1024. Rollouts wait for calls, so a call gets four times that. A preempted call gets less
 # than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
-# Processes of a whole sandbox, as a share of what the machine can still start, and at least.
+# Limit of processes of a sandbox: a share of those that the machine can still start, and a minimum.
 SANDBOX_SHARE, LEAST_PROCESSES = 0.8, 1024
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 

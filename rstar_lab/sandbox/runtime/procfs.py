@@ -89,7 +89,7 @@ def schedstat(task: int) -> tuple[float, float] | None:
 
 
 def end_all(pid: int) -> None:
-    """Kill all descendants of this process (a subreaper) until none is left. Replaces the PID namespace where there is none."""
+    """Kill all descendants of this process (a subreaper) until none is left. Used if the sandbox has no PID namespace."""
     while True:
         for child in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):

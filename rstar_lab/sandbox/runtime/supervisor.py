@@ -257,7 +257,7 @@ class Supervisor:
                 shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _run_call(self, request: Request, code: memoryview, streams: Streams) -> None:
-        """Run one call in a process of its own."""
+        """Run one call in its own process."""
         self._prepare(request)
         try:
             self.running = running = Program(self, request, code, streams)
@@ -320,7 +320,7 @@ class Supervisor:
         self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0, 0.0)
 
     def _new_scratch(self) -> None:
-        """Create a folder on the host's disk for programs that cannot have a file system of their own."""
+        """Create a folder on the host's disk for programs without a private file system."""
         import shutil
 
         shutil.rmtree(self.scratch, ignore_errors=True)

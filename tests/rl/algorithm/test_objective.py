@@ -119,7 +119,7 @@ def test_group_advantages_by_hand():
 def test_losses_of_micro_batches_add_up(variant, aggregation):
     new, old, advantages, mask, weights = batch(3, sequences=8)
     groups = [0, 0, 1, 1, 1, 2, 2, 2]
-    whole = {
+    batch_normaliser = {
         "token-mean": float(mask.sum()),
         "group-token-mean": group_normaliser(mask.sum(-1).tolist(), groups),
     }.get(aggregation, float((mask.sum(-1) > 0).sum()))
@@ -131,12 +131,12 @@ def test_losses_of_micro_batches_add_up(variant, aggregation):
         return policy_loss(*pieces, rollout_weights=weights[rows], normaliser=part, **options)[0]
 
     parts = [slice(0, 3), slice(3, 4), slice(4, 8)]
-    (whole_gradient,) = torch.autograd.grad(loss(slice(0, 8), whole), new)
-    (summed,) = torch.autograd.grad(sum(loss(rows, whole) for rows in parts), new)
-    torch.testing.assert_close(summed, whole_gradient)
+    (batch_gradient,) = torch.autograd.grad(loss(slice(0, 8), batch_normaliser), new)
+    (summed,) = torch.autograd.grad(sum(loss(rows, batch_normaliser) for rows in parts), new)
+    torch.testing.assert_close(summed, batch_gradient)
     if aggregation != "group-token-mean":
         (plain,) = torch.autograd.grad(loss(slice(0, 8), None), new)
-        torch.testing.assert_close(plain, whole_gradient)
+        torch.testing.assert_close(plain, batch_gradient)
 
 
 def test_group_token_mean_equals_the_papers_formula():
@@ -229,7 +229,7 @@ def test_cov_variants_by_hand():
     loss, stats = policy_loss(new, old, advantages, mask, variant="kl_cov", cov_share=0.1, cov_kl=0.7)
     assert loss.item() == pytest.approx(np.mean(expected), rel=1e-4)
     assert stats["clip_share"] == pytest.approx(len(top) / len(cov))
-    # Clip-Cov with room for all candidates drops exactly those inside the bounds that the clip has not already cut.
+    # With a share that covers all candidates, Clip-Cov drops all tokens inside the bounds that are not clipped.
     ratio = [math.exp(n - o) for n, o in zip(logs, olds, strict=True)]
     kept = [
         max(-a * r, -a * min(max(r, 0.8), 1.28)) * (not (0.05 < c < 1.0 and not -a * min(max(r, 0.8), 1.28) > -a * r))

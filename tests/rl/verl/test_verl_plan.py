@@ -182,9 +182,9 @@ def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
 
     examples = [Example([n] * (n % 5 + 2), [False] + [True] * (n % 5 + 1)) for n in range(10)]
     config = SftConfig(epochs=2, batch_size=4)
-    whole = Batches(examples, config, 4)
+    all_batches = Batches(examples, config, 4)
     seen = []
-    for (_, expected), batch in zip(iterate_batches(examples, config, range(1, 7)), whole, strict=True):
+    for (_, expected), batch in zip(iterate_batches(examples, config, range(1, 7)), all_batches, strict=True):
         ids, masks = (list(batch[name].unbind()) for name in ("input_ids", "loss_mask"))
         assert len(ids) == 4
         assert [row.tolist() for row in ids[: len(expected)]] == [example.ids for example in expected]
@@ -192,10 +192,12 @@ def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
         assert not any(mask.any() for mask in masks[len(expected) :])
         seen.append([row.tolist() for row in ids])
         if len(seen) == 3:  # the end of an epoch
-            whole.history = [{"step": 1}, {"step": 2}, {"step": 3}]
+            all_batches.history = [{"step": 1}, {"step": 2}, {"step": 3}]
             again = Batches(examples, config, 4)
-            again.load_state_dict(whole.state_dict())
-    assert len(whole) == 6 and [[row.tolist() for row in batch["input_ids"].unbind()] for batch in again] == seen[3:]
+            again.load_state_dict(all_batches.state_dict())
+    assert (
+        len(all_batches) == 6 and [[row.tolist() for row in batch["input_ids"].unbind()] for batch in again] == seen[3:]
+    )
 
 
 def test_unsupported_sft_options_are_errors_that_name_the_key():
@@ -211,16 +213,16 @@ def test_unsupported_sft_options_are_errors_that_name_the_key():
 def test_the_secrets_file_is_private_and_deleted_afterwards(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with pytest.raises(KeyboardInterrupt), secrets_file(load_profile("h100x8"), tmp_path) as told:
-        (path,) = map(Path, told.values())
+    with pytest.raises(KeyboardInterrupt), secrets_file(load_profile("h100x8"), tmp_path) as variables:
+        (path,) = map(Path, variables.values())
         assert json.loads(path.read_text())["WANDB_API_KEY"] == "abc123secret" and "HF_TOKEN" not in path.read_text()
         assert path.stat().st_mode & 0o077 == 0
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
     monkeypatch.delenv("WANDB_API_KEY")
     path.write_text("left by a run that was killed")
-    with secrets_file(load_profile("h100x8").model_copy(update={"secrets": []}), tmp_path) as told:
-        assert told == {} and not list(tmp_path.iterdir())
+    with secrets_file(load_profile("h100x8").model_copy(update={"secrets": []}), tmp_path) as variables:
+        assert variables == {} and not list(tmp_path.iterdir())
 
 
 # Resume

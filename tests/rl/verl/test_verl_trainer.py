@@ -30,10 +30,10 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[pytest.param("whole", marks=pytest.mark.soak), "killed"])
+@pytest.fixture(scope="module", params=[pytest.param("uninterrupted", marks=pytest.mark.soak), "killed"])
 def attempts(request):
     """Number of starts of verl. With 2, it is killed after its first checkpoint and started again."""
-    return 1 if request.param == "whole" else 2
+    return 1 if request.param == "uninterrupted" else 2
 
 
 @pytest.fixture(scope="module")
