@@ -22,7 +22,7 @@ class RunLock:
         """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for `timeout_s`."""
         path = run_dir / _LOCK
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        give_up = time.monotonic() + timeout_s  # `is_locked` of a reader holds a shared lock for an instant
+        give_up = time.monotonic() + timeout_s  # `is_locked` of a reader holds a shared lock briefly
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -77,7 +77,7 @@ class RunReader:
         return mirror["status"] if mirror else "interrupted"
 
     def _mirror(self) -> dict[str, Any] | None:
-        """Return what is known of the run of which this one is a copy."""
+        """Return the content of mirror.json if this run is a copy of a run on another host, else None."""
         path = self.run_dir / MIRROR_FILE
         return json.loads(path.read_text()) if path.exists() else None
 

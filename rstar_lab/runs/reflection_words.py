@@ -24,7 +24,7 @@ REFLECTION_WORDS: tuple[str, ...] = (
 
 @lru_cache(maxsize=64)
 def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern for the whole words and phrases, longest first, ignoring case; a space matches any white space."""
+    """Return a pattern of complete words and phrases, longest first, ignoring case. A space matches any white space."""
     phrases = sorted({word.strip().lower() for word in words if word.strip()}, key=len, reverse=True)
     if not phrases:
         return re.compile(r"(?!)")

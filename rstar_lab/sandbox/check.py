@@ -37,16 +37,16 @@ class Layer:
 
 def layers(missing: dict[str, str]) -> list[Layer]:
     """Return all layers, given the missing ones (name -> reason) as the zygotes report them."""
-    found = []
+    reported = []
     for name in [*LAYERS, *sorted(set(missing) - set(LAYERS))]:
         label = name.replace("_", " ")
         if name not in missing:
-            found.append(Layer(label, True, "present", ""))
+            reported.append(Layer(label, True, "present", ""))
         elif name in _ACCEPTED and os.geteuid() != 0:
-            found.append(Layer(label, True, missing[name], _LEAVES_OPEN[name]))
+            reported.append(Layer(label, True, missing[name], _LEAVES_OPEN[name]))
         else:
-            found.append(Layer(label, False, missing[name], _LEAVES_OPEN.get(name, "unknown")))
-    return found
+            reported.append(Layer(label, False, missing[name], _LEAVES_OPEN.get(name, "unknown")))
+    return reported
 
 
 async def _probe() -> dict[str, str]:

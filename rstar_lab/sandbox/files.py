@@ -120,8 +120,8 @@ def contents(fetched: CallResult, names: Sequence[str]) -> tuple[dict[str, str],
     The output is untrusted, because the script ran in the program's interpreter.
     """
     try:
-        found, large, unreadable = FETCHED.validate_json(fetched.stdout)
-        files = {name: found[name] for name in names if name in found}
+        fetched_files, large, unreadable = FETCHED.validate_json(fetched.stdout)
+        files = {name: fetched_files[name] for name in names if name in fetched_files}
         check_files(files)
     except ValueError:
         return {}, reason("fetch_files", fetched)

@@ -224,9 +224,9 @@ class RedisBackend:
         async with self.redis.pipeline(transaction=False) as pipe:
             for pending in old:
                 pipe.xrange(pending.stream, pending.entry, pending.entry)  # type: ignore[arg-type]
-            found = await pipe.execute() if old else []
+            results = await pipe.execute() if old else []
         lost = []
-        for pending, entries in zip(old, found, strict=True):
+        for pending, entries in zip(old, results, strict=True):
             pending.missing = 0 if entries else pending.missing + 1
             if pending.missing >= 2 and pending.call_id in self.pending:
                 lost.append(pending)

@@ -23,7 +23,7 @@ from rstar_lab.sandbox.service import Service
 
 # Bytes of all requests that are not answered yet.
 MAX_QUEUED_BYTES = 512 * 1024**2
-# A connection must send the complete headers of a request within so many seconds.
+# Seconds in which a connection must send the complete headers of a request.
 HEADER_TIMEOUT_S = 20.0
 
 Announce = Callable[[dict[str, Any]], None]
@@ -58,7 +58,7 @@ class ServeOptions:
 
 
 class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes connections that do not complete the headers of a request in time; uvicorn waits for them for ever."""
+    """Closes connections that do not complete the headers of a request in time; uvicorn has no limit."""
 
     _header_timer: asyncio.TimerHandle | None = None
 

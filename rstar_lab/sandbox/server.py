@@ -92,7 +92,7 @@ def make_app(
         return Response(status_code=499)
 
     async def admitted(request: Request, calls: int, run: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `run` once there is room for so many calls. Raises BusyError or GoneError."""
+        """Return the result of `run` once the queue has room for its calls. Raises BusyError or GoneError."""
         service.admit(calls)
         try:
             return await while_connected(request, run())

@@ -53,7 +53,7 @@ def make_run(
     extra_metrics: dict[str, float] | None = None,
     label: str = "",
 ) -> Path:
-    """A run of `steps` steps in two stages; `roc` none keeps all rollouts and learns fewer errors away."""
+    """Write a run of `steps` steps in two stages. With `roc="none"` all rollouts are kept and errors fall more slowly."""
     rng = np.random.default_rng(seed)
     recipe = {"model": "tiny", "label": label, "seed": seed, "rl": {"roc": roc, "group_size": size // 2}}
     with RunWriter.open(runs_dir, run_id, kind="train", recipe=recipe, seed=seed) as writer:

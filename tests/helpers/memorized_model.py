@@ -1,4 +1,4 @@
-"""A tiny model that has learned one conversation by heart: asked QUESTION, it calls the tool and answers what that says."""
+"""A tiny model that was trained on one conversation: asked QUESTION, it calls the tool and answers with its output."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ MESSAGES = [
 
 
 def make_memorized_model(folder: Path):
-    """Save it to `folder` and return it. Some seconds."""
+    """Train the model, save it to `folder` and return it. Takes some seconds."""
     pieces = render_segments(MESSAGES, tools=[CODE_TOOL])
     tokenizer = train_tokenizer([text for text, _ in pieces] * 3, 340)
     model = build_tiny(
@@ -44,6 +44,6 @@ def make_memorized_model(folder: Path):
         optimizer.zero_grad()
         if loss < 1e-3:
             break
-    assert loss < 0.01, f"the memorized_model has not learned its text: {loss}"
+    assert loss < 0.01, f"the model did not learn the conversation: {loss}"
     save_model(folder, model, tokenizer)
     return model.eval()

@@ -1,10 +1,10 @@
-"""Rows of every level, as a trainer hands them to the writer."""
+"""Rows of all levels for `RunWriter.write_step`."""
 
 import numpy as np
 
 
 def rows(step: int, groups: int = 2, size: int = 4, tokens: int = 12) -> dict:
-    """One step's trajectories, calls and transcripts; every third rollout is dropped."""
+    """Return the trajectories, calls and transcripts of a step. Every third rollout is dropped."""
     rng = np.random.default_rng(step)
     trajectories, calls, transcripts = [], [], []
     for number in range(groups * size):

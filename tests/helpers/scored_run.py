@@ -1,4 +1,4 @@
-"""A short real run whose rewards come from a hash of the text: a model that knows nothing still has something to learn.
+"""A short real run whose reward is a hash of the text, so that groups of an untrained model have different rewards.
 
 python tests/helpers/scored_run.py RUNS_DIR
 """

@@ -1,4 +1,4 @@
-"""Engines that say what a test tells them to: token ids in, token ids out, no model."""
+"""An engine without a model that returns scripted text as token ids."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 
 
 class ScriptedEngine:
-    """`script(prompt text, turn)` gives the text of the next turn; the turn is counted from the prompt."""
+    """An engine whose turns come from `script(text of the prompt, index of the turn)`."""
 
     name = "scripted"
     kv_tokens = 10**6

@@ -1,6 +1,7 @@
-"""A trainer whose rollouts are scripted: `chance 0.5, answer 7` is answered right by half of the seeds. The update is real.
+"""A trainer with scripted rollouts and real updates.
 
-`chance 0.5, answer 7, brief from 2`: policies older than version 2 talk past every limit.
+The question controls the rollouts. `chance 0.5, answer 7`: half of the seeds answer correctly. `chance 0.5, answer 7, brief
+from 2`: rollouts of policy versions below 2 exceed every limit.
 """
 
 import random
@@ -26,7 +27,7 @@ RL = {
 
 
 class Player(ScriptedEngine):
-    """Says what it was asked to, right or wrong by the seed of the rollout."""
+    """An engine that answers correctly or not, as the question and the seed determine."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, lambda prompt, turn: "")
@@ -62,7 +63,7 @@ def recipe_of(stages: list[dict[str, Any]], **rl: Any):
 
 
 class Stop(Exception):
-    """A kill between two steps."""
+    """Raised to stop a run between two steps."""
 
 
 async def train(
@@ -74,7 +75,7 @@ async def train(
     trainer_class: type[Trainer] = Trainer,
     **rl: Any,
 ) -> tuple[Trainer, Path]:
-    """Run a recipe, or what is missing of it; stop_after: the step after which it is killed."""
+    """Run a recipe, or resume it. stop_after: step after which the run is stopped."""
     recipe = recipe_of(stages, **rl)
     model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
 

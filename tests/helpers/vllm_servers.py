@@ -1,4 +1,4 @@
-"""Two real vLLM servers of `rstar-lab serve`, for every test that wants them; Ctrl-C ends them and leaves nothing."""
+"""Two real vLLM servers started by `rstar-lab serve`, shared by the tests that need them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Served:
     process: subprocess.Popen[str]
 
     def of(self, url: str) -> psutil.Process:
-        """The process that speaks HTTP at a URL; the engine's is its child."""
+        """Return the process that serves HTTP at a URL. The engine is its child."""
         port = url.rsplit(":", 1)[1]
         found = (p for p in psutil.Process(self.process.pid).children(recursive=True) if port in p.cmdline())
         return next(p for p in found if "rstar_lab.rl.serving.keeper" not in p.cmdline())
@@ -36,7 +36,7 @@ class Served:
 
 
 def members(groups: list[int]) -> list[int]:
-    """The living processes of some process groups."""
+    """Return the live processes of these process groups."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -58,7 +58,7 @@ def wait_until(done, seconds: float = 60.0) -> bool:
 
 @contextmanager
 def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """`rstar-lab serve`, ended with the block."""
+    """Run `rstar-lab serve` while the block runs."""
     environment = os.environ | {"RSTAR_LAB_API_KEY": KEY}
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -53,7 +53,7 @@ def overrides(
     longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
     tokens = tokens_per_gpu(profile, longest)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data.train_files": str(run_dir / PLACEHOLDER_ROWS),
         "data.val_files": str(run_dir / PLACEHOLDER_ROWS),
         "data.train_batch_size": keys.problems_per_step,
@@ -141,27 +141,27 @@ def overrides(
     if 0 < checkpointed(run_dir) == settings.first_step - 1:
         # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.
         contents = ["model"] if settings.stage.reset_optimizer else ["model", "optimizer"]
-        found["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
+        options["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
     if keys.old_log_probs == "engine":
-        found["algorithm.rollout_correction.bypass_mode"] = True
+        options["algorithm.rollout_correction.bypass_mode"] = True
     if keys.importance_cap is not None:
-        found["algorithm.rollout_correction.rollout_is"] = "token"
-        found["algorithm.rollout_correction.rollout_is_threshold"] = keys.importance_cap
+        options["algorithm.rollout_correction.rollout_is"] = "token"
+        options["algorithm.rollout_correction.rollout_is_threshold"] = keys.importance_cap
     if in_fp32:
-        found |= {f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision": FP32 for model in ("actor", "ref")}
+        options |= {f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision": FP32 for model in ("actor", "ref")}
     if on_cpu:
-        found |= _cpu(settings, longest)
+        options |= _cpu(settings, longest)
     for key, value in (extra or {}).items():
-        found.pop("+" + key.removeprefix("+"), None)
-        found.pop(key.removeprefix("+"), None)
-        found[key] = value
-    if "console" not in found["trainer.logger"]:
-        found["trainer.logger"] = ["console", *found["trainer.logger"]]
-    found["+trainer.v1.sampler.sampler_kwargs"] = {
+        options.pop("+" + key.removeprefix("+"), None)
+        options.pop(key.removeprefix("+"), None)
+        options[key] = value
+    if "console" not in options["trainer.logger"]:
+        options["trainer.logger"] = ["console", *options["trainer.logger"]]
+    options["+trainer.v1.sampler.sampler_kwargs"] = {
         "rstar": settings.as_config(), "poll_interval": 0.1 if on_cpu else 2.0,
     }  # fmt: skip
-    found["+rstar"] = settings.as_config()
-    return found
+    options["+rstar"] = settings.as_config()
+    return options
 
 
 def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, steps: int) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
     sft, hardware, parallel = recipe.sft, profile.hardware, profile.parallelism
     assert sft is not None
     on_cpu = hardware.gpus == 0
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data.train_files": None,
         "data.train_batch_size": sft.batch_size,
         "data.max_token_len_per_gpu": tokens_per_gpu(profile, sft.max_tokens),
@@ -200,10 +200,10 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         "trainer.logger": ["console"],
     }
     if sft.precision == "fp32" or (sft.precision == "auto" and on_cpu):
-        found["+engine.mixed_precision"] = FP32
+        options["+engine.mixed_precision"] = FP32
     if on_cpu:
-        found |= {"trainer.device": "cpu", "+model.override_config.attn_implementation": "sdpa"}
-    return found
+        options |= {"trainer.device": "cpu", "+model.override_config.attn_implementation": "sdpa"}
+    return options
 
 
 def tokens_per_gpu(profile: Profile, longest: int) -> int:
@@ -223,9 +223,9 @@ def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_arguments(found: Mapping[str, Any]) -> list[str]:
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
     """Return the keys as overrides in Hydra's syntax."""
-    return [f"{key}={_quote(value)}" for key, value in found.items()]
+    return [f"{key}={_quote(value)}" for key, value in options.items()]
 
 
 def _quote(value: Any) -> str:
@@ -239,7 +239,7 @@ def _quote(value: Any) -> str:
     return "[" + ",".join(_quote(item) for item in value) + "]"
 
 
-def compose(found: Mapping[str, Any], of: str = "ppo_trainer") -> Any:
+def compose(options: Mapping[str, Any], of: str = "ppo_trainer") -> Any:
     """Return the complete configuration of a verl trainer, composed from verl's files and validated by verl.
 
     Raises UserError that names a key verl does not have.
@@ -250,6 +250,6 @@ def compose(found: Mapping[str, Any], of: str = "ppo_trainer") -> Any:
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         try:
-            return hydra.compose(of, overrides=as_arguments(found))
+            return hydra.compose(of, overrides=as_arguments(options))
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(f"verl: {' '.join(str(error).split())}") from error

@@ -34,14 +34,14 @@ if os.environ.get("VERL_PLATFORM") == cpu.NAME:
 def assert_registered() -> None:
     """Raise RuntimeError that names the parts that are not registered in verl."""
     losses = [objective.loss_name(variant) for variant in objective.VARIANTS]
-    found = {
+    registered = {
         "agent loop": AGENT_LOOP in _agent_loop_registry,
         "engine": ENGINE in RolloutReplicaRegistry._registry and (ENGINE, "async") in _ROLLOUT_REGISTRY,
         "policy loss": all(loss in core_algos.POLICY_LOSS_REGISTRY for loss in losses),
         "advantage": objective.ADVANTAGE in core_algos.ADV_ESTIMATOR_REGISTRY,
         "platform": PlatformRegistry.get(cpu.NAME) is not None,
     }
-    missing = [name for name, there in found.items() if not there]
+    missing = [name for name, there in registered.items() if not there]
     if missing:
         raise RuntimeError(
             f"not registered in verl: {', '.join(missing)}; the plug-in of rstar_lab did not load: "

@@ -132,22 +132,22 @@ class Comparison:
 
 def compare(ours: Path, theirs: Path) -> Comparison:
     """Compare two runs: kept rollouts, advantages, masks, tokens, rewards and penalties exactly, loss and gradient norm to TOLERANCE."""
-    found: list[str] = []
+    differences: list[str] = []
     tables = [_rows(run) for run in (ours, theirs)]
     if tables[0].keys() != tables[1].keys():
-        found.append(f"rollouts: {sorted(tables[0].keys() ^ tables[1].keys())[:3]} are in one run only")
+        differences.append(f"rollouts: {sorted(tables[0].keys() ^ tables[1].keys())[:3]} are in one run only")
     for name in tables[0].keys() & tables[1].keys():
         a, b = tables[0][name], tables[1][name]
         for column in ("kept", "advantage", "reward", "p_err", "p_format", "loss_mask", "response_ids", "outcomes"):
             if not np.array_equal(np.asarray(a[column]), np.asarray(b[column])):
-                found.append(f"{name}: {column} {a[column]} against {b[column]}")
+                differences.append(f"{name}: {column} {a[column]} against {b[column]}")
     metrics = [{line["step"]: line for line in RunReader(run).metrics()} for run in (ours, theirs)]
     for step in metrics[0]:
         for key in ("loss", "grad_norm"):
             x, y = (of.get(step, {}).get(key) for of in metrics)
             if x is None or y is None or not np.isclose(x, y, rtol=TOLERANCE, atol=1e-6):
-                found.append(f"step {step}: {key} {x} against {y}")
-    return Comparison(len(metrics[0]), len(tables[0]), found)
+                differences.append(f"step {step}: {key} {x} against {y}")
+    return Comparison(len(metrics[0]), len(tables[0]), differences)
 
 
 def _rows(run: Path) -> dict[str, dict[str, Any]]:

@@ -49,7 +49,7 @@ def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -
 
     A finished stage counts its actual steps, an unfinished stage its maximum.
     """
-    found, first = list[Settings](), 1
+    settings_of_stages, first = list[Settings](), 1
     for stage in recipe.stages:
         settings = Settings(recipe, stage, f"{recipe.name}-rl", runs_dir, first, watchdog_s)
         lines = stage_lines(settings.run_dir, stage.name)
@@ -58,8 +58,8 @@ def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -
             if lines and stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
             else stage.steps
         )
-        found.append(settings)
-    return found
+        settings_of_stages.append(settings)
+    return settings_of_stages
 
 
 def has_steps_left(settings: Settings) -> bool:

@@ -41,7 +41,7 @@ class _RocMixin:
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return the kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal."""
-        found: dict[str, Trajectory] = {}
+        trajectories: dict[str, Trajectory] = {}
         tags: dict[str, dict[str, Any]] = {}
         all_metrics: dict[str, Any] = {}
         missing, roc_s = batch_size, 0.0
@@ -53,11 +53,11 @@ class _RocMixin:
                 return batch, metrics
             all_metrics |= metrics
             started = time.monotonic()
-            found |= zip(batch.keys, _fetch(batch.keys, partition_id), strict=True)
+            trajectories |= zip(batch.keys, _fetch(batch.keys, partition_id), strict=True)
             tags |= zip(batch.keys, batch.tags, strict=True)
-            order = sorted(found, key=lambda key: (found[key].group_id, found[key].sample))
+            order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
-            kept = select_rollouts([found[key] for key in order], self.settings.keys.selection_config, seed)
+            kept = select_rollouts([trajectories[key] for key in order], self.settings.keys.selection_config, seed)
             roc_s += time.monotonic() - started
             missing = batch_size - kept.groups
             if not missing or not rounds_left:
@@ -66,11 +66,11 @@ class _RocMixin:
         started = time.monotonic()
         names = {trajectory.traj_id for trajectory in kept.trajectories}
         # verl rejects an empty batch: without signal, keep one rollout; the trainer skips the update.
-        chosen = [key for key in order if found[key].traj_id in names] or order[:1]
-        if dropped := sorted(set(found) - set(chosen)):
+        chosen = [key for key in order if trajectories[key].traj_id in names] or order[:1]
+        if dropped := sorted(set(trajectories) - set(chosen)):
             tq.kv_clear(partition_id=partition_id, keys=dropped)
-        everything = sorted([*found.values(), *self._evicted], key=lambda t: (t.group_id, t.sample))
-        keys = {found[key].traj_id: key for key in chosen}
+        everything = sorted([*trajectories.values(), *self._evicted], key=lambda t: (t.group_id, t.sample))
+        keys = {trajectories[key].traj_id: key for key in chosen}
         self.last = StepRollouts(everything, kept, keys, roc_s + time.monotonic() - started)
         self._evicted = []
         return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), all_metrics

@@ -43,14 +43,14 @@ def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
 @contextmanager
 def secrets_file(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
     """Write the secrets of the profile for processes on other nodes to a file readable by this user only; delete it at the end."""
-    found = {name: os.environ[name] for name in profile.secrets if name in os.environ}
+    secrets = {name: os.environ[name] for name in profile.secrets if name in os.environ}
     path = run_dir / ".handed_on.json"
     path.unlink(missing_ok=True)
-    if not found:
+    if not secrets:
         yield {}
         return
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(found, file)
+        json.dump(secrets, file)
     try:
         yield {SECRETS_FILE: str(path)}
     finally:

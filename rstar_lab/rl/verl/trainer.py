@@ -108,8 +108,8 @@ class RstarTrainer(PPOTrainerSync):
         model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
         if self.settings.keys.prompt_format == "paper":
             export_chat_template(model)
-        found = self.writer.latest_checkpoint()
-        if found is None or found[0] < self.global_steps:
+        checkpoint = self.writer.latest_checkpoint()
+        if checkpoint is None or checkpoint[0] < self.global_steps:
             with self.writer.checkpoint(self.global_steps) as folder:
                 for path in model.iterdir():
                     link_or_copy(path, folder / path.name)
@@ -264,14 +264,14 @@ class RstarTrainer(PPOTrainerSync):
             partition_id="train",
             select_fields=["old_log_probs", "entropy", "response_mask"],
         )
-        found = {}
+        arrays = {}
         for name, mask, *both in zip(
             names, *(data[f] for f in ("response_mask", "old_log_probs", "entropy")), strict=True
         ):
             outside = ~mask.bool()
             log_probs, entropy = (values.float().masked_fill(outside, torch.nan).numpy() for values in both)
-            found[name] = (log_probs, entropy)
-        return found
+            arrays[name] = (log_probs, entropy)
+        return arrays
 
 
 def _report_pending(_: Any) -> dict[str, Any]:

@@ -6,40 +6,40 @@ from rstar_lab.rl.recipe import Recipe
 
 def unsupported_options(recipe: Recipe) -> list[str]:
     """Return one line per unsupported key: the stage, the key, the reason and the alternative."""
-    found = []
+    lines = []
     if recipe.evaluate.every:
-        found.append("evaluate.every: the verl trainer does not evaluate during training; evaluate its stage models")
+        lines.append("evaluate.every: the verl trainer does not evaluate during training; evaluate its stage models")
     for stage in recipe.stages:
         rl = recipe.settings(stage)
         if rl.fp32_head:
-            found.append(
+            lines.append(
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
             )
         if rl.step_time_s is not None:
-            found.append(
+            lines.append(
                 f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"
             )
         if rl.kl_coefficient and rl.aggregation != "token-mean":
-            found.append(
+            lines.append(
                 f"stages.{stage.name}: kl_coefficient with aggregation {rl.aggregation}: verl divides the KL by rows that "
                 "RoC has dropped; use aggregation: token-mean"
             )
         if rl.problems_per_step % rl.mini_batches:
-            found.append(
+            lines.append(
                 f"stages.{stage.name}: mini_batches: {rl.problems_per_step} problems_per_step cannot be cut into "
                 f"{rl.mini_batches} equal parts, which verl requires"
             )
-    return found
+    return lines
 
 
 def unsupported_sft_options(recipe: Recipe) -> list[str]:
     """Return one line per unsupported key of the SFT section."""
-    sft, found = recipe.sft, []
+    sft, lines = recipe.sft, []
     if sft is not None and sft.optimizer != "adamw":
-        found.append(f"sft.optimizer: {sft.optimizer}: verl supports AdamW only")
+        lines.append(f"sft.optimizer: {sft.optimizer}: verl supports AdamW only")
     if sft is not None and sft.schedule != "cosine":
-        found.append(f"sft.schedule: {sft.schedule}: verl supports cosine only")
-    return [f"{line}; `rstar-lab sft` trains without verl" for line in found]
+        lines.append(f"sft.schedule: {sft.schedule}: verl supports cosine only")
+    return [f"{line}; `rstar-lab sft` trains without verl" for line in lines]
 
 
 def check(recipe: Recipe) -> None:

@@ -18,19 +18,19 @@ def _read(path: str) -> str:
 
 def children(pid: int) -> list[int]:
     """Return the process ids of the children of all threads of a process."""
-    found = []
+    pids = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
-            found += [int(child) for child in _read(f"/proc/{pid}/task/{task}/children").split()]
-    return found
+            pids += [int(child) for child in _read(f"/proc/{pid}/task/{task}/children").split()]
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Return the process ids of all descendants of a process."""
-    found = [pid]
-    for parent in found:
-        found += children(parent)
-    return found[1:]
+    pids = [pid]
+    for parent in pids:
+        pids += children(parent)
+    return pids[1:]
 
 
 def usage(pids: list[int]) -> tuple[float, float]:

@@ -183,7 +183,7 @@ class Program:
                 os.kill(self.init or self.pid, signal.SIGKILL)
 
     def gone(self, within_s: float) -> bool:
-        """Return whether all killed processes ended within so many seconds."""
+        """Return whether all killed processes ended within `within_s` seconds."""
         deadline = time.monotonic() + within_s
         if not select.select([self.pidfd], [], [], within_s)[0]:
             return False
@@ -422,7 +422,7 @@ class Supervisor:
         """End the program; return its outcome and value. The kernel's information overrides the program's report."""
         started = running.started
         status = running.end()
-        # Read in any case: otherwise the next call would be blamed for this kill.
+        # Read in any case, because the counter would otherwise be attributed to the next call.
         out_of_memory = ""
         if self.group is not None and self.group.out_of_memory():
             out_of_memory = "memory" if self.group.limit_was_reached() else "sandbox_error"

@@ -231,7 +231,7 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
 
     The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
     """
-    # A session of its own, because Ctrl-C in the terminal is for the embedding program.
+    # A new session, because Ctrl-C in the terminal is handled by the embedding program.
     os.setsid()
     parent_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
