@@ -1,49 +1,22 @@
-"""Tests of the inspector without a browser: pages, filters, segments, notes, exports, static output, linked figures."""
+"""Tests of the inspector without a browser: pages, filters, search, segments and notes."""
 
 import json
 import math
 import random
 import re
-import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
-from helpers.inspector_runs import HOSTILE, write_run
 
-from rstar_lab.analysis.inspector.export import roc_status
 from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
-from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
-from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import BIDI, segments, token_values, visible
-from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
-from rstar_lab.figure_theme import COLOURS
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs")
-    write_run(path, "grpo", seed=1)
-    write_run(path, "roc")
-    return path
-
-
-@pytest.fixture(scope="module")
-def source(folder: Path) -> Source:
-    return Source(open_runs(folder))
-
-
-@pytest.fixture
-def inspector(folder: Path) -> Inspector:
-    return inspect(folder)
 
 
 def request(inspector: Inspector, op: str, **arguments: object) -> object:
@@ -168,6 +141,13 @@ def test_inspector_works_on_data_frames():
     assert "not in a run folder" in answer["error"]
 
 
+def test_questions_are_read_once_per_problem(source: Source):
+    rows = source.page("TRUE", [], 0, 100)
+    questions = source.questions(list({row["problem_id"]: row for row in rows}.values()))
+    assert set(questions) == {"sum_00", "sum_01", "sum_02", "sum_03"}
+    assert all(question.startswith("What is the sum of the first") for question in questions.values())
+
+
 # Transcripts
 
 
@@ -287,228 +267,3 @@ def test_an_invalid_notes_file_raises_and_is_not_overwritten(tmp_path: Path):
     with pytest.raises(UserError, match=r"notes.jsonl, line 2"):
         write_note(tmp_path, "b", "y", [])
     assert (tmp_path / "notes.jsonl").read_text().endswith("{oops\n"), "an invalid file must not be overwritten"
-
-
-# Exports
-
-
-class Tags(HTMLParser):
-    """Collects the elements, attributes and text of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.names.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def test_exports_escape_hostile_text(inspector: Inspector):
-    hostile = "roc/6/p0/1"
-    for page in (inspector.html(hostile), inspector.static_html()):
-        found = Tags(page)
-        assert not found.names & {"script", "img", "iframe", "object", "a", "link", "svg"}
-        assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "href", "srcdoc")]
-    page = inspector.html(hostile)
-    assert visible(HOSTILE) in Tags(page).text
-    assert not set(page) & set(BIDI)
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
-    assert policy and "default-src 'none'" in policy[1] and "unsafe" not in policy[1] and "script-src" not in policy[1]
-
-
-def test_an_export_contains_values_of_every_token(inspector: Inspector):
-    kept = inspector.source.page("kept", [], 0, 1)[0]
-    record = inspector.source.record(kept)
-    page = inspector.html(kept["traj_id"])
-    listed = {int(token) for token in re.findall(r'title="token (\d+) ', page)}
-    shown = {
-        part.first + i for part in segments(record) for i, start in enumerate(part.starts)
-        if start < (part.starts[i + 1] if i + 1 < len(part.starts) else len(part.text))  # part of an escape has no width
-    }  # fmt: skip
-    assert listed == shown and len(listed) > 100
-    assert {"rl-by-entropy", "rl-by-mismatch"} <= set(re.findall(r"rl-by-\w+", page))
-
-
-def test_markdown_fences_cannot_be_closed_by_text():
-    row = {
-        "traj_id": "a`b",
-        "run_id": "r",
-        "problem_id": "p\n# x",
-        "step": 1,
-        "sample": 0,
-        "reward": 1.0,
-        "answer": "```",
-        "truth": "1",
-    }
-    record = {"messages": [{"role": "assistant", "content": "hi\n````\n# not a heading\n"}]}
-    from rstar_lab.analysis.inspector.export import export_markdown
-
-    text = export_markdown(row, record)
-    assert "\n`````text\n" in text
-    assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0], "# not a heading"]
-
-
-def test_static_html_contains_list_and_transcript(inspector: Inspector):
-    inspector.selected = "roc/5/p2/4"
-    found = Tags(inspector.static_html())
-    assert "384 trajectories" in found.text and "step 5 · sample 4" in found.text and "total = sum(" in found.text
-
-
-def test_text_is_readable_on_every_colour_level():
-    sheet = page_css()
-    ink = re.search(r"--rl-ink: light-dark\((#\w{6}), (#\w{6})\)", sheet)
-    assert ink and len(colour_levels()) == 7 + 7 + 4 * 5 + 2
-    for name, (_, *grounds) in colour_levels().items():
-        rule = re.search(rf"highlight\(rl-{name}\) \{{ (.*?) \}}", sheet)
-        texts = [ink.groups()] if rule and " color:" in rule[1] else [ink.groups(), *SYNTAX.values()]
-        poor = [
-            (pair, ground)
-            for pair in texts
-            for text, ground in zip(pair, grounds, strict=True)
-            if contrast(text, ground) < 4.5
-        ]
-        assert rule and not poor, name
-
-
-# Figures
-
-
-def test_points_of_a_figure_list_their_rollouts(inspector: Inspector):
-    figure = go.Figure()
-    figure.add_scatter(x=[1, 2, 3], y=[0.1, 0.2, 0.3], name="roc")
-    figure.add_bar(
-        x=["ok", "timeout"],
-        y=[5, 2],
-        customdata=[{"outcome": "ok"}, {"outcome": "timeout"}],
-        meta={"filter": {"run_id": "grpo"}},
-    )
-    figure.add_scatter(x=[4, 5], y=[1, 2], meta={"filter": {"kept": True}, "x": "step"})
-    link(figure, inspector)
-    assert [point_filter(inspector, trace, 1) for trace in figure.data] == [
-        {"run_id": "roc", "step": 2}, {"run_id": "grpo", "outcome": "timeout"}, {"kept": True, "step": 5},
-    ]  # fmt: skip
-    show_points(inspector, figure, [(0, 1)])
-    assert inspector.scope["label"] == "run roc, step 2" and len(inspector.rows()) == 32
-    show_points(inspector, figure, [(0, 0), (0, 1), (2, 0)])
-    assert inspector.source.count(inspector.where) == 64 + int(inspector.source.count("kept AND step = 4"))
-    show_points(inspector, figure, [])
-    assert inspector.scope == {} and len(inspector.rows()) == 384
-
-
-def test_a_figure_widget_is_linked_in_place(inspector: Inspector):
-    figure = go.FigureWidget(go.Figure().add_scatter(x=[1, 2, 3], y=[1, 2, 3], name="grpo"))
-    assert link(figure, inspector) is figure
-    points = type("Points", (), {"point_inds": [2]})()
-    for callback in figure.data[0]._click_callbacks:
-        callback(figure.data[0], points, None)
-    assert inspector.scope["filter"] == {"run_id": "grpo", "step": 3}
-
-
-def test_linking_a_figure_with_an_unknown_filter_raises(inspector: Inspector):
-    figure = go.Figure().add_bar(x=[1], y=[1], customdata=[{"colour": 1}])
-    with pytest.raises(UserError, match="unknown filter 'colour'"):
-        link(figure, inspector)
-
-
-# Following a run
-
-
-async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
-    import asyncio
-
-    from rstar_lab.runs import RunWriter
-
-    source = open_runs(write_run(tmp_path / "made", "r", steps=2))
-    rows = {
-        level: source.sql(f"SELECT * EXCLUDE (run_id, stage, step) FROM {level} WHERE step = 2").to_dict("records")
-        for level in ("trajectories", "transcripts")
-    }
-    for row in rows["trajectories"]:
-        row["outcomes"] = list(row["outcomes"])
-    with RunWriter.open(tmp_path / "live", "r", kind="train", recipe={}, seed=0) as writer:
-        follower = watch(tmp_path / "live" / "r", every_s=0.05)
-        follower.start()
-        assert follower.inspector is None and "no step yet" in follower.figure.figure.layout.title.text
-        writer.write_step(
-            "rl", 1, trajectories=rows["trajectories"], calls=[], transcripts=rows["transcripts"], metrics={}
-        )
-        while follower.inspector is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        assert follower.inspector.source.count("TRUE") == 32
-        again = watch(tmp_path / "live" / "r")
-        assert again.inspector is not None, "a new kernel shows the same run"
-        writer.finish("finished")
-    await asyncio.wait_for(follower.task, 30)
-    assert "finished, step 1" in follower.figure.figure.layout.title.text
-
-
-async def test_watch_waits_for_a_job_and_moves_on_from_sft_to_rl(tmp_path: Path):
-    import asyncio
-
-    from rstar_lab.runs import RunWriter
-
-    async def title(part: str) -> None:
-        while part not in follower.figure.figure.layout.title.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-    sft, rl = tmp_path / "tiny-sft", tmp_path / "tiny-rl"
-    follower = watch(sft, rl, every_s=0.05)
-    assert "waiting" in follower.figure.figure.layout.title.text
-    follower.start()
-    with RunWriter.open(tmp_path, "tiny-sft", kind="sft", recipe={}, seed=0) as writer:
-        writer.write_step("sft", 1, trajectories=[], calls=[], transcripts=[], metrics={"loss": 2.0})
-        await asyncio.wait_for(title("tiny-sft: running, step 1"), 30)
-        assert [trace.y[0] for trace in follower.figure.figure.data] == [2.0] and follower.inspector is None
-        writer.finish("finished")
-    write_run(tmp_path, "tiny-rl", steps=2)
-    await asyncio.wait_for(title("tiny-rl: finished, step 2"), 30)
-    await asyncio.wait_for(follower.task, 30)
-    assert follower.inspector is not None and follower.inspector.source.count("TRUE") == 64
-    with pytest.raises(UserError, match="is not a run"):
-        watch(tmp_path)
-
-
-# Figures without a kernel, and the theme
-
-
-def test_linked_figures_get_the_theme_and_integer_ticks(inspector: Inspector):
-    figure = go.Figure().add_scatter(x=[1, 2, 3], y=[0.1, 0.2, 0.3], name="roc")
-    widget = LinkedFigure(figure, inspector)
-    assert widget.figure.layout.template.layout.colorway == COLOURS
-    assert widget.figure.layout.xaxis.dtick == 1
-    widget.update_figure(go.Figure().add_scatter(x=[0.5, 2], y=[1, 2]))
-    assert widget.figure.layout.template.layout.colorway == COLOURS and widget.figure.layout.xaxis.dtick is None
-
-
-def test_roc_status_names_equal_rewards_as_the_reason():
-    dropped = {"traj_id": "a", "kept": False, "p_err": 0.0, "p_format": 0.0, "reward": 1.0}
-    assert roc_status(dropped, [dropped, dropped]) == "dropped: all 2 rewards of the group are equal"
-    wrong = {**dropped, "reward": 0.0}
-    assert "selected rollouts of the group have equal rewards" in roc_status(dropped, [dropped, wrong])
-    assert roc_status(dropped, [dropped, {**wrong, "kept": True}]).startswith("dropped by RoC; penalty 0")
-
-
-def test_questions_are_read_once_per_problem(source: Source):
-    rows = source.page("TRUE", [], 0, 100)
-    questions = source.questions(list({row["problem_id"]: row for row in rows}.values()))
-    assert set(questions) == {"sum_00", "sum_01", "sum_02", "sum_03"}
-    assert all(question.startswith("What is the sum of the first") for question in questions.values())
-
-
-@pytest.mark.slow
-def test_a_figure_without_a_notebook_server_has_an_svg_image(monkeypatch: pytest.MonkeyPatch):
-    if not shutil.which("chromium") and not shutil.which("google-chrome"):
-        pytest.skip("Chromium is not installed: the SVG images were NOT checked (apt-get install chromium)")
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    figure = LinkedFigure(go.Figure().add_scatter(x=[1, 2], y=[3, 4], name="roc"), None)
-    bundle = figure.static_bundle()
-    assert bundle["image/svg+xml"].startswith("<svg") and "text/html" not in bundle
-    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
-    assert "image/svg+xml" not in figure.static_bundle(), "the page draws the figure itself"

@@ -1,4 +1,4 @@
-"""Tests of isolation: what programs cannot access, and what ends with the sandbox."""
+"""Tests of isolation: what programs cannot access."""
 
 import asyncio
 import contextlib
@@ -6,28 +6,24 @@ import json
 import os
 import platform
 import shutil
-import signal
 import site
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
+from helpers.sandbox_processes import ROOT, sandbox_processes
 from helpers.sandbox_tmp import OWN_TMP
 
-import rstar_lab
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox import Call, Limits, LocalSandbox
+from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.check import check
-from rstar_lab.sandbox.local import LayersMissing
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-ROOT = Path(rstar_lab.__file__).parent.parent
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -38,13 +34,6 @@ async def sandbox():
             yield sandbox
     finally:
         del os.environ["SECRET_OF_THE_HOST"]
-
-
-def box_processes(parent: int) -> list[psutil.Process]:
-    """Return the zygotes, supervisors and programs of all sandboxes of a process."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(parent).children(recursive=True)
-    return []
 
 
 async def seen(sandbox, code: str):
@@ -359,238 +348,8 @@ print(found)"""
 
 async def test_zygotes_have_no_descriptors_or_modules_of_the_parent(sandbox):
     """Zygotes are started by exec, without descriptors, environment or modules of the parent."""
-    box = box_processes(os.getpid())
-    assert box
-    for process in box:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            assert "SECRET_OF_THE_HOST" not in process.environ()
-
-
-async def test_closing_ends_every_process():
-    before = set(box_processes(os.getpid()))
-    sandbox = LocalSandbox(workers=2)
-    await sandbox.start()
-    await sandbox.run("x = 1", session="kept")
-    running = asyncio.create_task(sandbox.run("import time\ntime.sleep(60)", timeout_s=60))
-    await asyncio.sleep(0.5)
-    started = set(box_processes(os.getpid())) - before
-    assert len(started) > 3
-    await sandbox.aclose()
-    await sandbox.aclose()
-    with pytest.raises(RuntimeError, match="closed"):
-        await running
-    with pytest.raises(RuntimeError, match="closed"):
-        await sandbox.run("1")
-    assert not psutil.wait_procs(started, timeout=10)[1]
-
-
-EMBEDDER = """
-import asyncio
-from rstar_lab.sandbox import LocalSandbox
-async def main():
-    async with LocalSandbox(workers=2) as sandbox:
-        await sandbox.run("x = 1", session="kept")
-        code = "import os, time\\nos.fork()\\nos.setsid()\\ntime.sleep(60)"
-        calls = [asyncio.create_task(sandbox.run(code, timeout_s=60)) for _ in range(2)]
-        await asyncio.sleep(1)
-        print("ready", flush=True)
-        await asyncio.gather(*calls)
-asyncio.run(main())
-"""
-
-
-async def test_all_processes_end_when_the_embedding_process_is_killed():
-    embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], stdout=subprocess.PIPE, cwd=ROOT)  # noqa: ASYNC220
-    assert embedder.stdout is not None
-    assert await asyncio.to_thread(embedder.stdout.readline) == b"ready\n"
-    box = box_processes(embedder.pid)
-    assert len(box) > 6
-    embedder.send_signal(signal.SIGKILL)
-    embedder.wait()
-    embedder.stdout.close()
-    left = (await asyncio.to_thread(psutil.wait_procs, box, 15))[1]
-    assert left == []
-
-
-async def kill_later(processes: list[psutil.Process], seconds: float) -> None:
-    await asyncio.sleep(seconds)
+    processes = sandbox_processes(os.getpid())
+    assert processes
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-async def test_calls_are_retried_when_zygotes_and_supervisors_are_killed():
-    before = set(box_processes(os.getpid()))
-    async with LocalSandbox(Limits(timeout_s=20), workers=2) as sandbox:
-        await asyncio.gather(*(sandbox.run("import numpy") for _ in range(2)))
-        mine = [process for process in box_processes(os.getpid()) if process not in before]
-        assert len(mine) > 4
-        # CPU time and not sleep, because sleeping calls run all at once.
-        calls = [Call(f"import time\nwhile time.process_time() < 0.2: pass\nprint({i})") for i in range(40)]
-        # One after another: supervisors, tier zygotes, the first zygote and its parent.
-        killer = asyncio.create_task(_kill_one_by_one(sandbox, mine))
-        results = await sandbox.run_many(calls)
-        await killer
-        assert [result.stdout for result in results] == [f"{i}\n" for i in range(40)]
-        assert sandbox.retries > 0
-        assert sandbox.outcomes == {Outcome.OK: 42}
-
-
-async def _kill_one_by_one(sandbox: LocalSandbox, processes: list[psutil.Process]) -> None:
-    """Wait for a result between two kills, so that no call runs out of retries."""
-    for process in reversed(processes):
-        answered = sandbox.outcomes.total()
-        await kill_later([process], 0.2)
-        for _ in range(200):
-            if sandbox.outcomes.total() > answered:
-                break
-            await asyncio.sleep(0.05)
-
-
-async def test_a_killed_supervisor_leaves_no_program_running():
-    async with LocalSandbox(workers=1) as sandbox:
-        await sandbox.run("1")
-        before = set(box_processes(os.getpid()))
-        call = asyncio.create_task(sandbox.run("import os, time\nos.fork()\nos.setsid()\ntime.sleep(3)", timeout_s=20))
-        await asyncio.sleep(0.7)
-        # Zygotes that are still warming up lead no session; the two halves of the program each do.
-        programs = {p for p in set(box_processes(os.getpid())) - before if os.getsid(p.pid) == p.pid}
-        assert len(programs) == 2
-        parents = {program.parent() for program in programs} & before
-        assert len(parents) == 1
-        await kill_later(list(parents), 0)
-        assert (await call).outcome == Outcome.OK
-        assert not psutil.wait_procs(programs, timeout=10)[1]
-
-
-async def test_control_groups_are_removed():
-    groups = Path("/proc/self/cgroup").read_text()
-    if "memory" not in groups:
-        pytest.skip("no version 1 control groups here")
-    base = Path("/sys/fs/cgroup/pids")
-    before = set(base.glob("rstar-sandbox-*"))  # other sandboxes of this process
-    async with LocalSandbox(workers=1) as sandbox:
-        await sandbox.run("1")
-        for i in range(5):
-            await sandbox.run("x = 1", session=str(i))
-            await sandbox.close_session(str(i))
-        await asyncio.sleep(0.5)
-        await sandbox.run("x = 1", session="last")
-        new = set(base.glob("rstar-sandbox-*")) - before
-        (mine,) = [path for path in new if psutil.Process().pid in _owners(path)]
-        slots = [path.name for path in mine.iterdir() if path.is_dir()]
-        assert len(slots) <= 4
-    assert not mine.exists()
-
-
-def _owners(path: Path) -> set[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return {parent.pid for parent in psutil.Process(int(path.name.split("-")[-1])).parents()}
-    return set()
-
-
-ORDINARY = """
-import asyncio, json, sys
-sys.path.insert(0, sys.argv[1])
-from rstar_lab.sandbox import Limits, LocalSandbox
-from rstar_lab.sandbox.local import LayersMissing
-async def main():
-    async with LocalSandbox(Limits(timeout_s=3, memory_mb=256), workers=2) as sandbox:
-        calls = ["print(6 * 7)", "import os\\nprint(os.listdir('/tmp'), os.getuid())", "import time\\ntime.sleep(60)",
-                 "x = []\\nwhile True: x.append(bytearray(10**6))", "open('/etc/shadow')",
-                 "import tempfile\\ntempfile.TemporaryFile().write(b'x')",
-                 "import os\\nif os.fork() == 0:\\n os.setsid()\\n import time\\n time.sleep(60)\\nprint('left')"]
-        results = [await sandbox.run(call) for call in calls]
-        session = [await sandbox.run(code, session="s") for code in ("x = 20", "x + 1")]
-        missing = sorted(sandbox.missing_layers)
-    try:
-        await LocalSandbox(strict=True).start()
-        strict = "started"
-    except LayersMissing as error:
-        strict = str(error)
-    print(json.dumps([[r.outcome, r.stdout] for r in results] + [[session[1].outcome, session[1].value], missing, strict]))
-asyncio.run(main())
-"""
-
-
-def as_ordinary_user(wrapper: list[str]):
-    with tempfile.TemporaryDirectory() as folder:
-        return _as_ordinary_user(Path(folder), wrapper)
-
-
-def _as_ordinary_user(tmp_path: Path, wrapper: list[str]):
-    """Run the package with the system's Python as an ordinary user without capabilities."""
-    python = shutil.which("python3", path="/usr/bin")
-    old = (
-        python is None or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
-    )
-    if os.geteuid() != 0 or old or shutil.which("setpriv") is None:
-        pytest.skip("needs root, setpriv and a system Python of at least 3.11 to become an ordinary user")
-    tmp_path.chmod(0o755)
-    shutil.copytree(ROOT / "rstar_lab", tmp_path / "rstar_lab", ignore=shutil.ignore_patterns("__pycache__", "static"))
-    script = tmp_path / "ordinary.py"
-    script.write_text(ORDINARY)
-    become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    done = subprocess.run(
-        [*become, *wrapper, python, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr
-    *results, missing, strict = json.loads(done.stdout)
-    return results, missing, strict, done.stderr
-
-
-async def test_an_ordinary_user_gets_all_layers_that_need_no_root():
-    results, missing, strict, warnings = await asyncio.to_thread(as_ordinary_user, [])
-    assert results[:2] == [["ok", "42\n"], ["ok", "[] 1000\n"]]
-    assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
-    assert results[6] == ["ok", "left\n"]
-    assert results[7] == ["ok", "21"]
-    # All layers except those that require root.
-    assert set(missing) <= {"cgroup", "user_id"}
-    if "cgroup" in missing:
-        assert "sandbox runs without cgroup" in warnings
-        assert "cgroup" in strict
-    else:
-        assert strict == "started"
-
-
-async def test_without_user_namespaces_other_layers_apply_with_a_warning():
-    """In a container without user namespaces, Landlock, seccomp and limits still apply."""
-    refuse = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all "$@"'
-    results, missing, strict, warnings = await asyncio.to_thread(
-        as_ordinary_user, ["unshare", "-U", "-r", "sh", "-c", refuse, "sh"]
-    )
-    assert results[0] == ["ok", "42\n"]
-    assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
-    assert results[6] == ["ok", "left\n"]
-    assert results[7] == ["ok", "21"]
-    assert {"pid_namespace", "mount_namespace", "user_namespace", "cgroup"} <= set(missing)
-    assert "landlock" not in missing
-    assert "pid namespace" in strict
-    assert "sandbox runs without pid namespace" in warnings
-
-
-async def test_check_reports_every_layer():
-    found = check()
-    assert len({layer.name for layer in found}) == len(found) >= 11
-    assert all(layer.present or layer.leaves_open for layer in found)
-
-
-async def test_strict_starts_only_if_no_layer_is_missing():
-    missing = [layer for layer in check() if not layer.present]
-    sandbox = LocalSandbox(strict=True)
-    if missing:
-        with pytest.raises(LayersMissing, match=missing[0].name):
-            await sandbox.start()
-    else:
-        await sandbox.start()
-    await sandbox.aclose()
-
-
-def test_importing_the_sandbox_imports_no_heavy_packages():
-    """Importing the interface loads neither torch nor numpy nor a web server."""
-    code = "import sys, rstar_lab.sandbox.local; print([m for m in ('torch', 'numpy', 'sympy', 'fastapi') if m in sys.modules])"
-    started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "[]\n"
-    assert time.monotonic() - started < 30
+            assert "SECRET_OF_THE_HOST" not in process.environ()

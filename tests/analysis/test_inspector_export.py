@@ -1,0 +1,104 @@
+"""Tests of exported pages and of the static output of the inspector."""
+
+import re
+from html.parser import HTMLParser
+
+from helpers.inspector_runs import HOSTILE
+
+from rstar_lab.analysis.inspector.export import roc_status
+from rstar_lab.analysis.inspector.inspector import Inspector
+from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
+from rstar_lab.analysis.inspector.transcript import BIDI, segments, visible
+
+
+class Tags(HTMLParser):
+    """Collects the elements, attributes and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_exports_escape_hostile_text(inspector: Inspector):
+    hostile = "roc/6/p0/1"
+    for page in (inspector.html(hostile), inspector.static_html()):
+        found = Tags(page)
+        assert not found.names & {"script", "img", "iframe", "object", "a", "link", "svg"}
+        assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "href", "srcdoc")]
+    page = inspector.html(hostile)
+    assert visible(HOSTILE) in Tags(page).text
+    assert not set(page) & set(BIDI)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy and "default-src 'none'" in policy[1] and "unsafe" not in policy[1] and "script-src" not in policy[1]
+
+
+def test_an_export_contains_values_of_every_token(inspector: Inspector):
+    kept = inspector.source.page("kept", [], 0, 1)[0]
+    record = inspector.source.record(kept)
+    page = inspector.html(kept["traj_id"])
+    listed = {int(token) for token in re.findall(r'title="token (\d+) ', page)}
+    shown = {
+        part.first + i for part in segments(record) for i, start in enumerate(part.starts)
+        if start < (part.starts[i + 1] if i + 1 < len(part.starts) else len(part.text))  # part of an escape has no width
+    }  # fmt: skip
+    assert listed == shown and len(listed) > 100
+    assert {"rl-by-entropy", "rl-by-mismatch"} <= set(re.findall(r"rl-by-\w+", page))
+
+
+def test_markdown_fences_cannot_be_closed_by_text():
+    row = {
+        "traj_id": "a`b",
+        "run_id": "r",
+        "problem_id": "p\n# x",
+        "step": 1,
+        "sample": 0,
+        "reward": 1.0,
+        "answer": "```",
+        "truth": "1",
+    }
+    record = {"messages": [{"role": "assistant", "content": "hi\n````\n# not a heading\n"}]}
+    from rstar_lab.analysis.inspector.export import export_markdown
+
+    text = export_markdown(row, record)
+    assert "\n`````text\n" in text
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0], "# not a heading"]
+
+
+def test_static_html_contains_list_and_transcript(inspector: Inspector):
+    inspector.selected = "roc/5/p2/4"
+    found = Tags(inspector.static_html())
+    assert "384 trajectories" in found.text and "step 5 · sample 4" in found.text and "total = sum(" in found.text
+
+
+def test_text_is_readable_on_every_colour_level():
+    sheet = page_css()
+    ink = re.search(r"--rl-ink: light-dark\((#\w{6}), (#\w{6})\)", sheet)
+    assert ink and len(colour_levels()) == 7 + 7 + 4 * 5 + 2
+    for name, (_, *grounds) in colour_levels().items():
+        rule = re.search(rf"highlight\(rl-{name}\) \{{ (.*?) \}}", sheet)
+        texts = [ink.groups()] if rule and " color:" in rule[1] else [ink.groups(), *SYNTAX.values()]
+        poor = [
+            (pair, ground)
+            for pair in texts
+            for text, ground in zip(pair, grounds, strict=True)
+            if contrast(text, ground) < 4.5
+        ]
+        assert rule and not poor, name
+
+
+def test_roc_status_names_equal_rewards_as_the_reason():
+    dropped = {"traj_id": "a", "kept": False, "p_err": 0.0, "p_format": 0.0, "reward": 1.0}
+    assert roc_status(dropped, [dropped, dropped]) == "dropped: all 2 rewards of the group are equal"
+    wrong = {**dropped, "reward": 0.0}
+    assert "selected rollouts of the group have equal rewards" in roc_status(dropped, [dropped, wrong])
+    assert roc_status(dropped, [dropped, {**wrong, "kept": True}]).startswith("dropped by RoC; penalty 0")

@@ -1,0 +1,127 @@
+"""Tests of the isolation layers for ordinary users, of `sandbox check` and of strict mode."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from helpers.sandbox_processes import ROOT
+
+from rstar_lab.sandbox import LocalSandbox
+from rstar_lab.sandbox.check import check
+from rstar_lab.sandbox.local import LayersMissing
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+ORDINARY = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+from rstar_lab.sandbox import Limits, LocalSandbox
+from rstar_lab.sandbox.local import LayersMissing
+async def main():
+    async with LocalSandbox(Limits(timeout_s=3, memory_mb=256), workers=2) as sandbox:
+        calls = ["print(6 * 7)", "import os\\nprint(os.listdir('/tmp'), os.getuid())", "import time\\ntime.sleep(60)",
+                 "x = []\\nwhile True: x.append(bytearray(10**6))", "open('/etc/shadow')",
+                 "import tempfile\\ntempfile.TemporaryFile().write(b'x')",
+                 "import os\\nif os.fork() == 0:\\n os.setsid()\\n import time\\n time.sleep(60)\\nprint('left')"]
+        results = [await sandbox.run(call) for call in calls]
+        session = [await sandbox.run(code, session="s") for code in ("x = 20", "x + 1")]
+        missing = sorted(sandbox.missing_layers)
+    try:
+        await LocalSandbox(strict=True).start()
+        strict = "started"
+    except LayersMissing as error:
+        strict = str(error)
+    print(json.dumps([[r.outcome, r.stdout] for r in results] + [[session[1].outcome, session[1].value], missing, strict]))
+asyncio.run(main())
+"""
+
+
+def as_ordinary_user(wrapper: list[str]):
+    with tempfile.TemporaryDirectory() as folder:
+        return _as_ordinary_user(Path(folder), wrapper)
+
+
+def _as_ordinary_user(tmp_path: Path, wrapper: list[str]):
+    """Run the package with the system's Python as an ordinary user without capabilities."""
+    python = shutil.which("python3", path="/usr/bin")
+    old = (
+        python is None or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
+    )
+    if os.geteuid() != 0 or old or shutil.which("setpriv") is None:
+        pytest.skip("needs root, setpriv and a system Python of at least 3.11 to become an ordinary user")
+    tmp_path.chmod(0o755)
+    shutil.copytree(ROOT / "rstar_lab", tmp_path / "rstar_lab", ignore=shutil.ignore_patterns("__pycache__", "static"))
+    script = tmp_path / "ordinary.py"
+    script.write_text(ORDINARY)
+    become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    done = subprocess.run(
+        [*become, *wrapper, python, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    *results, missing, strict = json.loads(done.stdout)
+    return results, missing, strict, done.stderr
+
+
+async def test_an_ordinary_user_gets_all_layers_that_need_no_root():
+    results, missing, strict, warnings = await asyncio.to_thread(as_ordinary_user, [])
+    assert results[:2] == [["ok", "42\n"], ["ok", "[] 1000\n"]]
+    assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
+    assert results[6] == ["ok", "left\n"]
+    assert results[7] == ["ok", "21"]
+    # All layers except those that require root.
+    assert set(missing) <= {"cgroup", "user_id"}
+    if "cgroup" in missing:
+        assert "sandbox runs without cgroup" in warnings
+        assert "cgroup" in strict
+    else:
+        assert strict == "started"
+
+
+async def test_without_user_namespaces_other_layers_apply_with_a_warning():
+    """In a container without user namespaces, Landlock, seccomp and limits still apply."""
+    refuse = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all "$@"'
+    results, missing, strict, warnings = await asyncio.to_thread(
+        as_ordinary_user, ["unshare", "-U", "-r", "sh", "-c", refuse, "sh"]
+    )
+    assert results[0] == ["ok", "42\n"]
+    assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
+    assert results[6] == ["ok", "left\n"]
+    assert results[7] == ["ok", "21"]
+    assert {"pid_namespace", "mount_namespace", "user_namespace", "cgroup"} <= set(missing)
+    assert "landlock" not in missing
+    assert "pid namespace" in strict
+    assert "sandbox runs without pid namespace" in warnings
+
+
+async def test_check_reports_every_layer():
+    found = check()
+    assert len({layer.name for layer in found}) == len(found) >= 11
+    assert all(layer.present or layer.leaves_open for layer in found)
+
+
+async def test_strict_starts_only_if_no_layer_is_missing():
+    missing = [layer for layer in check() if not layer.present]
+    sandbox = LocalSandbox(strict=True)
+    if missing:
+        with pytest.raises(LayersMissing, match=missing[0].name):
+            await sandbox.start()
+    else:
+        await sandbox.start()
+    await sandbox.aclose()
+
+
+def test_importing_the_sandbox_imports_no_heavy_packages():
+    """Importing the interface loads neither torch nor numpy nor a web server."""
+    code = "import sys, rstar_lab.sandbox.local; print([m for m in ('torch', 'numpy', 'sympy', 'fastapi') if m in sys.modules])"
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+    assert time.monotonic() - started < 30
