@@ -11,13 +11,23 @@ Aggregation = Literal[
 ]
 
 
+Correction = Literal["none", "tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
+PER_SEQUENCE: tuple[Correction, ...] = ("seq_tis", "seq_mask", "geo_mask")
+TRUNCATED: tuple[Correction, ...] = ("tis", "seq_tis")  # the others drop
+# Lower and upper bound of the ratio trainer / engine; see `correction` for the formulas and sources.
+CORRECTION_BOUNDS: dict[Correction, tuple[float, float]] = {
+    "tis": (0.0, 2.0), "seq_tis": (0.0, 2.0), "token_mask": (0.0, 2.0), "seq_mask": (0.0, 2.0),
+    "geo_mask": (0.999, 1.001), "icepop": (0.5, 5.0),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LossConfig:
     """Options of the training loss. See `objective.policy_loss` for the variants and `objective.aggregate` for the
     aggregations.
 
     horizon: constant length that `seq-mean-token-sum-norm` divides by; None: the width of the batch.
-    importance_cap: cap of the truncated importance weight trainer / engine; None: no importance weights.
+    correction, correction_bounds: off-policy correction, see `correction.correction_weights`.
     kl_coefficient: weight of the KL to the reference model; 0: no KL term.
     """
 
@@ -26,7 +36,8 @@ class LossConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     horizon: int | None = None
-    importance_cap: float | None = None
+    correction: Correction = "none"
+    correction_bounds: tuple[float, float] = (0.0, 2.0)
     kl_coefficient: float = 0.0
 
 

@@ -4,7 +4,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, SelectionConfig, Variant
+from rstar_lab.rl.algorithm.config import (
+    CORRECTION_BOUNDS,
+    Aggregation,
+    Correction,
+    LossConfig,
+    SelectionConfig,
+    Variant,
+)
 from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
 from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.chat_format.released import TruncateSide
@@ -115,8 +122,16 @@ class RlSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     importance_cap: float | None = Field(None, gt=0)
-    """Truncated importance sampling: maximum weight (trainer probability / engine probability) of a token. Requires
-    `old_log_probs: trainer`. Default: off."""
+    """Short for `correction: tis` with this upper bound. Default: off."""
+    correction: Correction = "none"
+    """Off-policy correction by the ratio of trainer to engine probability: `tis` and `seq_tis` truncate it per token or
+    sequence, `token_mask`, `seq_mask`, `geo_mask` and `icepop` leave tokens or sequences out (formulas and sources in
+    docs/algorithm.md). Requires `old_log_probs: trainer`. Default: none."""
+    correction_bounds: tuple[float, float] | None = None
+    """Lower and upper bound of that ratio. Default: by correction, as its source has it."""
+    max_corrected_share: float = Field(0.5, gt=0, le=1)
+    """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates:
+    the rollouts then come from too different a policy. Default: ours."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
     overlong_buffer: NotNegative = 0
@@ -140,9 +155,19 @@ class RlSection(Section):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             horizon=self.max_response_tokens,
-            importance_cap=self.importance_cap,
+            correction=self.resolved_correction[0],
+            correction_bounds=self.resolved_correction[1],
             kl_coefficient=self.kl_coefficient,
         )
+
+    @property
+    def resolved_correction(self) -> tuple[Correction, tuple[float, float]]:
+        """The off-policy correction and its bounds."""
+        if self.importance_cap is not None:
+            return "tis", (0.0, self.importance_cap)
+        if self.correction == "none":
+            return "none", (0.0, 1.0)
+        return self.correction, self.correction_bounds or CORRECTION_BOUNDS[self.correction]
 
     @property
     def selection_config(self) -> SelectionConfig:
@@ -181,10 +206,20 @@ class RlSection(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "RlSection":
-        if self.importance_cap is not None and self.old_log_probs == "engine":
+        if self.importance_cap is not None and self.correction != "none":
+            raise ValueError("give correction with correction_bounds, or importance_cap, not both")
+        correction, (low, high) = self.resolved_correction
+        if correction != "none" and self.old_log_probs == "engine":
+            name = "correction" if self.importance_cap is None else "importance_cap"
             raise ValueError(
-                "importance_cap requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
+                f"{name} requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
             )
+        if self.correction_bounds is not None and self.correction == "none":
+            raise ValueError("correction_bounds requires correction")
+        if not 0 <= low < high:
+            raise ValueError(f"correction_bounds must be 0 <= low < high, got {low:g}, {high:g}")
+        if correction in ("tis", "seq_tis") and low > 0:
+            raise ValueError(f"correction {correction} has no lower bound: set correction_bounds to [0, {high:g}]")
         if self.step_time_s is not None and self.rollout == "lockstep":
             raise ValueError("step_time_s requires rollout: async (a time limit makes lockstep runs irreproducible)")
         if self.carry_over:

@@ -30,13 +30,16 @@ from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
-from rstar_lab.rl.training.update import Learner, UpdateResult
+from rstar_lab.rl.training.update import Learner, MismatchError, UpdateResult
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+FAR_STEPS = 5  # updates in a row with too large a corrected_share that stop a run
 
 
 class Trainer:
@@ -69,6 +72,7 @@ class Trainer:
         self.weights_version = (
             0  # oldest policy version with the current weights: a step without update does not change them
         )
+        self.far_steps = 0  # consecutive steps whose corrected_share exceeds rl.max_corrected_share
         self.step_ended = asyncio.Event()  # set when the time of the current step is up
         self.carried: list[RolloutTask] = []  # all rollouts of the groups that the end of the last step cut off
 
@@ -87,6 +91,7 @@ class Trainer:
             update.check_mismatch(
                 selection, self.recipe.engine.resolved_mismatch_limit, self.weights_version if rl.carry_over else None
             )
+            self._check_corrected_share(update.metrics.get("corrected_share"), rl)
             stale = stale_tokens(selection, self.weights_version)
             if selection.trajectories:
                 self.weights_version = step
@@ -109,6 +114,16 @@ class Trainer:
         self.writer.write_step(stage, step, **rows, metrics=metrics)
         self.state.step, self.state.stage_step = step, self.state.stage_step + 1
         return {"stage": stage, "step": step} | metrics
+
+    def _check_corrected_share(self, share: float | None, rl: RlSection) -> None:
+        """Raise MismatchError if the correction has changed too many tokens for FAR_STEPS updates in a row."""
+        self.far_steps = self.far_steps + 1 if share is not None and share > rl.max_corrected_share else 0
+        if self.far_steps == FAR_STEPS:
+            raise MismatchError(
+                f"rl.correction: {rl.resolved_correction[0]} changed more than {rl.max_corrected_share:.0%} of the tokens in "
+                f"{FAR_STEPS} updates in a row, last {share:.0%}: the engine samples from another policy than the trainer "
+                "trains. Check engine.dtype and the weight sync, or use newer rollouts"
+            )
 
     async def collect(
         self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int
@@ -175,6 +190,7 @@ class Trainer:
         ]
 
     def _start_step_clock(self, rl: RlSection) -> None:
+        self.far_steps = 0  # consecutive steps whose corrected_share exceeds rl.max_corrected_share
         self.step_ended = asyncio.Event()
         if rl.step_time_s is not None:
             asyncio.get_running_loop().call_later(rl.step_time_s, self.step_ended.set)

@@ -9,11 +9,13 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile
+from rstar_lab.rl.algorithm.config import PER_SEQUENCE, TRUNCATED
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048
+MIN_LOWER_BOUND = 1e-9  # of a ratio; verl clamps ratios at e^-20, which is above it
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
@@ -144,9 +146,12 @@ def overrides(
         options["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
     if keys.old_log_probs == "engine":
         options["algorithm.rollout_correction.bypass_mode"] = True
-    if keys.importance_cap is not None:
-        options["algorithm.rollout_correction.rollout_is"] = "token"
-        options["algorithm.rollout_correction.rollout_is_threshold"] = keys.importance_cap
+    correction, (low, high) = keys.resolved_correction
+    if correction != "none":
+        options["algorithm.rollout_correction.rollout_is"] = "sequence" if correction in PER_SEQUENCE else "token"
+        # verl truncates with one bound and drops with two; its lower bound must be above 0.
+        threshold = high if correction in TRUNCATED else f"{max(low, MIN_LOWER_BOUND)!r}_{high!r}"
+        options["algorithm.rollout_correction.rollout_is_threshold"] = threshold
     if in_fp32:
         options |= {f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision": FP32 for model in ("actor", "ref")}
     if on_cpu:

@@ -181,7 +181,7 @@ class RstarTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         step, keys = self.replay_buffer.last, self.settings.keys
-        fields = ["response_mask", *(["rollout_is_weights"] if keys.importance_cap is not None else [])]
+        fields = ["response_mask", *(["rollout_is_weights"] if keys.resolved_correction[0] != "none" else [])]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks = [mask.float() for mask in data["response_mask"]]
         own = dict(zip(batch.keys, (int(mask.sum()) for mask in masks), strict=True))
@@ -197,7 +197,7 @@ class RstarTrainer(PPOTrainerSync):
             )
         advantages = [of_key.get(key, 0.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
         weights = [weight_of.get(key, 1.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
-        if keys.importance_cap is not None:
+        if keys.resolved_correction[0] != "none":
             weights = [ours * verls for ours, verls in zip(weights, data["rollout_is_weights"], strict=True)]
         nested = {
             name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -15,7 +15,6 @@ from rstar_lab.rl.algorithm.objective import (
     group_normaliser,
     kl_loss,
     policy_loss,
-    truncated_weights,
 )
 from rstar_lab.rl.algorithm.shaping import overlong_penalty
 
@@ -262,24 +261,6 @@ def test_dr_grpo_equals_its_formula():
 # --- importance weights, KL, shaping ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("cap", [1.0, 2.0])
-def test_truncated_weights_equal_verl(level, cap):
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
-
-    trainer, engine, _, mask, _ = batch(9, spread=1.0)
-    found = truncated_weights(trainer, engine, mask, cap=cap, level=level)
-    expected, _ = compute_rollout_correction_weights(
-        (trainer - engine).detach(), mask.float(), rollout_is=level, rollout_is_threshold=cap
-    )
-    torch.testing.assert_close(found, expected)
-    assert not found.requires_grad and found.max() <= cap
-    first = [i for i in range(7) if mask[0, i]]
-    differences = [(trainer[0, i] - engine[0, i]).item() for i in first]
-    by_hand = differences[0] if level == "token" else sum(differences)
-    assert found[0, first[0]].item() == pytest.approx(min(math.exp(by_hand), cap), rel=1e-4)
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("aggregation", VERL_AGGREGATIONS)
 def test_kl_equals_verl(estimator, aggregation):
@@ -309,8 +290,6 @@ def test_unknown_names_and_wrong_shapes_are_errors():
         policy_loss(new, old, advantages, mask, aggregation="mean")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="advantages must have the shape"):
         policy_loss(new, old, advantages[:, 0], mask)
-    with pytest.raises(ValueError, match="level"):
-        truncated_weights(new, old, mask, level="batch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="estimator"):
         kl_loss(new, old, mask, estimator="k4")  # type: ignore[arg-type]
     assert objective.MAX_LOG_RATIO == 20.0

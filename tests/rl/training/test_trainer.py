@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from helpers.trajectories import trajectory
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.config import SelectionConfig
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.training.trainer import stale_tokens
+from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.training.trainer import Trainer, stale_tokens
+from rstar_lab.rl.training.update import MismatchError
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 
 
@@ -88,3 +91,12 @@ async def test_a_step_without_update_does_not_make_tokens_stale(tmp_path):
 def test_a_step_without_signal_selects_an_empty_batch():
     kept = select_rollouts(group("g", [1] * 8), RL, seed=0)
     assert kept.trajectories == [] and kept.advantages == [] and kept.equal_groups == 1
+
+
+def test_a_correction_that_changes_most_tokens_for_five_updates_stops_the_run():
+    state = SimpleNamespace(far_steps=0)
+    rl = RlSection(correction="icepop", max_corrected_share=0.5)
+    for share in (0.9, 0.9, 0.9, 0.9, 0.1, None, 0.9, 0.9, 0.9, 0.9):
+        Trainer._check_corrected_share(state, share, rl)
+    with pytest.raises(MismatchError, match=r"rl\.correction: icepop changed more than 50%"):
+        Trainer._check_corrected_share(state, 0.9, rl)

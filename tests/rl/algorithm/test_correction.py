@@ -1,0 +1,121 @@
+"""Off-policy corrections: each against a formula written with Python numbers, and against verl where it has one."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, LossConfig
+from rstar_lab.rl.algorithm.correction import correction_weights
+from rstar_lab.rl.algorithm.objective import training_loss
+from rstar_lab.rl.recipe.rl import RlSection
+
+ROWS, WIDTH = 6, 9
+
+
+@pytest.fixture
+def batch():
+    """Log-probs of trainer and engine, and a mask with holes. The last row has no token of the model."""
+    generator = torch.Generator().manual_seed(3)
+    engine = -torch.rand(ROWS, WIDTH, generator=generator) * 3
+    trainer = engine + torch.randn(ROWS, WIDTH, generator=generator) * 0.8
+    trainer[0] = engine[0] + 1e-4  # almost on-policy: geo_mask keeps it
+    mask = torch.rand(ROWS, WIDTH, generator=generator) > 0.3
+    mask[-1] = False
+    return trainer, engine, mask
+
+
+def by_hand(trainer, engine, mask, correction, low, high):
+    """Return the weights with one Python number per token."""
+    rows = []
+    for t, e, m in zip(trainer.tolist(), engine.tolist(), mask.tolist(), strict=True):
+        ratios = [math.exp(a - b) if own else None for a, b, own in zip(t, e, m, strict=True)]
+        product = math.prod(r for r in ratios if r is not None)
+        mean = product ** (1 / max(1, sum(m)))
+        row = []
+        for r in ratios:
+            if r is None:
+                row.append(0.0)
+            elif correction == "tis":
+                row.append(min(r, high))
+            elif correction == "seq_tis":
+                row.append(min(product, high))
+            elif correction in ("token_mask", "icepop"):
+                row.append(r if low <= r <= high else 0.0)
+            elif correction == "seq_mask":
+                row.append(product if low <= product <= high else 0.0)
+            else:
+                row.append(1.0 if low <= mean <= high else 0.0)
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("correction", list(CORRECTION_BOUNDS))
+def test_weights_equal_the_formula(batch, correction):
+    low, high = CORRECTION_BOUNDS[correction]
+    weights, stats = correction_weights(*batch, correction=correction, bounds=(low, high))
+    expected = by_hand(*batch, correction, low, high)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    own = batch[2]
+    assert stats["importance_weight"] == pytest.approx(float(expected[own].mean()), rel=1e-5)
+    assert 0 < stats["corrected_share"] < 1, "the example has both kinds of tokens"
+
+
+@pytest.mark.parametrize(
+    ("correction", "level"),
+    [("tis", "token"), ("seq_tis", "sequence"), ("token_mask", "token"), ("icepop", "token"), ("seq_mask", "sequence")],
+)
+def test_weights_equal_verl(batch, correction, level):
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    trainer, engine, mask = batch
+    low, high = CORRECTION_BOUNDS[correction]
+    threshold = high if correction in ("tis", "seq_tis") else f"{max(low, 1e-9)}_{high}"
+    theirs, _ = compute_rollout_correction_weights(
+        trainer - engine, mask.float(), rollout_is=level, rollout_is_threshold=threshold
+    )
+    ours, _ = correction_weights(trainer, engine, mask, correction=correction, bounds=(low, high))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_on_policy_tokens_have_weight_one(batch):
+    _, engine, mask = batch
+    for correction, bounds in CORRECTION_BOUNDS.items():
+        weights, stats = correction_weights(engine, engine, mask, correction=correction, bounds=bounds)
+        torch.testing.assert_close(weights, mask.float())
+        assert stats["corrected_share"] == 0.0
+
+
+def test_gradient_of_a_dropped_token_is_zero(batch):
+    trainer, engine, mask = batch
+    current = trainer.clone().requires_grad_()
+    config = LossConfig(correction="icepop", correction_bounds=(0.5, 2.0))
+    loss, stats = training_loss(
+        current, trainer, torch.ones_like(trainer), mask, config, engine_log_probs=engine, normaliser=None
+    )
+    loss.backward()
+    weights, _ = correction_weights(trainer, engine, mask, correction="icepop", bounds=(0.5, 2.0))
+    torch.testing.assert_close(current.grad, -weights / mask.sum())
+    assert stats["corrected_share"] > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"correction": "tis", "old_log_probs": "engine"}, "correction requires old_log_probs: trainer"),
+        ({"correction": "tis", "importance_cap": 2.0}, "not both"),
+        ({"correction_bounds": (0.5, 2.0)}, "correction_bounds requires correction"),
+        ({"correction": "icepop", "correction_bounds": (2.0, 0.5)}, "0 <= low < high"),
+        ({"correction": "seq_tis", "correction_bounds": (0.5, 2.0)}, "has no lower bound"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_errors(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        RlSection(**keys)
+
+
+def test_importance_cap_is_short_for_truncated_importance_sampling():
+    assert RlSection(importance_cap=3.0).resolved_correction == ("tis", (0.0, 3.0))
+    assert RlSection(correction="icepop").resolved_correction == ("icepop", (0.5, 5.0))
+    assert RlSection().loss_config.correction == "none"
