@@ -16,7 +16,7 @@ def unsupported_options(recipe: Recipe) -> list[str]:
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
             )
         if rl.correction == "geo_mask":
-            found.append(f"stages.{stage.name}: correction: geo_mask: verl changes the loss mask for it; use seq_mask")
+            lines.append(f"stages.{stage.name}: correction: geo_mask: verl changes the loss mask for it; use seq_mask")
         if rl.step_time_s is not None:
             lines.append(
                 f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"
