@@ -5,8 +5,6 @@ memory use and exit status that it reports come from the kernel.
 """
 
 import contextlib
-import fcntl
-import mmap
 import os
 import select
 import signal
@@ -15,7 +13,8 @@ import time
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
-from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
+from rstar_lab.sandbox.runtime.forked_program import Program, ProgramEnvironment, Streams
+from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
 from rstar_lab.sandbox.runtime.protocol import ACTIVE, LONG, READY, WAITING, YIELD, Channel, Closed, Request
 
@@ -36,192 +35,6 @@ DEATH_S = 1.0
 IDLE_TICK_S = 10.0
 IDLE_CPU_S = 1.0
 IDLE_TASKS = 64
-
-
-class Streams:
-    """The program's standard streams as memory files, so that no process has to copy them while the program runs."""
-
-    def __init__(self) -> None:
-        self.stdin = os.memfd_create("stdin")
-        self.stdout, self.stderr = (
-            os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) for name in ("stdout", "stderr")
-        )
-        self.fds = [self.stdin, self.stdout, self.stderr]
-
-    @property
-    def outputs(self) -> tuple[int, int]:
-        return self.stdout, self.stderr
-
-    def forbid_truncation(self) -> None:
-        """Make `> /dev/stdout` fail where it would delete earlier output."""
-        for fd in self.outputs:
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-
-    def attach(self) -> None:
-        """In the program: open the files as descriptors 0, 1 and 2.
-
-        They are opened again, so that the program does not share offset and flags with the supervisor's descriptors.
-        """
-        for target, flags in ((0, os.O_RDONLY), (1, os.O_RDWR | os.O_APPEND), (2, os.O_RDWR | os.O_APPEND)):
-            fd = os.open(f"/proc/self/fd/{self.fds[target]}", flags)
-            os.dup2(fd, target)
-            os.close(fd)
-
-    def rewind(self, stdin: int) -> None:
-        """Prepare for the next cell of a session: empty the outputs and copy the file `stdin` to the input."""
-        for fd in self.fds:
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-        size = os.fstat(stdin).st_size
-        while (at := os.fstat(self.stdin).st_size) < size:
-            os.sendfile(self.stdin, stdin, at, size - at)
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
-
-class Program:
-    """A forked program with all processes that it starts. Raises OSError if it cannot be forked."""
-
-    def __init__(self, supervisor: "Supervisor", request: Request, code: memoryview, streams: Streams) -> None:
-        self.streams = streams
-        self.report = supervisor.report
-        self.channel: socket.socket | None = None
-        self.cell = -1
-        self._status: int | None = None
-        self._secret = b""
-        theirs: socket.socket | None = None
-        if request.session:
-            self.channel, theirs = socket.socketpair()
-            # A session that does not read must not block the supervisor.
-            self.channel.setblocking(False)
-            self.cell = os.memfd_create("cell")
-        else:
-            streams.forbid_truncation()
-        # The program sets a byte in this page before it runs user code, and unmaps the page.
-        self._started = mmap.mmap(-1, mmap.PAGESIZE)
-        self.init, self.pid = 0, -1
-        try:
-            if supervisor.isolation.has("pid_namespace"):
-                self.init = kernel.new_pid_namespace()
-                os.setpgid(self.init, self.init)
-            self.pid = fork_into(self.init, supervisor.own_pid_namespace)
-        except OSError:
-            if self.init:
-                os.kill(self.init, signal.SIGKILL)
-                os.waitpid(self.init, 0)
-            self._close()
-            raise
-        finally:
-            if theirs is not None and self.pid:
-                theirs.close()
-        if self.pid == 0:
-            try:
-                self._become(supervisor, request, code, theirs)
-            finally:
-                os._exit(70)
-        self.pidfd = os.pidfd_open(self.pid)
-
-    def _become(
-        self, supervisor: "Supervisor", request: Request, code: memoryview, channel: socket.socket | None
-    ) -> None:
-        # Leave the supervisor's process group, because kill(0) signals all of it, across PID namespaces. Join that of init,
-        # because the leader of a group cannot call setsid.
-        os.setpgid(0, 1 if self.init else 0)
-        self.streams.attach()
-        if channel is not None:
-            os.dup2(channel.fileno(), 3)
-            os.dup2(self.cell, 4)
-        supervisor.isolation.enter(request, supervisor.number, supervisor.scratch, 5 if channel else 3)
-        self._started[0] = 1
-        self._started.close()
-        if channel is not None:
-            program.run_session(3, 4, request.value_bytes, supervisor.report)
-        else:
-            program.run_program(bytes(code), request.seed, request.value_bytes, supervisor.report)
-
-    @property
-    def started(self) -> bool:
-        """Whether the program has reached user code. False means that isolating it failed."""
-        return self._started[0] == 1
-
-    def submit(self, request: Request, code: memoryview, stdin: int) -> None:
-        """Send a session its next cell, and the input of the cell."""
-        assert self.channel is not None
-        self.streams.rewind(stdin)
-        seed = "" if request.seed is None else str(request.seed)
-        os.ftruncate(self.cell, 0)
-        os.pwrite(self.cell, b"%s\n%s" % (seed.encode(), code), 0)
-        # Answers that came before this cell are not for it.
-        with contextlib.suppress(OSError):
-            while self.channel.recv(4096):
-                pass
-        self._secret = self.report.challenge()
-        with contextlib.suppress(OSError):
-            self.channel.send(b".")
-
-    def cell_done(self) -> bool | None:
-        """Read the session's channel. Returns True if this cell is done, False if the interpreter closed the channel.
-
-        None means that the message does not answer this cell: any code of the session can write to the channel.
-        """
-        assert self.channel is not None
-        try:
-            if not self.channel.recv(4096):
-                return False
-        except BlockingIOError:
-            return None
-        except OSError:
-            return False
-        return True if self.report.answered(self._secret) else None
-
-    def kill(self) -> None:
-        """Kill all its processes; without a PID namespace only the first one."""
-        if self.init or self._status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.init or self.pid, signal.SIGKILL)
-
-    def gone(self, within_s: float) -> bool:
-        """Return whether all killed processes ended within `within_s` seconds."""
-        deadline = time.monotonic() + within_s
-        if not select.select([self.pidfd], [], [], within_s)[0]:
-            return False
-        self._reap()
-        if not self.init:
-            return True
-        pidfd = os.pidfd_open(self.init)
-        try:
-            return bool(select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0])
-        finally:
-            os.close(pidfd)
-
-    def _reap(self) -> int:
-        """Wait for the first process and return its status. The namespace's init ends only after it was reaped."""
-        if self._status is None:
-            self._status = os.waitpid(self.pid, 0)[1]
-        return self._status
-
-    def end(self) -> int:
-        """Kill all processes that still run; return the program's wait status."""
-        self.kill()
-        status = self._reap()
-        if self.init:
-            os.waitpid(self.init, 0)
-        else:
-            procfs.end_all(os.getpid())
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        os.close(self.pidfd)
-        self._close()
-        return status
-
-    def _close(self) -> None:
-        self._started.close()
-        if self.channel is not None:
-            self.channel.close()
-            os.close(self.cell)
 
 
 class Supervisor:
@@ -260,7 +73,7 @@ class Supervisor:
         """Run one call in its own process."""
         self._prepare(request)
         try:
-            self.running = running = Program(self, request, code, streams)
+            self.running = running = Program(self._environment(), request, code, streams)
         except OSError:
             self._report_failed_fork(request, streams)
             return
@@ -275,7 +88,7 @@ class Supervisor:
         if self.running is None:
             session_streams = Streams()
             try:
-                self.running = Program(self, request, code, session_streams)
+                self.running = Program(self._environment(), request, code, session_streams)
             except OSError:
                 session_streams.close()
                 self._report_failed_fork(request, streams)
@@ -304,6 +117,9 @@ class Supervisor:
         self._send_result(request, outcome, value, running.streams, duration_s, cpu_s, alive=alive)
         if not alive:
             running.streams.close()
+
+    def _environment(self) -> ProgramEnvironment:
+        return ProgramEnvironment(self.isolation, self.report, self.own_pid_namespace, self.number, self.scratch)
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
