@@ -239,7 +239,7 @@ def test_a_growing_run_keeps_the_open_row_highlighted(lab: Lab, tmp_path: Path):
         pass
 
 
-def test_a_kernel_restart_is_reported_in_view_and_clicks_do_not_move_the_list(lab: Lab, folder: Path, tmp_path: Path):
+def test_a_kernel_restart_is_shown_and_clicks_do_not_move_the_list(lab: Lab, folder: Path, tmp_path: Path):
     cells = (f"from rstar_lab.analysis import inspect\ninspector = inspect({str(folder)!r})", "inspector")
     with lab.notebook(book(tmp_path, *cells)) as opened:
         opened.run_all()

@@ -172,7 +172,7 @@ async def test_a_session_that_never_reads_does_not_block_its_supervisor(sandbox)
 
 
 async def test_a_loop_with_a_sleeping_thread_can_be_preempted():
-    """Without preemption each loop would keep half of the workers for its whole time limit."""
+    """Without preemption each loop would keep half of the workers until its time limit."""
     loop = (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nwhile True: pass"
     )
@@ -196,7 +196,7 @@ HOLD_THREADS = (
 
 
 async def test_a_session_cannot_keep_hundreds_of_idle_threads(sandbox):
-    """Three of them would exhaust the process limit of a small machine."""
+    """Three such sessions would reach the process limit of a small machine."""
     result = await sandbox.run(HOLD_THREADS.format(200), session="threads")
     assert result.outcome == Outcome.OK and "interpreter has ended" in result.stderr
     assert (await sandbox.run(HOLD_THREADS.format(20) + "\nx = 1", session="few")).stderr == ""

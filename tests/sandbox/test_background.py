@@ -83,13 +83,15 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
                 light |= time.monotonic() - began > 0.5 and weighs_less(pool._process.pid)
                 left = max(left, supervisors_outside(pool._process.pid))
                 await asyncio.sleep(0.05)
-            # SupervisorUnresponsive is raised here where the supervisor could not end it.
+            # Raises SupervisorUnresponsive if the supervisor could not end the call.
             result = await call
             assert result.outcome == "timeout" and time.monotonic() - began < 5.5
-            assert seen is alone, "a loop goes to the background; processes that share locks with others stay out of it"
-            assert light is alone, "a tree that holds those locks is to come to its end soon"
-            assert left == alone, "its supervisor stays out of the background, to end it"
-            assert not (alone and result.dying), "a single process dies at once"
+            assert seen is alone, (
+                "only a single process moves to the background, because many processes hold kernel locks"
+            )
+            assert light is alone, "many processes keep their weight, so that they end soon"
+            assert left == alone, "the supervisor does not move to the background"
+            assert not (alone and result.dying), "a single process ends before the result is sent"
             result = await link.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
         assert not supervisors_outside(pool._process.pid) and not in_background(pool._process.pid)

@@ -149,7 +149,7 @@ print(json.dumps([
     errno(56, 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0),  # clone into a user namespace
     errno(157, 1, 0, 0, 0, 0),                           # prctl: outlive the supervisor
     errno(157, 22, 2, 0, 0, 0),                          # prctl: another seccomp filter
-    errno(16, 0, 0x5412, 0),                             # ioctl: type into a terminal
+    errno(16, 0, 0x5412, 0),                             # ioctl: TIOCSTI, which inserts input into a terminal
     errno(41, 2, 1, 0), errno(41, 10, 1, 0), errno(41, 16, 3, 0), errno(41, 17, 3, 0),  # inet, inet6, netlink, packet
 ]))"""
     assert await seen(sandbox, code) == [1, 1, 1, 25, 97, 97, 97, 97]
@@ -335,7 +335,7 @@ for line in open("/proc/self/maps"):
     except (OSError, ValueError, OverflowError): pass
 print(found)"""
     async with LocalSandbox(workers=1) as sandbox:
-        # The scan does see what is in its own memory.
+        # Check of the scan: it finds data in its own memory.
         own = await sandbox.run(f"kept = b'{'whisper' * 3}'\n{scan}")
         assert int(own.stdout) > 0
         for _ in range(3):

@@ -144,7 +144,7 @@ def test_an_endless_cpp_program_is_worker_timeout(cpp):
 
 @pytest.mark.slow
 def test_cpp_that_sleeps_ends_at_its_time_limit(cpp):
-    """The service's limit is 2 s."""
+    """The time limit of the service is 2 s."""
     result = submit(cpp, type="cpp", solution="#include <unistd.h>\nint main() { sleep(10); return 0; }")
     assert result["reason"] == "worker_timeout"
     assert 1.9 < result["cost"] < 3.5

@@ -102,7 +102,7 @@ HOSTILE = {
 async def sandbox():
     limits = Limits(timeout_s=LIMIT_S, wall_slack_s=SLACK_S, memory_mb=256, output_bytes=100_000)
     async with LocalSandbox(limits, workers=3) as sandbox:
-        # Warm, so that no deadline below waits for an import.
+        # Start all zygotes first, so that imports do not count towards the deadlines below.
         await asyncio.gather(*(sandbox.run(f"import {name}") for name in ("math", "numpy", "sympy", "scipy")))
         yield sandbox
 
@@ -110,7 +110,7 @@ async def sandbox():
 async def attack(sandbox, code: str):
     """Return the outcome. Runs the program again after `sandbox_error`, which a very busy machine causes."""
     for _ in range(4):
-        # Filling memory takes a slow machine longer than the limit.
+        # On a slow machine, filling the memory takes longer than the time limit.
         extra_s = 3.0 if "bytearray" in code else 0.0
         result = await sandbox.run(code, "one line\n", timeout_s=LIMIT_S + extra_s)
         assert result.duration_s < ANSWER_S + extra_s

@@ -79,7 +79,7 @@ async def test_calls_are_retried_when_zygotes_and_supervisors_are_killed():
         assert len(mine) > 4
         # CPU time and not sleep, because sleeping calls run all at once.
         calls = [Call(f"import time\nwhile time.process_time() < 0.2: pass\nprint({i})") for i in range(40)]
-        # One after another: supervisors, tier zygotes, the first zygote and its parent.
+        # In this order: supervisors, zygotes of the tiers, the first zygote, the launcher.
         killer = asyncio.create_task(_kill_one_by_one(sandbox, mine))
         results = await sandbox.run_many(calls)
         await killer
@@ -105,7 +105,7 @@ async def test_a_killed_supervisor_leaves_no_program_running():
         before = set(sandbox_processes(os.getpid()))
         call = asyncio.create_task(sandbox.run("import os, time\nos.fork()\nos.setsid()\ntime.sleep(3)", timeout_s=20))
         await asyncio.sleep(0.7)
-        # Zygotes that are still warming up lead no session; the two halves of the program each do.
+        # Both processes of the program are session leaders; zygotes that still warm up are not.
         programs = {p for p in set(sandbox_processes(os.getpid())) - before if os.getsid(p.pid) == p.pid}
         assert len(programs) == 2
         parents = {program.parent() for program in programs} & before

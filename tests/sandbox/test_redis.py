@@ -335,7 +335,7 @@ async def test_a_network_partition_loses_no_calls(cable):
                 assert await running == all_right(60)
                 deadline = time.monotonic() + 30
                 while len(await transport.live_workers(client.redis)) < 2:
-                    assert time.monotonic() < deadline, "the far worker did not come back"
+                    assert time.monotonic() < deadline, "the disconnected worker did not reconnect"
                     await asyncio.sleep(0.2)
                 assert await run_all(client, numbered(40)) == all_right(40)
                 await assert_nothing_is_left(client)

@@ -16,7 +16,7 @@ async def test_two_servers_rank_the_policies_as_the_simulator_does():
     assert disagreements(results, margin=0.3) == []  # one replay of so small a step blurs what lies closer together
 
 
-def test_disagreements_are_pairs_that_are_well_apart_in_the_prediction_and_the_other_way_round_in_fact():
+def test_disagreements_are_clear_predictions_with_the_opposite_order():
     fast = Measurement("fast", 10, [30.0], 0, [0.0])
     near = Measurement("near", 10.4, [20.0], 0, [0.0])
     slow = Measurement("slow", 20, [25.0, 25.0, 99.0], 0, [0.0])

@@ -84,7 +84,7 @@ async def test_blocked_event_loop_does_not_count_as_a_hang():
     await asyncio.sleep(0.1)
     time.sleep(1.6)  # an update or a checkpoint  # noqa: ASYNC251
     assert (await request).token_ids == [5]
-    assert process.kills == 0 and engine.process is process  # a restart would have made another one
+    assert process.kills == 0 and engine.process is process  # a restart would replace the process
     await engine.aclose()
 
 

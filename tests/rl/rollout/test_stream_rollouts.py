@@ -17,7 +17,7 @@ CONTEXT = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 1.0, Rol
 
 
 class Gated(ScriptedEngine):
-    """Holds the first request until `gate` is set; counts the requests in flight."""
+    """An engine that holds the first request until `gate` is set, and counts the requests in flight."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, lambda prompt, turn: ANSWER)

@@ -93,7 +93,7 @@ def test_a_step_without_signal_selects_an_empty_batch():
     assert kept.trajectories == [] and kept.advantages == [] and kept.equal_groups == 1
 
 
-def test_a_correction_that_changes_most_tokens_for_five_updates_stops_the_run():
+def test_a_correction_of_most_tokens_for_five_updates_stops_the_run():
     state = SimpleNamespace(far_steps=0)
     rl = RlSection(correction="icepop", max_corrected_share=0.5)
     for share in (0.9, 0.9, 0.9, 0.9, 0.1, None, 0.9, 0.9, 0.9, 0.9):

@@ -89,7 +89,7 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
     rates(before, schedule, 2)
     resumed = optimizer_of(1.0)
     again = StageSchedule(resumed, num_warmup_steps=4)
-    resumed.load_state_dict(before.state_dict())  # in verl's order
+    resumed.load_state_dict(before.state_dict())  # the order in which verl loads the states
     again.load_state_dict(schedule.state_dict())
     assert rates(resumed, again, 3) == [0.75, 1, 1]
     new = optimizer_of(0.1, decay=0.5)

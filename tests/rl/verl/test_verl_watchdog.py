@@ -1,4 +1,4 @@
-"""The watchdog reports what a hung step waits for and ends the run as failed."""
+"""Tests that the watchdog reports what a hung step waits for and marks the run as failed."""
 
 import json
 import threading
