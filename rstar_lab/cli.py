@@ -18,6 +18,7 @@ from rstar_lab.commands import (
     preflight,
     recipes,
     rehearse,
+    report,
     rescore,
     serve,
     train,
@@ -65,7 +66,7 @@ def options(
     """
 
 
-for command in (demo, recipes, train, evaluate, rescore, serve, chat, preflight, rehearse, bench, notebooks):
+for command in (demo, recipes, train, evaluate, rescore, report, serve, chat, preflight, rehearse, bench, notebooks):
     app.add_typer(command.app)
 
 

@@ -83,18 +83,8 @@ def export_html(
     Its content security policy allows its own style sheet and nothing else.
     fragment: return only the article, without token values, for use in a notebook.
     """
-    title = f"{visible(str(row.get('problem_id')))} · step {row.get('step')} · sample {row.get('sample')}"
-    body = _header(row, record, siblings, title, note or {})
-    values = None if fragment else token_values(record)
-    colours = values is not None and values.shape[1] > 0
-    if colours:
-        body += _switch()
-    advantage = row.get("advantage")
-    parts = [_segment(segment, values if colours else None, advantage) for segment in segments(record)]
-    body += f'<div class="rl-turns">{"".join(parts)}</div>'
-    if not fragment and len(siblings) > 1:
-        body += _siblings(siblings, row)
-    article = f'<article class="rl rl-page">{body}</article>'
+    title = _title(row)
+    article = article_html(row, record, siblings, note, plain=fragment)
     if fragment:
         return f"<style>{_CSS}</style>{article}"
     digest = base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
@@ -105,6 +95,35 @@ def export_html(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>{article}</main></body></html>\n"
     )
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return f"{visible(str(row.get('problem_id')))} · step {row.get('step')} · sample {row.get('sample')}"
+
+
+def article_html(
+    row: Mapping[str, Any],
+    record: Mapping[str, Any],
+    siblings: Sequence[Mapping[str, Any]] = (),
+    note: Mapping[str, Any] | None = None,
+    *,
+    plain: bool = False,
+) -> str:
+    """Return one trajectory as an article element for a page with the style sheet `page_css`.
+
+    plain: without token values and without the list of siblings.
+    """
+    body = _header(row, record, siblings, _title(row), note or {})
+    values = None if plain else token_values(record)
+    colours = values is not None and values.shape[1] > 0
+    if colours:
+        body += _switch()
+    advantage = row.get("advantage")
+    parts = [_segment(segment, values if colours else None, advantage) for segment in segments(record)]
+    body += f'<div class="rl-turns">{"".join(parts)}</div>'
+    if not plain and len(siblings) > 1:
+        body += _siblings(siblings, row)
+    return f'<article class="rl rl-page">{body}</article>'
 
 
 def _header(

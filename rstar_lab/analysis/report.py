@@ -1,0 +1,231 @@
+"""A run as one self-contained HTML file: summary, curves, intervals, a sample of trajectories with token values, the recipe.
+
+The file needs no kernel and no network. It is made from the run store alone, and the same run gives the same file.
+"""
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from plotly.offline import get_plotlyjs
+
+from rstar_lab.analysis.comparison import compare
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
+from rstar_lab.analysis.inspector.export import article_html
+from rstar_lab.analysis.inspector.palette import page_css
+from rstar_lab.analysis.inspector.source import Source
+from rstar_lab.analysis.metrics import get_metric, measure
+from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.runs import RunReader, RunStoreError
+
+METRICS = (
+    "pass1", "tool_error_rate", "tool_error_rate_correct", "calls", "response_tokens", "response_tokens_correct",
+    "reflection_tokens", "truncation_rate",
+)  # fmt: skip
+STATIC = Path(__file__).parent / "report_static"
+SAMPLE = 60  # trajectories
+TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
+
+
+def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE) -> str:
+    """Return the page of a run. compare_with: folder of another run, for curves of both and a paired comparison.
+
+    sample: number of trajectories to include. Raises RunStoreError if a folder is not a run or has no trajectories.
+    """
+    reader = RunReader(run_dir)
+    runs = open_runs(reader.run_dir)
+    if not runs.count():
+        raise RunStoreError(f"run {reader.run_id} has no trajectories, so there is nothing to report")
+    both = runs if compare_with is None else open_runs([reader.run_dir, Path(compare_with)])
+    parts = [
+        _facts(reader, runs),
+        _section("Summary", _summary(runs)),
+        _section("Curves", _curves(both)) if len(reader.steps()) > 1 else "",
+        _section("Means and 95% intervals", _intervals(runs)),
+        _outcomes(runs),
+        _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
+        _section("Trajectories", _trajectories(runs, sample)),
+        _section("Recipe and provenance", _provenance(reader)),
+    ]
+    script, style = ((STATIC / name).read_text() for name in ("report.js", "report.css"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Nothing is loaded from anywhere, so an escaped transcript cannot send data even if the escaping failed.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        "script-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'\">"
+        f"<title>{escape(reader.run_id)}</title><style>{page_css()}{style}</style>"
+        f"<script>{get_plotlyjs()}</script></head><body><main><h1>{escape(reader.run_id)}</h1>{''.join(parts)}</main>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _facts(reader: RunReader, runs: Runs) -> str:
+    info = reader.info
+    steps = reader.steps()
+    facts = {
+        "Kind": info["kind"], "Status": reader.status, "Started": info.get("started"), "Seed": info.get("seed"),
+        "Model": (info.get("recipe") or {}).get("model"), "Steps": len(steps), "Trajectories": f"{runs.count():,}",
+        "Parent": (info.get("parent") or {}).get("run"), "Error": info.get("error"),
+    }  # fmt: skip
+    listed = "".join(
+        f"<div><dt>{key}</dt><dd>{escape(str(value))}</dd></div>" for key, value in facts.items() if value is not None
+    )
+    return f'<dl class="facts">{listed}</dl>'
+
+
+def _thirds(runs: Runs) -> list[tuple[str, str]]:
+    """Return (name, condition) of the parts of the run that are compared: first and last third of its steps."""
+    steps = sorted(runs.sql("SELECT DISTINCT step FROM trajectories").step)
+    if len(steps) < 3:
+        return [("all steps", "TRUE")]
+    size = max(1, len(steps) // 3)
+    return [
+        (f"steps {steps[0]} to {steps[size - 1]}", f"step <= {steps[size - 1]}"),
+        (f"steps {steps[-size]} to {steps[-1]}", f"step >= {steps[-size]}"),
+    ]
+
+
+def _measured(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
+    parts = []
+    for name, where in _thirds(runs):
+        table = measure(runs, METRICS, by=(), where=where)
+        parts.append((name, {row["metric"]: row for row in table.to_dict("records")}))
+    return parts
+
+
+def _format(metric: str, row: dict[str, Any] | None) -> str:
+    if row is None or row["value"] is None or pd.isna(row["value"]):
+        return "–"
+    digits = "{:.1%}" if get_metric(metric).percent else "{:.2f}"
+    text = digits.format(row["value"])
+    if row["low"] is not None and not pd.isna(row["low"]):
+        text += f" [{digits.format(row['low'])}, {digits.format(row['high'])}]"
+    return text
+
+
+def _summary(runs: Runs) -> str:
+    parts = _measured(runs)
+    sentences = []
+    for metric in ("pass1", "tool_error_rate_correct", "response_tokens"):
+        title = get_metric(metric).title
+        values = [_format(metric, measured.get(metric)) for _, measured in parts]
+        if len(parts) == 1:
+            sentences.append(f"<li>{escape(title)}: {values[0]}.</li>")
+        else:
+            sentences.append(f"<li>{escape(title)}: {values[0]} in {parts[0][0]}, {values[1]} in {parts[1][0]}.</li>")
+    return f"<ul>{''.join(sentences)}</ul><p>In brackets: 95% intervals, bootstrap over problems.</p>"
+
+
+def _intervals(runs: Runs) -> str:
+    parts = _measured(runs)
+    head = "".join(f"<th>{escape(name)}</th><th>n</th>" for name, _ in parts)
+    rows = []
+    for metric in METRICS:
+        cells = "".join(
+            f"<td>{_format(metric, measured.get(metric))}</td><td>{measured[metric]['n'] if metric in measured else 0:,}</td>"
+            for _, measured in parts
+        )
+        rows.append(f"<tr><th>{escape(get_metric(metric).title)}</th>{cells}</tr>")
+    return (
+        f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _curves(runs: Runs) -> str:
+    return _figure(plot_curves(runs, DEFAULT_METRICS))
+
+
+def _outcomes(runs: Runs) -> str:
+    try:
+        figure = plot_outcomes(runs)
+    except RunStoreError:  # the run kept no calls
+        return ""
+    return _section("Outcomes of tool calls", _figure(figure))
+
+
+def _figure(figure: Figure) -> str:
+    """Return the figure for light and for dark pages; the style sheet shows one of them."""
+    options: dict[str, Any] = {"full_html": False, "include_plotlyjs": False}
+    options["config"] = {"responsive": True, "displaylogo": False}
+    light, dark = figure.to_html(**options), figure.dark().to_html(**options)
+    return f'<div class="on-light">{light}</div><div class="on-dark">{dark}</div>'
+
+
+def _comparison(runs: Runs, other: Runs) -> str:
+    found = compare(other, runs, METRICS)
+    rows = []
+    for row in found.table.to_dict("records"):
+        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values())
+        rows.append(f"<tr>{cells}</tr>")
+    head = "".join(f"<th>{escape(str(column))}</th>" for column in found.table.columns)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<p>{escape(found.sentence)}</p><div class="wide">{table}</div>'
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if np.isnan(value) else f"{value:.3g}"
+    return str(value)
+
+
+def _trajectories(runs: Runs, sample: int) -> str:
+    """Return a list of sampled trajectories and their transcripts, which the script shows on selection."""
+    chosen = _sample(runs, sample)
+    source = Source(runs)
+    items, templates = [], []
+    for number, row in enumerate(chosen.to_dict("records")):
+        record = runs.record(row["traj_id"])
+        plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT
+        full = source.row(row["traj_id"])
+        article = article_html(full, record, source.siblings(full), plain=plain)
+        correct = (row["reward"] or 0) > 0
+        label = f"{row['problem_id']}, step {row['step']}"
+        search = " ".join([label, str(record.get("question") or ""), str(record.get("messages") or "")]).lower()
+        items.append(
+            f'<li data-number="{number}" data-correct="{int(correct)}" data-errors="{int((row["errors"] or 0) > 0)}" '
+            f'data-text="{escape(search[:6000], quote=True)}"><button type="button">'
+            f'<b class="{"right" if correct else "wrong"}">{"✓" if correct else "✗"}</b> {escape(label)}'
+            f"<small>{row['turns']} turns, {row['errors']} errors, {row['response_tokens']} tokens</small></button></li>"
+        )
+        templates.append(f'<template id="trajectory-{number}">{article}</template>')
+    controls = (
+        '<div class="controls"><input type="search" id="search" placeholder="Search in the transcripts" '
+        'aria-label="Search in the transcripts"><select id="filter" aria-label="Filter">'
+        '<option value="">all</option><option value="correct">correct</option><option value="wrong">wrong</option>'
+        '<option value="errors">with tool errors</option></select><span id="count" role="status"></span></div>'
+    )
+    note = f"<p>{len(chosen)} of {runs.count():,} trajectories: correct and wrong ones, with and without tool errors, by turns.</p>"
+    return (
+        f'{note}{controls}<div class="browser"><ol id="list">{"".join(items)}</ol><div id="shown" tabindex="-1"></div></div>'
+        f"{''.join(templates)}"
+    )
+
+
+def _sample(runs: Runs, count: int) -> pd.DataFrame:
+    """Return `count` trajectories: by turns correct or wrong, with or without tool errors, drawn by a hash of their ids."""
+    return runs.sql(
+        "SELECT traj_id, problem_id, step, reward, turns, errors, response_tokens FROM ("
+        "  SELECT *, row_number() OVER (PARTITION BY reward > 0, errors > 0 ORDER BY md5(traj_id)) AS place FROM trajectories"
+        ") WHERE traj_id IN (SELECT traj_id FROM transcripts) ORDER BY place, reward > 0 DESC, errors > 0 DESC, traj_id LIMIT ?",
+        [count],
+    ).sort_values(["step", "traj_id"], ascending=[False, True])
+
+
+def _provenance(reader: RunReader) -> str:
+    info = reader.info
+    recipe = yaml.safe_dump(info.get("recipe") or {}, sort_keys=False, allow_unicode=True)
+    origin = {key: info.get(key) for key in ("versions", "commit", "hardware", "attempts", "extra")}
+    return (
+        f"<details><summary>Recipe</summary><pre>{escape(recipe)}</pre></details>"
+        f"<details><summary>Versions, commit and hardware</summary><pre>{escape(json.dumps(origin, indent=1))}</pre></details>"
+    )

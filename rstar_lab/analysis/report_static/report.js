@@ -1,0 +1,48 @@
+// Shows the selected trajectory; filters the list by text, correctness and tool errors.
+(() => {
+  const list = document.getElementById("list");
+  const shown = document.getElementById("shown");
+  const search = document.getElementById("search");
+  const filter = document.getElementById("filter");
+  const count = document.getElementById("count");
+  const items = [...list.children];
+
+  function show(item) {
+    for (const other of items) other.firstChild.setAttribute("aria-current", String(other === item));
+    const template = document.getElementById(`trajectory-${item.dataset.number}`);
+    shown.replaceChildren(template.content.cloneNode(true));
+    shown.scrollTop = 0;
+  }
+
+  function matches(item) {
+    const kind = filter.value;
+    if (kind === "correct" && item.dataset.correct !== "1") return false;
+    if (kind === "wrong" && item.dataset.correct !== "0") return false;
+    if (kind === "errors" && item.dataset.errors !== "1") return false;
+    return item.dataset.text.includes(search.value.toLowerCase());
+  }
+
+  function update() {
+    const visible = items.filter((item) => !(item.hidden = !matches(item)));
+    count.textContent = `${visible.length} of ${items.length}`;
+    if (visible.length && visible.every((item) => item.firstChild.getAttribute("aria-current") !== "true")) show(visible[0]);
+  }
+
+  list.addEventListener("click", (event) => {
+    const item = event.target.closest("li");
+    if (item) show(item);
+  });
+  list.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    const visible = items.filter((item) => !item.hidden);
+    const next = visible[visible.indexOf(event.target.closest("li")) + (event.key === "ArrowDown" ? 1 : -1)];
+    if (next) {
+      next.firstChild.focus();
+      show(next);
+    }
+    event.preventDefault();
+  });
+  search.addEventListener("input", update);
+  filter.addEventListener("change", update);
+  update();
+})();

@@ -1,0 +1,59 @@
+"""The report of a run: complete, self-contained, computed from the run, and safe with hostile transcripts."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.inspector_runs import HOSTILE, write_run
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.analysis.metrics import measure
+from rstar_lab.analysis.report import report_html
+from rstar_lab.runs import RunStoreError
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
+
+
+@pytest.fixture(scope="module")
+def page():
+    return report_html(GOLDEN / "tiny_fast-rl")
+
+
+def test_the_numbers_are_those_of_the_run(page):
+    runs = open_runs(GOLDEN / "tiny_fast-rl")
+    first = measure(runs, ["pass1"], by=(), where="step <= 2").iloc[0]
+    assert f"{first.value:.1%} [{first.low:.1%}, {first.high:.1%}] in steps 1 to 2" in page
+    assert f"{runs.count():,}" in page
+
+
+def test_the_page_loads_nothing_and_fits_the_limit(page):
+    assert len(page) < 15e6
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?https?:", own)
+    assert "default-src 'none'" in page
+
+
+def test_the_same_run_gives_the_same_trajectories(page):
+    ids = re.findall(r'<p class="rl-id">([^<]+)</p>', page)
+    again = re.findall(r'<p class="rl-id">([^<]+)</p>', report_html(GOLDEN / "tiny_fast-rl"))
+    assert ids == again and len(ids) == 60 == len(set(ids))
+
+
+def test_an_evaluation_of_one_step_and_a_comparison():
+    page = report_html(GOLDEN / "tiny_fast-eval-rl", compare_with=GOLDEN / "tiny_fast-eval-sft", sample=5)
+    assert "<h2>Comparison</h2>" in page and "<h2>Curves</h2>" not in page
+    assert page.count("<template") == 5
+
+
+def test_hostile_text_stays_text(tmp_path):
+    write_run(tmp_path, "hostile", steps=2, problems=1, group=4)
+    page = report_html(tmp_path / "hostile", sample=8)
+    assert HOSTILE[:10] not in page.replace("\n", " "), "the raw text is nowhere in the page"
+    templates = re.findall(r"<template[^>]*>(.*?)</template>", page, flags=re.DOTALL)
+    assert len(templates) == 8
+    assert not any(re.search(r"<(?:script|img|svg|iframe)", template) for template in templates)
+
+
+def test_a_run_without_trajectories_is_an_error():
+    with pytest.raises(RunStoreError, match="no trajectories"):
+        report_html(GOLDEN / "tiny_fast-sft")
