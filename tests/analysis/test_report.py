@@ -48,7 +48,7 @@ def test_an_evaluation_of_one_step_and_a_comparison():
 def test_hostile_text_stays_text(tmp_path):
     write_run(tmp_path, "hostile", steps=2, problems=1, group=4)
     page = report_html(tmp_path / "hostile", sample=8)
-    assert HOSTILE[:10] not in page.replace("\n", " "), "the raw text is nowhere in the page"
+    assert HOSTILE[:30] not in page, "the raw text is nowhere in the page"
     templates = re.findall(r"<template[^>]*>(.*?)</template>", page, flags=re.DOTALL)
     assert len(templates) == 8
     assert not any(re.search(r"<(?:script|img|svg|iframe)", template) for template in templates)
