@@ -59,10 +59,10 @@ inspector
 # %% [markdown]
 # ## Where calls fail
 #
-# Click a bar to list the rollouts with that outcome.
+# Calls of the training runs; evaluations are left out. Click a bar to list the rollouts with that outcome.
 
 # %%
-link(plot_outcomes(runs), inspector)
+link(plot_outcomes(runs, where={"run_id": trained} if trained else None), inspector)
 
 # %% [markdown]
 # ## Use the list from Python

@@ -34,6 +34,8 @@ class Views:
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
         # Global, because cursors do not inherit settings: without the cache each query reads every file's footer again.
         self._connection.execute("SET GLOBAL parquet_metadata_cache = true")
+        # Without views: DuckDB replaces a view by its definition when it lists the tables of a query.
+        self._parser = duckdb.connect()
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
         self._rollups: dict[Path, tuple[tuple, pa.Table]] = {}
@@ -92,8 +94,8 @@ class Views:
         """Return a cursor with up-to-date views of the tables that the query names."""
         with self._lock:
             try:
-                names = {name.lower() for name in self._connection.get_table_names(query.replace("?", "NULL"))}
-            except duckdb.Error:  # raised if the columns are not bound yet, or the query is wrong
+                names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))}
+            except duckdb.Error:  # DuckDB does not list the tables of every statement, and the query may be wrong
                 names = {name.lower() for name in _SOURCE.findall(query)}
             for name in names & _TABLES:
                 state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))

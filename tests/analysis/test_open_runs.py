@@ -124,6 +124,17 @@ def test_growing_run_shows_new_steps(tmp_path):
     assert runs.count() == 64
 
 
+@pytest.mark.parametrize("level", ["trajectories", "calls"])
+def test_rows_of_the_first_step_appear_after_an_earlier_query(tmp_path, level):
+    row = {"traj_id": "new", "reward": 1.0}
+    call = {"traj_id": "new", "turn": 0, "index": 0, "outcome": "ok"}
+    with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
+        runs = open_runs(tmp_path)
+        assert len(getattr(runs, level)()) == 0
+        writer.write_step("one", 1, trajectories=[row], calls=[call], transcripts=[], metrics={})
+        assert len(getattr(runs, level)()) == 1
+
+
 def test_rows_of_a_merged_file_that_were_cut_are_not_counted(tmp_path):
     """A kill between cutting metrics.jsonl and cutting the files leaves rows of removed steps."""
     make_run(tmp_path, "a", steps=4)

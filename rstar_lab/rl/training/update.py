@@ -104,8 +104,9 @@ class Learner:
             for micro in self.micro_batches(batch, rl):
                 log_probs, entropy = self.forward(self.model, micro, rl)
                 engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
-                if not measure_first and number == 0:  # the weights are still those that generated the rollouts
-                    result.record(micro, prompts, batch, log_probs, entropy, start)
+                if not measure_first:
+                    # After the first mini-batch the weights are no longer those that generated the rollouts.
+                    result.record(micro, prompts, batch, log_probs if number == 0 else None, entropy, start)
                 if measure_first:
                     measured = [result.log_probs[start + i] for i in range(len(batch))]
                     old_log_probs = micro.scatter(measured, prompts).to(self.device)
@@ -202,7 +203,11 @@ def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tens
 
 class UpdateResult:
     """Measurements of an update. log_probs, entropies: arrays (response length,) per selected rollout, NaN outside of the
-    mask; None if not computed."""
+    mask; None if not computed.
+
+    With `old_log_probs: engine` and several mini-batches, log_probs exist for the first mini-batch only. The entropies of
+    a later mini-batch are those of its own forward pass, after the optimizer steps of the mini-batches before it.
+    """
 
     def __init__(self, count: int):
         self.log_probs: list[Any] = [None] * count
@@ -221,16 +226,17 @@ class UpdateResult:
         micro: MicroBatch,
         prompts: Sequence[int],
         batch: Sequence[Trajectory],
-        log_probs: Tensor,
+        log_probs: Tensor | None,
         entropy: Tensor,
         offset: int,
     ) -> None:
-        """Store log-probs and entropy of a micro-batch by rollout. offset: of `batch` in the selection."""
+        """Store log-probs (unless None) and entropy of a micro-batch by rollout. offset: of `batch` in the selection."""
         for row, i in enumerate(micro.index):
             span = slice(prompts[i], prompts[i] + len(batch[i].response_ids))
             outside = ~micro.mask_BT[row, span]
             for kind, values in ((self.log_probs, log_probs), (self.entropies, entropy)):
-                kind[offset + i] = values[row, span].detach().masked_fill(outside, torch.nan).cpu().numpy()
+                if values is not None:
+                    kind[offset + i] = values[row, span].detach().masked_fill(outside, torch.nan).cpu().numpy()
 
     def add(self, stats: Mapping[str, float], loss: float) -> None:
         """Add the statistics and the loss of a micro-batch."""

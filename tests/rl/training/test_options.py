@@ -106,6 +106,22 @@ def test_truncated_importance_sampling_equals_the_formula():
         RlSection(importance_cap=2.0, old_log_probs="engine")
 
 
+def test_entropy_is_recorded_in_every_mini_batch():
+    rollouts = as_rollouts(tokens_of(tiny()))
+    recorded = []
+    for mini_batches in (1, 2):
+        rl = rl_of(old_log_probs="engine", mini_batches=mini_batches, lr=1e-6)
+        learner = Learner(tiny())
+        learner.begin_stage(rl, reset=False, reference=None)
+        recorded.append(learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5))
+    one, two = recorded
+    for expected, entropy, t in zip(one.entropies, two.entropies, rollouts, strict=True):
+        assert np.isfinite(entropy).tolist() == t.loss_mask
+        np.testing.assert_allclose(entropy, expected, atol=1e-2)
+    # Log-probs of later mini-batches would be those of weights that an optimizer step has changed.
+    assert [values is not None for values in two.log_probs] == [True] * 3 + [False] * 3
+
+
 def test_kl_to_the_reference_equals_the_formula():
     model, reference = tiny(), tiny(seed=1).requires_grad_(False)
     own, other = tokens_of(model), tokens_of(reference)
