@@ -122,3 +122,4 @@ def test_the_demo_report_draws_figures_offline(tmp_path):
     page = make_report(load_recipe("tiny_fast", {"runs": str(GOLDEN)}), tmp_path).read_text()
     assert page.count("plotly-graph-div") >= 3 and "not drawn here" not in page
     assert not re.search(r'<script src="https?:', page)
+    assert "@jupyter-widgets/html-manager@" not in page and "mermaid.esm.min.mjs" not in page

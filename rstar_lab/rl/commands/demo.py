@@ -88,10 +88,12 @@ def make_report(recipe: Recipe, out: Path) -> Path:
     if papermill.returncode:
         lines = messages.strip().splitlines() or ["no message"]
         raise UserError(f"the notebook could not be executed: {lines[-1]} (see {executed})")
-    # The page asks for nothing from the network: no MathJax, no require.js, no widget loader.
+    # The page loads nothing from the network. nbconvert replaces an empty URL of the widget loader by a public server's.
+    nothing = "data:text/javascript,"
     exporter = HTMLExporter(
-        exclude_input=True, mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url=""
-    )
+        exclude_input=True, mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url=nothing,
+        mermaid_js_url=nothing, mermaid_layout_elk_js_url=nothing,
+    )  # fmt: skip
     page, _ = exporter.from_filename(str(executed))
     html = executed.with_suffix(".html")
     # plotly asks a server for MathJax, which no figure here needs.
