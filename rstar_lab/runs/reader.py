@@ -156,7 +156,8 @@ class RunReader:
         if not path.exists():
             raise RunStoreError(f"{path} is missing; `rstar-lab runs compact {self.run_dir.name}` rebuilds it")
         check_file(path, "rollup")
-        table = pq.ParquetFile(path).read()
+        stat = path.stat()
+        table = _read_rollup(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
         present = table["step"].to_pylist()
         if missing := steps.keys() - set(present):
             raise RunStoreError(
@@ -227,6 +228,11 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
     _check_version(path, int(marks[VERSION_KEY.encode()]))
     return Footer(footer.num_rows, tuple(json.loads(marks.get(STEPS_KEY.encode(), b"[]"))))
+
+
+@lru_cache(maxsize=256)
+def _read_rollup(path: Path, *_state: int) -> pa.Table:
+    return pq.ParquetFile(path).read()
 
 
 def _check_version(path: Path, version: Any) -> None:
