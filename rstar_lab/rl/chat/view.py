@@ -31,18 +31,19 @@ async def show(chat: Chat, question: str, console: Console | None = None) -> Rep
 
 
 def _print(console: Console, event: Event) -> None:
+    shown = event.text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written to a terminal
     match event.kind:
         case Kind.CALL:
-            code = Syntax(event.text, "python", word_wrap=True, background_color="default")
+            code = Syntax(shown, "python", word_wrap=True, background_color="default")
             console.print(Panel(code, title=event.tool or "call", title_align="left", border_style="cyan"))
         case Kind.RESULT:
             style = "green" if event.outcome == "ok" else "red"
-            console.print(Panel(Text(event.text), title=event.outcome, title_align="left", border_style=style))
+            console.print(Panel(Text(shown), title=event.outcome, title_align="left", border_style=style))
         case Kind.STOP:
             if event.text in _STOPS:
                 console.print(f"[yellow]{_STOPS[event.text]}[/]")
         case kind:
-            console.print(Text(event.text, style=_STYLES[kind]), end="", soft_wrap=True)
+            console.print(Text(shown, style=_STYLES[kind]), end="", soft_wrap=True)
 
 
 async def chat_command(

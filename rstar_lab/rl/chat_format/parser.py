@@ -28,7 +28,8 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     """Return all calls of one assistant turn, in order. A call that cannot be parsed is returned with its error.
 
     A call is one JSON object with a string `name` and an object `arguments` between `<tool_call>` and `</tool_call>`.
-    Tags inside a JSON string belong to the string. The run time is linear in the length of the text.
+    Tags inside a JSON string belong to the string. Strings may contain lone surrogates, which JSON can escape; they cannot
+    be encoded as UTF-8. The run time is linear in the length of the text.
     """
     calls = []
     position = text.find(_OPEN)
@@ -76,9 +77,6 @@ def _decode(raw: str) -> tuple[Any, str | None]:
     """Return (JSON value, None) or (None, error message)."""
     try:
         value = json.loads(raw, parse_constant=_reject_constant)
-        # An escaped lone surrogate is not a character: it cannot be encoded and passed to a process.
-        if "\\u" in raw:
-            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         return None, "The tool call is nested too deeply."
     except ValueError as error:

@@ -33,7 +33,8 @@ class Codec:
         self._prompt = lru_cache(1024)(self._encode_prompt)  # the rollouts of a group share their prompt
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """Return the token ids of a text. A lone surrogate, which tokenizers reject, is encoded as `?`."""
+        return self.tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a turn, without the tokens that end it."""

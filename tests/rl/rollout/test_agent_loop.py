@@ -102,6 +102,23 @@ async def test_every_kind_of_call_gets_a_response_in_order(tokenizer, tools):
     assert {c.position for c in trajectory.calls} == {trajectory.turns[0].end}
 
 
+async def test_a_lone_surrogate_in_arguments_reaches_the_sandbox_and_the_prompt(tokenizer, tools):
+    escaped = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
+    turn = "</reason>\n" + "".join(
+        escaped % (TOOL, arguments)
+        for arguments in (
+            '{"code": "print(len(input()))", "input": "a\\ud800"}',
+            '{"code": "x = \'\\ud800\'", "input": ""}',
+            '{"code": "print(1)", "input": "", "\\ud800": 1}',
+        )
+    )
+    trajectory, engine = await roll(tokenizer, tools, [turn, ANSWER])
+    assert Outcome.MALFORMED_CALL not in [c.outcome for c in trajectory.calls]
+    assert trajectory.calls[2].outcome is Outcome.INVALID_ARGUMENTS
+    assert "unknown argument '?'" in tokenizer.decode(engine.prompts[1])
+    assert trajectory.reward == 1.0
+
+
 async def test_rollout_ends_at_the_limits_of_turns_and_tokens(tokenizer, tools):
     again = [f"</reason>\n{call('print(1)')}"] * 9
     trajectory, _ = await roll(tokenizer, tools, again, max_turns=3)
