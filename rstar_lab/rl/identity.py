@@ -23,7 +23,7 @@ _VERIFIER_PACKAGES = ("math-verify", "latex2sympy2-extended", "sympy")
 def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str, samples: int) -> dict[str, Any]:
     """Return the identity of an evaluation, one entry per part, so that an error can name the part that differs.
 
-    model: `model_hash` of a folder, or the name of a served model. samples: rollouts per problem.
+    model: `model_hash` of a folder; for servers after the name of the model. samples: rollouts per problem.
     """
     rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
 from rstar_lab.rl import identity as module
+from rstar_lab.rl.commands import evaluate
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem
@@ -87,3 +90,27 @@ def test_an_edited_reward_function_changes_the_identity(tmp_path, monkeypatch):
         identities.append(evaluation_identity(recipe, PROBLEMS, "weights", 16)["reward"])
     sys.modules.pop("edited_reward", None)
     assert identities[0] != identities[1]
+
+
+async def test_new_weights_in_the_folder_of_a_server_give_a_new_run(tmp_path, monkeypatch):
+    (tmp_path / "problems.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}')
+    (tmp_path / "model").mkdir()
+
+    async def one_server(urls, tokenizer):
+        return tmp_path / "model", "the model"
+
+    async def stop_before_sampling(session, folder, problems, piece, **options):
+        raise UserError(piece)
+
+    monkeypatch.setattr(evaluate, "_tokenizer_of", one_server)
+    monkeypatch.setattr(evaluate, "evaluate_model", stop_before_sampling)
+    runs = []
+    for weights in (b"one", b"three"):
+        (tmp_path / "model" / "model.safetensors").write_bytes(weights)
+        recipe = load_recipe("evaluate", {"runs": str(tmp_path / "runs")})
+        with pytest.raises(UserError) as stopped:
+            await evaluate.evaluate_command(
+                ["http://localhost:1"], str(tmp_path / "problems.jsonl"), recipe, Reporter(as_json=True)
+            )
+        runs.append(str(stopped.value))
+    assert runs[0] != runs[1]

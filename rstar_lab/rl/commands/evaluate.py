@@ -55,7 +55,9 @@ async def evaluate_command(
         identity = str(folder.resolve())
     title, problems = load(source, fields, limit)
     # The run id contains the identity: the same command resumes its run, any other setting gives a new run.
-    weights = identity if served else model_hash(folder, recipe.runs / ".cache")
+    weights = model_hash(folder, recipe.runs / ".cache")
+    if served:  # the folder may have only the tokenizer; the name has the version of pushed weights
+        weights = f"{identity} {weights}"
     parts = evaluation_identity(recipe, problems, weights, recipe.evaluate.samples)
     recipe = recipe.model_copy(
         update={
