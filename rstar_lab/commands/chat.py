@@ -15,6 +15,7 @@ app = typer.Typer()
     epilog=examples(
         "rstar-lab chat runs/tiny_fast-rl --engine transformers",
         'rstar-lab chat http://127.0.0.1:8000 --prompt "What is 17 * 23?"',
+        "rstar-lab chat models/rStar2-Agent-14B --prompt-format released --tools python_released,jupyter",
     )
 )
 def chat(
@@ -27,6 +28,16 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Nucleus sampling.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling. Default: random.")] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            help="Tools, as the recipe key rl.tools: python,jupyter or module:function. Empty: no tools. "
+            "Default: python, with --prompt-format released python_released."
+        ),
+    ] = None,
+    prompt_format: Annotated[
+        str, typer.Option(help="paper, or released for models of microsoft/rStar (recipe key rl.prompt_format).")
+    ] = "paper",
     save: Annotated[bool, typer.Option("--save", help="Write the chat to the run store.")] = False,
     name: Annotated[str | None, typer.Option(help="Run id. Default: from the time.")] = None,
     plain: Annotated[
@@ -55,7 +66,12 @@ def chat(
         raise UserError("chat --json: give a --prompt")
     if engine not in ("auto", "vllm", "transformers"):
         raise UserError(f"--engine {engine}: choose from auto, vllm, transformers")
-    options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed)
+    if prompt_format not in ("paper", "released"):
+        raise UserError(f"--prompt-format {prompt_format}: choose from paper, released")
+    if tools is None:
+        tools = "python_released" if prompt_format == "released" else "python"
+    names = tuple(name.strip() for name in tools.split(",") if name.strip())
+    options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed, names, prompt_format)  # type: ignore[arg-type]
     run_async(
         chat_command(
             model_or_url, options, prompt=prompt, tokenizer=tokenizer, plain=plain, engine=engine, sandbox=sandbox, save=save,

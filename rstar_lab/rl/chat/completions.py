@@ -157,16 +157,19 @@ class PlainChat:
         return _trajectory(traj_id, name, number, question, turns, records, stop, self.server.url)
 
     async def _turn(self, seed: int, max_tokens: int | None, on_event: Callable[[Event], None]) -> _PartialTurn:
-        body = {
+        body: dict[str, Any] = {
             "model": self.server.model,
             "messages": self.messages,
-            "tools": [tool.schema for tool in self.tools.values()],
             "temperature": self.options.temperature,
             "top_p": self.options.top_p,
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
-        } | ({"max_tokens": max_tokens} if max_tokens else {})
+        }
+        if self.tools:  # servers reject an empty list
+            body["tools"] = [tool.schema for tool in self.tools.values()]
+        if max_tokens:
+            body["max_tokens"] = max_tokens
         turn, sections = _PartialTurn(), Sections(Kind.TEXT)
         try:
             async with self.server.http.stream("POST", "/v1/chat/completions", json=body) as answer:

@@ -19,8 +19,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.log import ChatLog
+from rstar_lab.rl.chat_format.formats import PromptFormat, render_next_question
 from rstar_lab.rl.chat_format.parser import parse_tool_calls
-from rstar_lab.rl.chat_format.template import format_question, render_segments
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
@@ -49,7 +49,8 @@ class StreamingEngine(Protocol):
 class ChatOptions:
     """Sampling and limits of a chat.
 
-    max_tokens: of one reply, tool responses included; None: 30,000, or what the context leaves.
+    max_tokens: of one reply, tool responses included; None: 30,000, or what the context leaves. tools: names as in the
+    recipe key rl.tools. prompt_format: as the recipe key rl.prompt_format; `released` needs a chat by token ids.
     """
 
     temperature: float = 0.6
@@ -58,6 +59,7 @@ class ChatOptions:
     max_turns: int = 30
     seed: int | None = None
     tools: tuple[str, ...] = ("python",)
+    prompt_format: PromptFormat = "paper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +102,15 @@ class Reply:
 class Conversation(Codec):
     """A codec whose prompts continue the conversation so far."""
 
-    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool]):
-        super().__init__(tokenizer, tools)
+    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], prompt_format: PromptFormat):
+        super().__init__(tokenizer, tools, prompt_format=prompt_format)
         self.history_ids: list[int] = []  # tokens of the conversation so far
 
     def prompt_ids(self, question: str) -> list[int]:
         if not self.history_ids:
             return super().prompt_ids(question)
-        pieces = render_segments(
-            [{"role": "user", "content": format_question(question)}],
-            add_generation_prompt=True,
-            control_tokens=self.control_tokens,
-        )
-        return self.history_ids + self.encode("\n" + "".join(text for text, _ in pieces))
+        text = render_next_question(question, self.prompt_format, control_tokens=self.control_tokens)
+        return self.history_ids + self.encode(text)
 
     def append(self, trajectory: Trajectory) -> None:
         self.history_ids = trajectory.prompt_ids + trajectory.response_ids
@@ -157,7 +155,7 @@ class TokenChat:
     def _report_invalid_calls(self, text: str, on_event: Callable[[Event], None]) -> None:
         """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
         for call in parse_tool_calls(text):
-            if error := check_call(call, self.tools):
+            if error := check_call(call, self.tools, self.options.prompt_format):
                 on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
 
     def tokens_of(self, trajectory: Trajectory) -> int:
@@ -291,12 +289,14 @@ async def open_chat(
     runs_dir, name = Path(runs_dir), name or time.strftime("chat-%Y%m%d-%H%M%S")
     async with AsyncExitStack() as stack:
         sandbox_client: Any = LocalSandbox(Limits(), 1) if sandbox == "local" else SandboxClient(sandbox)
-        tools = make_tools(options.tools, await stack.enter_async_context(sandbox_client))
+        client = await stack.enter_async_context(sandbox_client)
+        tools = make_tools(options.tools, client, prompt_format=options.prompt_format)
         backend: TokenChat | PlainChat
         if model_or_url.startswith(("http://", "https://")):
             server = await stack.enter_async_context(ChatServer.open(model_or_url))
             folder = Path(tokenizer) if tokenizer else server.folder
             if plain or folder is None or server.context is None:
+                _check_plain_format(options)
                 backend = PlainChat(server, tools, options)
             else:
                 backend = await _token_chat(stack, model_or_url, folder, tools, options)
@@ -304,6 +304,8 @@ async def open_chat(
         else:
             folder = model_folder(model_or_url, runs_dir)
             label = str(folder)
+            if plain:
+                _check_plain_format(options)
             if plain or engine == "vllm" or (engine == "auto" and visible_gpus()):
                 replicas = await stack.enter_async_context(serving(ServeOptions(folder, port=0)))
                 if plain:
@@ -313,7 +315,10 @@ async def open_chat(
                     backend = await _token_chat(stack, replicas[0].url, Path(tokenizer or folder), tools, options)
             else:
                 backend = TokenChat(
-                    await _transformers(stack, folder), _conversation(Path(tokenizer or folder), tools), tools, options
+                    await _transformers(stack, folder),
+                    _conversation(Path(tokenizer or folder), tools, options),
+                    tools,
+                    options,
                 )
         log = None
         if save:
@@ -322,9 +327,17 @@ async def open_chat(
         yield Chat(backend, options, name, log, [])
 
 
-def _conversation(folder: Path, tools: Mapping[str, Tool]) -> Conversation:
+def _check_plain_format(options: ChatOptions) -> None:
+    if options.prompt_format != "paper":
+        raise UserError(
+            f"--prompt-format {options.prompt_format}: chat completions use the server's own template; leave --plain out, and"
+            " give --tokenizer FOLDER if the server's model is not on this machine"
+        )
+
+
+def _conversation(folder: Path, tools: Mapping[str, Tool], options: ChatOptions) -> Conversation:
     try:
-        return Conversation(load_tokenizer(folder), tools)
+        return Conversation(load_tokenizer(folder), tools, options.prompt_format)
     except ValueError as error:
         raise UserError(
             f"{folder}: {error}; give another --tokenizer, or use --plain for the server's own template"
@@ -334,7 +347,7 @@ def _conversation(folder: Path, tools: Mapping[str, Tool]) -> Conversation:
 async def _token_chat(
     stack: AsyncExitStack, url: str, folder: Path, tools: Mapping[str, Tool], options: ChatOptions
 ) -> TokenChat:
-    codec = _conversation(folder, tools)
+    codec = _conversation(folder, tools, options)
     engine = ServerEngine(url)
     stack.push_async_callback(engine.aclose)
     await engine.start()

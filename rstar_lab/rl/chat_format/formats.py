@@ -59,6 +59,23 @@ def render_prompt(
     )
 
 
+def render_next_question(
+    question: str, prompt_format: PromptFormat = "paper", *, control_tokens: Sequence[str] | None = None
+) -> str:
+    """Return the text that follows the end-of-turn token when the user asks again, up to the start of generation.
+
+    control_tokens: as in `render_prompt`. Raises UserError for an unknown format.
+    """
+    if _check(prompt_format) == "released":
+        return released.render_next_question(template.neutralise(question, control_tokens or ()))
+    pieces = template.render_segments(
+        [{"role": "user", "content": template.format_question(question)}],
+        add_generation_prompt=True,
+        control_tokens=template.CONTROL_TOKENS if control_tokens is None else control_tokens,
+    )
+    return "\n" + "".join(text for text, _ in pieces)
+
+
 def render_tool_results(
     results: Iterable[str],
     prompt_format: PromptFormat = "paper",

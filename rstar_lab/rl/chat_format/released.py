@@ -77,6 +77,11 @@ def render_prompt(question: str, tools: Sequence[Mapping[str, Any]], system: str
     )
 
 
+def render_next_question(question: str) -> str:
+    """Return the text that follows the end-of-turn token when the user asks again, up to the start of generation."""
+    return f"\n<|im_start|>user\n{QUESTION_PREFIX}{question}{END_OF_TURN}\n{GENERATION_PREFIX}"
+
+
 def render_tool_results(results: Iterable[str]) -> str:
     """Return the text between two turns: the tool responses of a turn, in order, up to the start of generation.
 

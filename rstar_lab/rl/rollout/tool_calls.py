@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.chat_format import released
@@ -11,8 +12,10 @@ from rstar_lab.rl.tools.base import Tool, ToolResult, argument_error
 from rstar_lab.rl.trajectory import ToolCallRecord
 
 
-def check_call(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
+def check_call(call: ToolCall, tools: Mapping[str, Tool], prompt_format: PromptFormat = "paper") -> ToolResult | None:
     """Return the error result of a call that cannot be executed; None for a valid call."""
+    if prompt_format == "released":
+        return _check_released(call, tools)
     if call.error is not None or call.name is None or call.arguments is None:
         return ToolResult(Outcome.MALFORMED_CALL, f"The tool call could not be parsed: {call.error}")
     if call.name not in tools:
@@ -43,13 +46,19 @@ async def execute_call(
     prompt_format: released: texts of errors and of truncation as in microsoft/rStar. truncate_side: see
     `released.truncate`; used by the released format only.
     """
-    if prompt_format == "released":
-        result = await _execute_released(call, tools, seed=seed, traj_id=traj_id)
-        return replace(result, text=released.truncate(result.text, max_chars, truncate_side))
-    if error := check_call(call, tools):
+    error = check_call(call, tools, prompt_format)
+    if error and prompt_format == "paper":
         return error
-    assert call.name is not None and call.arguments is not None
-    result = await tools[call.name](call.arguments, seed=seed, traj_id=traj_id)
+    if error:
+        result = error
+    else:
+        assert call.name is not None and call.arguments is not None
+        tool, arguments = tools[call.name], call.arguments
+        if prompt_format == "released":
+            arguments = _released_arguments(tool.schema, arguments)
+        result = await tool(arguments, seed=seed, traj_id=traj_id)
+    if prompt_format == "released":
+        return replace(result, text=released.truncate(result.text, max_chars, truncate_side))
     if len(result.text) <= max_chars:
         return result
     half = max_chars // 2
@@ -58,18 +67,23 @@ async def execute_call(
     return replace(result, text=text)
 
 
-async def _execute_released(call: ToolCall, tools: Mapping[str, Tool], *, seed: int, traj_id: str) -> ToolResult:
-    """Execute one call with the error texts of the release. Missing arguments are empty, unknown ones are ignored."""
+def _check_released(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult | None:
+    """Return the error result of a call that cannot be executed, with the texts of the release; None for a valid call."""
     if call.error is not None or call.name is None or call.arguments is None:
         return ToolResult(Outcome.MALFORMED_CALL, released.decode_error(call.raw, call.error or ""))
     if call.name not in tools:
         return ToolResult(Outcome.UNKNOWN_TOOL, released.unknown_tool_error(call.name))
-    parameters = tools[call.name].schema["function"]["parameters"]
-    arguments = {name: "" for name in parameters.get("required", [])}
-    arguments |= {name: value for name, value in call.arguments.items() if name in parameters["properties"]}
-    if problem := argument_error(tools[call.name].schema, arguments):
+    schema = tools[call.name].schema
+    if problem := argument_error(schema, _released_arguments(schema, call.arguments)):
         return ToolResult(Outcome.INVALID_ARGUMENTS, f"Error when executing tool: {problem}")
-    return await tools[call.name](arguments, seed=seed, traj_id=traj_id)
+    return None
+
+
+def _released_arguments(schema: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as the release passes them to a tool: missing ones are empty, unknown ones are left out."""
+    parameters = schema["function"]["parameters"]
+    known = {name: value for name, value in arguments.items() if name in parameters["properties"]}
+    return {name: "" for name in parameters.get("required", [])} | known
 
 
 def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:

@@ -19,6 +19,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
+from rstar_lab.rl.chat_format.formats import render_next_question, render_prompt
 from rstar_lab.rl.commands.evaluate import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.overrides import load_recipe
@@ -108,6 +109,41 @@ async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(serve
         async with open_chat(served.urls[0], ChatOptions(temperature=0.0, max_tokens=3), plain=flag) as chat:
             reply = await chat.ask(QUESTION)
             assert reply.trajectory.stop_reason == "length" and reply.response_tokens == 3
+
+
+async def test_a_chat_in_the_released_format_continues_its_prompts(memorized_model):
+    options = ChatOptions(0.0, max_tokens=3, seed=0, tools=(), prompt_format="released")
+    async with open_chat(str(memorized_model[0]), options, engine="transformers") as chat:
+        first = (await chat.ask("How many?")).trajectory
+        codec = chat.backend.codec
+        decode, second = codec.decode, codec.prompt_ids("And now?")  # longer than the context of the tiny model
+    expected = render_prompt("How many?", tools=[], prompt_format="released")
+    assert decode(first.prompt_ids) == expected
+    reply = decode(first.response_ids) + "<|im_end|>"
+    assert decode(second) == expected + reply + render_next_question("And now?", "released")
+
+
+async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
+    options = ChatOptions(tools=("python_released", "jupyter"), prompt_format="released")
+    async with open_chat(str(memorized_model[0]), options, engine="transformers") as chat:
+        codec = chat.backend.codec
+        expected = render_prompt("How many?", tools=["python_released", "jupyter"], prompt_format="released")
+        assert codec.decode(codec.prompt_ids("How many?")) == expected
+        assert set(chat.backend.tools) == {"python_code_with_standard_io", "jupyter_code"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt-format", "released", "--plain"], "leave --plain out"),
+        (["--prompt-format", "old"], "choose from paper, released"),
+        (["--tools", "python,python"], "two tools called execute_python_code_with_standard_io"),
+        (["--tools", "calculator"], "calculator"),
+    ],
+)
+def test_chat_refuses_wrong_tools_and_formats(memorized_model, tmp_path, flags, message):
+    done = run("chat", str(memorized_model[0]), "--prompt", "q", "--engine", "transformers", *flags, cwd=tmp_path)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
