@@ -11,25 +11,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Reporter:
+    """Prints messages and progress. as_json: only JSON lines, for programs."""
+
     def __init__(self, as_json: bool = False, console: Console | None = None):
         self.as_json = as_json
         self.console = console or Console(highlight=False, emoji=False)
-        self._progress: Progress | None = None
-        self._said = 0.0
 
-    def say(self, text: str) -> None:
-        """Print a line for people."""
+    def print_line(self, text: str) -> None:
+        """Print a line, unless the output is for programs."""
         if not self.as_json:
             self.console.print(text)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Print a JSON line for programs."""
+        """Print an event as a JSON line, if the output is for programs."""
         if self.as_json:
             print(json.dumps({"event": event} | fields, default=str), flush=True)
 
     @contextmanager
     def work(self, name: str, total: int | None = None) -> Iterator["Work"]:
-        """Show the progress of a piece of work until the block ends."""
+        """Show the progress of a task until the block ends. total: number of its parts, if known."""
         if self.as_json or not self.console.is_terminal:
             yield Work(self, name, total, None)
             return
@@ -40,22 +40,27 @@ class Reporter:
 
 
 class Work:
+    """The progress of one task: a bar on a terminal, lines elsewhere."""
+
     def __init__(self, reporter: Reporter, name: str, total: int | None, progress: Progress | None):
         self.reporter, self.name, self.total, self.progress = reporter, name, total, progress
-        self.started = self.said = time.monotonic()
+        self.started = self.printed_at = time.monotonic()
         if progress:
             self.task = progress.add_task(name, total=total, note="")
 
     def update(self, done: int, note: str = "", *, every_s: float = 0.0, **fields: Any) -> None:
-        """Update the progress. Without a terminal, at most one line is printed every `every_s` seconds."""
+        """Set the number of finished parts. Without a terminal, at most one line is printed every `every_s` seconds.
+
+        note: text behind the numbers. fields: metrics for the JSON line.
+        """
         if self.progress:
             self.progress.update(self.task, completed=done, note=note)
             return
         now = time.monotonic()
-        if done != self.total and now - self.said < every_s:
+        if done != self.total and now - self.printed_at < every_s:
             return
-        self.said = now
+        self.printed_at = now
         self.reporter.emit(self.name, done=done, total=self.total, **fields)
         left = (now - self.started) / done * (self.total - done) if self.total and done else None
-        ahead = f", {left:.0f} s left" if left else ""
-        self.reporter.say(f"{self.name} {done}/{self.total} {note} ({now - self.started:.0f} s{ahead})")
+        remaining = f", {left:.0f} s left" if left else ""
+        self.reporter.print_line(f"{self.name} {done}/{self.total} {note} ({now - self.started:.0f} s{remaining})")

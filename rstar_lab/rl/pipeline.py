@@ -296,7 +296,7 @@ async def evaluate_model(
                 context_length=engines.context or session.longest(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
-    reporter.say(
+    reporter.print_line(
         f"{piece}: pass@1 {format_interval(result['pass1'])} on {result['problems']} problems x {result['samples']}"
     )
     return result

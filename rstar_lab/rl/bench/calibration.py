@@ -1,9 +1,9 @@
-"""The simulator against real vLLM servers on this machine: fit its rates, then compare predicted and measured makespans.
+"""Compare the scheduling simulator with real vLLM servers on this machine.
 
     python -m rstar_lab.rl.bench.calibration --out calibration.json
 
-starts two servers with a tiny random model and a KV cache small enough to preempt, times probes on both at once, fits `Rates`,
-replays one set of scripted rollouts under every policy through the rollout driver, and asks the simulator for the same.
+starts two servers with a tiny random model and a KV cache so small that requests are preempted, measures probes on both at the same
+time, fits `Rates`, runs the same scripted rollouts with every policy through the rollout driver, and simulates them.
 """
 
 import argparse
@@ -38,8 +38,8 @@ VOCABULARY = 1024
 BLOCK_TOKENS = 32
 MAX_BATCHED_TOKENS = 2048
 
-# Contexts and cache are large enough that a preemption costs several decode steps, as on a GPU. Under seed 2 the policies are
-# predicted to be apart, with `adaptive` first; with tools of a second `least-in-flight` is.
+# Contexts and cache are large enough that a preemption costs several decode steps, as on a GPU. With seed 2 the predicted
+# makespans of the policies differ: `adaptive` is first; with tool calls of one second `least-in-flight` is.
 REGIME = Regime(
     engines=2,
     rollouts=64,
@@ -57,7 +57,7 @@ SEED = 2
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One policy: makespans in seconds (predicted, and each measured one) and preemptions over all engines."""
+    """Predicted and measured makespans of one policy in seconds, and preemptions on all engines."""
 
     policy: str
     predicted_s: float
@@ -79,9 +79,9 @@ def recorded_measurements(path: str | Path = "") -> list[Measurement]:
 
 
 class VllmServer:
-    """A vLLM server of our own, for scripted turns: every request generates exactly as many tokens as asked.
+    """A vLLM server for scripted turns: every request generates exactly `max_tokens` tokens.
 
-    It keeps to one core: one whose neighbour is idle must not run faster, as no engine on a GPU of its own would.
+    It is pinned to one core, so that it does not run faster while the other server is idle.
     """
 
     def __init__(self, model: Path, kv_tokens: int, max_model_tokens: int, log: Path, core: int) -> None:
@@ -118,8 +118,8 @@ class VllmServer:
         limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)  # uvicorn closes idle connections after 5 s
         self.client = httpx.AsyncClient(base_url=self.url, timeout=None, limits=limits)
 
-    async def ready(self, timeout_s: float = 600.0) -> None:
-        """Wait until it serves. Raises EngineError where it ends or takes too long."""
+    async def wait_until_ready(self, timeout_s: float = 600.0) -> None:
+        """Wait until the server answers. Raises EngineError if it ends or does not answer in time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -130,7 +130,8 @@ class VllmServer:
         raise EngineError(f"the vLLM server did not start; its log ends:\n{self.log.read_text()[-2000:]}")
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        answer = await self.client.post(
+        """Return a completion of exactly `sampling.max_tokens` tokens. Raises EngineError."""
+        response = await self.client.post(
             "/v1/completions",
             json={
                 "model": "tiny",
@@ -140,17 +141,18 @@ class VllmServer:
                 "return_token_ids": True,
             },
         )
-        if answer.status_code != 200:
-            raise EngineError(f"{self.url} rejected a request: {answer.text[:500]}")
-        token_ids = answer.json()["choices"][0]["token_ids"]
+        if response.status_code != 200:
+            raise EngineError(f"{self.url} rejected a request: {response.text[:500]}")
+        token_ids = response.json()["choices"][0]["token_ids"]
         return Completion(token_ids, [0.0] * len(token_ids), FinishReason.LENGTH)
 
     async def preemptions(self) -> float:
-        """Preemptions since the server started."""
+        """Return the number of preemptions since the server started."""
         text = (await self.client.get("/metrics")).text
         return float(re.findall(r"^vllm:num_preemptions_total\S* (\S+)", text, re.MULTILINE)[0])
 
     async def close(self) -> None:
+        """End the server."""
         await self.client.aclose()
         self.process.terminate()
         try:
@@ -161,7 +163,7 @@ class VllmServer:
 
 
 def save_tiny_model(folder: Path) -> None:
-    """A random Qwen3 in float32 with a tokenizer that only has to exist, large enough that batches matter."""
+    """Save a random float32 Qwen3, large enough that the batch size affects its speed, with a dummy tokenizer."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -185,7 +187,7 @@ def save_tiny_model(folder: Path) -> None:
 
 @asynccontextmanager
 async def servers(count: int, kv_tokens: int, max_model_tokens: int) -> AsyncIterator[list[VllmServer]]:
-    """Real vLLM servers with a tiny model, ended with the block."""
+    """Start vLLM servers with a tiny model; end them after the block."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         await asyncio.to_thread(save_tiny_model, model)
@@ -195,8 +197,8 @@ async def servers(count: int, kv_tokens: int, max_model_tokens: int) -> AsyncIte
             for i in range(count):
                 log = Path(folder) / f"server{i}.log"
                 started.append(VllmServer(model, kv_tokens, max_model_tokens, log, cores[i % len(cores)]))
-            await asyncio.gather(*(server.ready() for server in started))
-            await asyncio.gather(*(_probe(server, 4, 16, 16, 0) for server in started))  # first requests are slow
+            await asyncio.gather(*(server.wait_until_ready() for server in started))
+            await asyncio.gather(*(_probe(server, 4, 16, 16, 0) for server in started))  # warm-up
             yield started
         finally:
             await asyncio.gather(*(server.close() for server in started))
@@ -207,7 +209,7 @@ def _tokens(count: int, rng: np.random.Generator) -> list[int]:
 
 
 async def _probe(server: VllmServer, batch: int, prompt: int, generate: int, seed: int) -> float:
-    """Seconds of a batch of equal requests."""
+    """Return the seconds that a batch of equal requests takes."""
     rng = np.random.default_rng((id(server), seed))
     start = time.monotonic()
     await asyncio.gather(*(server.generate(_tokens(prompt, rng), Sampling(generate)) for _ in range(batch)))
@@ -215,7 +217,7 @@ async def _probe(server: VllmServer, batch: int, prompt: int, generate: int, see
 
 
 async def fit_rates(engines: Sequence[VllmServer], kv_tokens: int, repeats: int = 2) -> Rates:
-    """Rates of the servers when all are busy: non-negative least squares of the relative error over probes of many shapes."""
+    """Fit the rates of the servers while all are busy, by non-negative least squares of the relative error over probes."""
     shapes = [(1, 32), (4, 32), (12, 32), (24, 32), (4, 600), (12, 200), (1, 1500)]
     rows, seconds = [], []
     for batch, prompt in shapes:
@@ -226,7 +228,7 @@ async def fit_rates(engines: Sequence[VllmServer], kv_tokens: int, repeats: int 
             taken.append(float(np.mean(both)))
         attended = batch * (generate * prompt + generate * (generate - 1) / 2)
         rows.append([generate, batch * (prompt + generate - 1), attended, batch])
-        seconds.append(min(taken))  # other work on the machine only ever adds
+        seconds.append(min(taken))  # other load on the machine can only add time
     costs, measured = np.array(rows, float), np.array(seconds)
     step_s, token_s, context_s, request_s = nnls(costs / measured[:, None], np.ones(len(measured)))[0]
     return Rates(float(step_s), 0.0, float(token_s), float(context_s), float(request_s))
@@ -235,13 +237,16 @@ async def fit_rates(engines: Sequence[VllmServer], kv_tokens: int, repeats: int 
 async def replay(
     rollouts: Sequence[ScriptedRollout], policy: DispatchPolicy, engines: Sequence[VllmServer], kv_tokens: int
 ) -> float:
-    """Send the scripted rollouts through the rollout driver; the makespan in seconds. Prompts are new in every call."""
+    """Run scripted rollouts through the rollout driver and return the makespan in seconds.
+
+    Each call uses new random prompts, so that no prefix is cached.
+    """
     states = [EngineState(engine.url, kv_tokens) for engine in engines]
     dispatcher = Dispatcher(engines, policy, states)
     rng = np.random.default_rng()
     prompts = [_tokens(rollout.prompt, rng) for rollout in rollouts]
 
-    async def one(index: int, script: ScriptedRollout) -> None:
+    async def run_rollout(index: int, script: ScriptedRollout) -> None:
         slot = dispatcher.slot(index, script.problem)
         ids = prompts[index]
         for turn in script.turns:
@@ -256,7 +261,7 @@ async def replay(
     start = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for index, script in enumerate(rollouts):
-            group.create_task(one(index, script))
+            group.create_task(run_rollout(index, script))
     return time.monotonic() - start
 
 
@@ -267,7 +272,10 @@ async def calibrate(
     seed: int = SEED,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Rates, list[Measurement]]:
-    """Fit, replay `rounds` times under every policy in turn (so that a busy machine hurts all alike), and predict."""
+    """Fit the rates, run every policy `rounds` times, and predict. Returns rates and results.
+
+    The policies alternate, so that other load on the machine affects all of them.
+    """
     rollouts, history = make_rollouts(regime, seed)
     policies = make_policies(regime, history)
     async with servers(regime.engines, regime.kv_tokens, 2048) as engines:
@@ -292,9 +300,10 @@ async def calibrate(
 
 
 def disagreements(results: Sequence[Measurement], margin: float = 0.05) -> list[tuple[str, str]]:
-    """Pairs (first, second) that the simulator ranks first before second by more than `margin`, and the servers the other way.
+    """Return the pairs (first, second) for which the simulator predicts first to be faster and the servers measure the opposite.
 
-    What is predicted closer together than the default is a tie: replays of one policy differ by more.
+    margin: relative difference of the predictions below which a pair counts as equal. Repeated runs of one policy differ by
+    more than the default.
     """
     return [
         (a.policy, b.policy)
@@ -305,13 +314,14 @@ def disagreements(results: Sequence[Measurement], margin: float = 0.05) -> list[
 
 
 def main() -> None:
+    """Run the calibration and write its record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("calibration.json"))
-    parser.add_argument("--rounds", type=int, default=3, help="replays of every policy")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of every policy")
     parser.add_argument("--tool-s", type=float, default=REGIME.tool_s, help="mean time of a tool call, in seconds")
     options = parser.parse_args()
     regime = REGIME.model_copy(update={"tool_s": options.tool_s})
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the cleanup, which ends the servers
     rates, results = asyncio.run(calibrate(regime, rounds=options.rounds, progress=print))
     record = {
         "regime": regime.model_dump(),

@@ -1,9 +1,9 @@
-"""`rstar-lab bench rollout`: our agent loop over vLLM against a straight loop over transformers' `generate`.
+"""`rstar-lab bench rollout`: our agent loop over vLLM compared with a batched loop over transformers' `generate`.
 
-One tiny model in float32, taught in half a minute to think at very different lengths and to call a tool that takes its time;
-the same prompts, limits, sampling and cores, in turns in one run. The straight loop is what one writes first: a batch of
-prompts through `generate`, all tool calls of the turn at once, and again with what came back, until the batch is done.
-The second line is what our own code costs: scripted turns, no model.
+Both use the same tiny float32 model, prompts, limits, sampling and cores, and alternate in one run. The model is trained for half
+a minute to think at very different lengths and to call a tool with a latency of about 0.3 s. The batched loop generates a turn of
+all prompts of a batch, runs all tool calls of the turn concurrently, and repeats until the batch is finished.
+The second line measures the CPU time of our own code per turn, with scripted turns and no model.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ SCRIPTED = 10_000
 
 
 def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yields `agent_loop` (tokens of the model a second, tools and all) and `agent_loop_cpu` (ms of CPU a turn)."""
+    """Yield the lines `agent_loop` (model tokens per second, tool time included) and `agent_loop_cpu` (CPU ms per turn)."""
     with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
-        ours, theirs = asyncio.run(both(Path(name)))
+        ours, theirs = asyncio.run(compare_loops(Path(name)))
     yield {
         "name": "agent_loop",
         "value": ours,
@@ -53,22 +53,22 @@ def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
         "ratio": ours / theirs,
         "n": ROLLOUTS,
     }
-    milliseconds, turns = asyncio.run(cpu_a_turn(SCRIPTED))
+    milliseconds, turns = asyncio.run(cpu_per_turn(SCRIPTED))
     yield {
         "name": "agent_loop_cpu",
         "value": milliseconds,
-        "unit": "ms CPU a turn",
+        "unit": "ms CPU per turn",
         "against": "1 ms",
         "ratio": 1.0 / milliseconds,
         "n": turns,
     }
 
 
-# The work
+# The workload
 
 
 async def look_up(key: str, *, seed: int) -> str:
-    """Look up a number by its key, somewhere far away.
+    """Look up a number by its key.
 
     Args:
         key: The key.
@@ -78,18 +78,19 @@ async def look_up(key: str, *, seed: int) -> str:
 
 
 def question(number: int) -> str:
+    """Return the question of a problem."""
     return f"Which number has the key k{number % 50}?"
 
 
 def conversation(number: int, rng: random.Random, schema: dict[str, Any]) -> list[tuple[str, bool]]:
-    """One to three look-ups, each after a thought of 4 to 200 tokens, then the answer."""
+    """Return an SFT conversation: one to three look-ups, each after 4 to 200 tokens of reasoning, then the answer."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": format_question(question(number))},
     ]
 
     def thought() -> str:
-        # A digit is a token, words would be merged.
+        # Digits, because each is one token; words would be merged.
         digits = rng.choices("0123456789", k=min(int(rng.lognormvariate(3.0, 1.1)) + 4, 200))
         return f"<reason>{''.join(digits)}</reason>\n"
 
@@ -104,7 +105,7 @@ def conversation(number: int, rng: random.Random, schema: dict[str, Any]) -> lis
 
 
 def make_model(folder: Path, tool: UserTool) -> Path:
-    """A tiny model that does more or less as the conversations do."""
+    """Train a tiny model on these conversations; return its folder."""
     from rstar_lab.rl.models.model import build_tiny
     from rstar_lab.rl.models.tokenizer import train_tokenizer
     from rstar_lab.rl.training.sft import sft
@@ -121,14 +122,15 @@ def make_model(folder: Path, tool: UserTool) -> Path:
 
 
 def tasks(count: int) -> list[RolloutTask]:
+    """Return the rollouts of the benchmark."""
     return [
         RolloutTask(Problem(problem_id=f"p{i}", question=question(i), answer="0"), f"t{i}", f"g{i}", sample=0, seed=i)
         for i in range(count)
     ]
 
 
-async def both(folder: Path) -> tuple[float, float]:
-    """Tokens a second: ours, and the straight loop's."""
+async def compare_loops(folder: Path) -> tuple[float, float]:
+    """Return the model tokens per second of our loop and of the batched loop."""
     from rstar_lab.rl.models.model import load_tokenizer
 
     tool = UserTool("bench:look_up", look_up, 60.0)
@@ -137,29 +139,34 @@ async def both(folder: Path) -> tuple[float, float]:
     codec = Codec(load_tokenizer(model), tools)
     section = EngineSection(dtype="float32", kv_cache_gb=0.5)
     async with open_engines(section, model, folder / "engines", 1024) as engines:
-        await ours(engines, codec, tools, ROLLOUTS // 8)  # first batches are slow
-        straight = Straight(model, codec, tools)
-        await straight.run(BATCH // 8)
+        await run_our_loop(engines, codec, tools, ROLLOUTS // 8)  # warm-up
+        batched = BatchedLoop(model, codec, tools)
+        await batched.run(BATCH // 8)
         seconds = {"ours": 0.0, "theirs": 0.0}
         tokens = {"ours": 0, "theirs": 0}
-        for name in ("theirs", "ours", "ours", "theirs"):  # a machine that slows down slows both
+        for name in (
+            "theirs",
+            "ours",
+            "ours",
+            "theirs",
+        ):  # alternating, so that a change of the machine's speed affects both
             start = time.monotonic()
-            run = ours(engines, codec, tools, ROLLOUTS) if name == "ours" else straight.run(ROLLOUTS)
+            run = run_our_loop(engines, codec, tools, ROLLOUTS) if name == "ours" else batched.run(ROLLOUTS)
             tokens[name] += await run
             seconds[name] += time.monotonic() - start
     return tokens["ours"] / seconds["ours"], tokens["theirs"] / seconds["theirs"]
 
 
-async def ours(engines: EngineGroup, codec: Codec, tools: dict[str, Tool], count: int) -> int:
-    """Tokens that the model wrote."""
+async def run_our_loop(engines: EngineGroup, codec: Codec, tools: dict[str, Tool], count: int) -> int:
+    """Return the number of tokens that the model generated."""
     wanted = tasks(count)
     context = RolloutContext(codec, tools, lambda text, answer: 0.0, LIMITS)
     done = await run_rollouts(wanted, context, slots=engines.slots(wanted, "async", LIMITS.max_response_tokens))
     return sum(trajectory.model_tokens for trajectory in done)
 
 
-class Straight:
-    """Batches of prompts through `generate`, a turn at a time."""
+class BatchedLoop:
+    """Rollouts in batches with transformers' `generate`, one turn of the whole batch at a time."""
 
     def __init__(self, model: Path, codec: Codec, tools: dict[str, Tool]):
         import torch
@@ -169,34 +176,34 @@ class Straight:
         self.model, self.codec, self.tools = load_model(model, torch.float32).eval(), codec, tools
 
     async def run(self, count: int) -> int:
-        """Tokens that the model wrote."""
+        """Return the number of tokens that the model generated."""
         wanted = tasks(count)
         return sum([await self._batch(wanted[start : start + BATCH]) for start in range(0, count, BATCH)])
 
     async def _batch(self, batch: Sequence[RolloutTask]) -> int:
         prompts = [self.codec.prompt_ids(task.problem.question) for task in batch]
         ids: list[list[int]] = [[] for _ in batch]
-        live, written = list(range(len(batch))), 0
+        unfinished, generated = list(range(len(batch))), 0
         for turn in range(LIMITS.max_turns):
-            room = max(LIMITS.max_response_tokens - len(ids[i]) for i in live)
-            new = await asyncio.to_thread(self._generate, [prompts[i] + ids[i] for i in live], room)
-            going_on, waits = [], []
-            for i, tokens in zip(live, new, strict=True):
+            limit = max(LIMITS.max_response_tokens - len(ids[i]) for i in unfinished)
+            new = await asyncio.to_thread(self._generate, [prompts[i] + ids[i] for i in unfinished], limit)
+            with_calls, results = [], []
+            for i, tokens in zip(unfinished, new, strict=True):
                 tokens = tokens[: LIMITS.max_response_tokens - len(ids[i])]
-                written += len(tokens)
+                generated += len(tokens)
                 ids[i] += tokens
                 calls = parse_tool_calls(self.codec.decode(tokens))
                 if tokens and tokens[-1] == self.codec.end_id and calls and turn + 1 < LIMITS.max_turns:
-                    going_on.append(i)
-                    waits.append(self._answers(batch[i], turn, calls))
-            for i, answer in zip(going_on, await asyncio.gather(*waits), strict=True):
+                    with_calls.append(i)
+                    results.append(self._run_calls(batch[i], turn, calls))
+            for i, answer in zip(with_calls, await asyncio.gather(*results), strict=True):
                 ids[i] += answer
-            live = [i for i in going_on if len(ids[i]) < LIMITS.max_response_tokens]
-            if not live:
+            unfinished = [i for i in with_calls if len(ids[i]) < LIMITS.max_response_tokens]
+            if not unfinished:
                 break
-        return written
+        return generated
 
-    async def _answers(self, task: RolloutTask, turn: int, calls: Sequence[Any]) -> list[int]:
+    async def _run_calls(self, task: RolloutTask, turn: int, calls: Sequence[Any]) -> list[int]:
         answers = [
             execute_call(
                 call, self.tools, seed=derive_seed(task.seed, "call", turn, index), traj_id=task.traj_id, max_chars=4096
@@ -226,11 +233,11 @@ class Straight:
         return found
 
 
-# Our own code
+# CPU time of our own code
 
 
-class Echo:
-    """The sandbox client's interface, without a sandbox behind it."""
+class FakeSandbox:
+    """The interface of the sandbox client; returns the same result at once."""
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
         await asyncio.sleep(0)
@@ -238,8 +245,8 @@ class Echo:
 
 
 @dataclass(frozen=True)
-class Canned:
-    """An engine that says the same at once: a call in the first turn, then the answer."""
+class ScriptedEngine:
+    """An engine that returns a tool call in the first turn and then the answer, at once."""
 
     first_prompt: int  # tokens
     texts: tuple[list[int], list[int]]
@@ -247,15 +254,15 @@ class Canned:
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         await asyncio.sleep(0)
         ids = self.texts[len(prompt_ids) > self.first_prompt]
-        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "canned")
+        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "scripted")
 
 
-async def cpu_a_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
-    """(milliseconds of this process's CPU a turn, turns) with all rollouts at once and the default scheduling policy."""
+async def cpu_per_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
+    """Return (CPU milliseconds of this process per turn, turns) for concurrent rollouts with the default scheduling policy."""
     from rstar_lab.rl.models.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(["some text"], 300)
-    tools = make_tools(["python"], Echo())
+    tools = make_tools(["python"], FakeSandbox())
     codec = Codec(tokenizer, tools)
     call = render_tool_call("execute_python_code_with_standard_io", {"code": "print(1)", "input": ""})
     texts = [f" so</reason>\n{call}<|im_end|>", " so</reason>\n<answer>\\boxed{1}</answer><|im_end|>"]
@@ -263,10 +270,10 @@ async def cpu_a_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
         RolloutTask(Problem(problem_id=f"p{i // 32:04d}", question="What is 1?", answer="1"), f"t{i}", f"g{i // 32}", i % 32, i)
         for i in range(rollouts)
     ]  # fmt: skip
-    canned = Canned(len(codec.prompt_ids("What is 1?")), (codec.encode(texts[0]), codec.encode(texts[1])))
+    engine = ScriptedEngine(len(codec.prompt_ids("What is 1?")), (codec.encode(texts[0]), codec.encode(texts[1])))
     policy = make_policy(EngineSection().scheduler, max_context=4096, predictor=LengthPredictor(4096))
     states = [EngineState(f"e{i}", 250_000) for i in range(engines)]
-    dispatcher = Dispatcher([canned] * engines, policy, states)
+    dispatcher = Dispatcher([engine] * engines, policy, states)
     before = time.process_time()
     context = RolloutContext(codec, tools, lambda text, answer: float("boxed{1}" in text), RolloutLimits(100_000, 8))
     done = await run_rollouts(wanted, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id))

@@ -1,11 +1,10 @@
-"""`rstar-lab bench trainer`: a step of ours against a step of TRL's GRPOTrainer, in one turn and in three with a tool.
+"""`rstar-lab bench trainer`: seconds of a training step compared with TRL's GRPOTrainer, without and with tool calls.
 
-The same tiny model, prompts, group size, limit on the response, precision (fp32), cores and reward, in turns in one run; in
-several turns the same Python function as the tool and the same most turns. It answers at once: what is measured are the trainers.
-The models were taught for half a minute to end their turns, after thoughts of very different lengths, as any model that is worth
-training does, and to call the tool twice before they answer. TRL lives in an environment of its own, made on first use; it is no
-dependency. Nothing of either is left out of a step: generation, tool calls, rewards, update, and for ours also the weights' way to
-the engines and the store.
+Both trainers use the same tiny model, prompts, group size, response limit, precision (fp32), cores, reward and, in the multi-turn
+task, the same Python function as tool and the same limit of turns. They alternate in one run. The tool returns at once, so the
+trainers are measured and not the tool. Before, the model is trained for half a minute to reason at very different lengths, to call
+the tool twice and to end its turns. TRL is installed into its own environment at the first use; it is not a dependency.
+A step includes generation, tool calls, rewards and update; ours also includes the weight sync and the run store.
 """
 
 import asyncio
@@ -53,8 +52,11 @@ PROMPTS, GROUP, STEPS, WARM_UP = 16, 8, 8, 2
 
 @dataclass(frozen=True)
 class Task:
-    """What a rollout is: tool calls before its answer, most tokens of the response, digits of a turn's thought, at the median and
-    at most."""
+    """The shape of a rollout.
+
+    calls: tool calls before the answer. tokens: response limit. thought, longest_thought: median and maximum number of reasoning
+    digits per turn.
+    """
 
     name: str
     calls: int
@@ -68,27 +70,30 @@ TASKS = (Task("trainer_step", 0, 256, 33, 240), Task("trainer_step_multi_turn", 
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of each step after the warm-up; tool calls that were made, a rollout, over all steps."""
+    """Seconds of each step after the warm-up, and mean tool calls per rollout over all steps."""
 
     seconds: list[float]
     calls: float
 
 
 def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yields a line a task; value is our median step in seconds, ratio how many times faster it is."""
+    """Yield one line per task: our median step in seconds, and how many times faster than TRL it is.
+
+    Raises UserError if TRL cannot be installed or the two runs made different numbers of tool calls.
+    """
     python = trl_environment()
     for task in TASKS:
         with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
             folder = Path(name)
             model = make_model(folder, task)
-            # In turns: a machine that slows down slows both.
+            # TRL, ours, TRL: a change of the machine's speed affects both.
             first = trl_steps(python, folder, model, task)
             ours = asyncio.run(our_steps(folder, model, task))
             second = trl_steps(python, folder, model, task)
         theirs = statistics.mean([first.calls, second.calls])
         if abs(ours.calls - theirs) > 0.2 * theirs:
             raise UserError(
-                f"bench trainer: {ours.calls:.2f} tool calls a rollout here, {theirs:.2f} under TRL: no like for like"
+                f"bench trainer: {ours.calls:.2f} tool calls per rollout here, {theirs:.2f} with TRL: the runs cannot be compared"
             )
         value, other = statistics.median(ours.seconds), statistics.median(first.seconds + second.seconds)
         yield {
@@ -102,28 +107,28 @@ def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
 
 
 def lookup(key: int) -> str:
-    """A number of four digits.
+    """Return a number of four digits.
 
     Args:
-        key: Which one.
+        key: The key of the number.
     """
     return str(1000 + key * 7919 % 9000)
 
 
 def score(text: str, answer: str = "") -> float:
-    """A reward that costs nothing and differs within a group."""
+    """Return a pseudo-random reward, which differs within a group."""
     return float(hashlib.sha256(text.encode()).digest()[0] % 2)
 
 
 def make_model(folder: Path, task: Task) -> Path:
-    """A tiny model that thinks for 4 digits and more in each turn, calls the tool, and answers; its prompts lie beside it."""
+    """Train a tiny model that reasons in digits, calls the tool, and answers. Also writes prompts.json. Returns the model folder."""
     rng = random.Random(0)
     schemas = [describe("bench:lookup", lookup)[0]] if task.calls else [CODE_TOOL]
 
-    def turn(said: str) -> str:
-        # A digit is a token, words would be merged.
+    def turn(content: str) -> str:
+        # Digits, because each is one token; words would be merged.
         count = min(int(rng.lognormvariate(math.log(task.thought), 0.8)) + 4, task.longest_thought)
-        return f"{''.join(rng.choices('0123456789', k=count))}</reason>\n{said}{END_OF_TURN}"
+        return f"{''.join(rng.choices('0123456789', k=count))}</reason>\n{content}{END_OF_TURN}"
 
     questions = [problem.question for problem in families.synthesize(0, 500)]
     dataset = []
@@ -147,17 +152,18 @@ def make_model(folder: Path, task: Task) -> Path:
         packing=False,
     )
     sft(build_tiny(tokenizer, seed=0), tokenizer, dataset, config=config, out_dir=folder / "sft")
-    asked = [
+    prompts = [
         [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": format_question(question)}]
         if task.calls
         else render_prompt(question, tools=schemas)
         for question in questions[:PROMPTS]
     ]
-    (folder / "prompts.json").write_text(json.dumps(asked))
+    (folder / "prompts.json").write_text(json.dumps(prompts))
     return folder / "sft" / "model"
 
 
 async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
+    """Train with our trainer and return its steps."""
     recipe = parse_recipe(
         {
             "name": "bench",
@@ -179,12 +185,15 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
         await pipeline.train(session, model)
     reader = RunReader(folder / "runs" / "bench-rl")
     rows = reader.read("trajectories", columns=["calls", "errors"]).to_pylist()
-    calls = statistics.mean(row["calls"] - row["errors"] for row in rows)  # TRL takes what is malformed for text
+    calls = statistics.mean(row["calls"] - row["errors"] for row in rows)  # TRL counts malformed calls as text
     return Steps([line["step_s"] for line in reader.metrics()][WARM_UP:], calls)
 
 
 def trl_environment() -> Path:
-    """A Python with TRL and our torch; made in the user's cache on first use. Raises UserError where it cannot be."""
+    """Return the Python of an environment with TRL and the same torch, created in the user's cache at the first use.
+
+    Raises UserError if it cannot be created.
+    """
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rstar_lab" / f"trl-{TRL}"
     python = folder / "bin" / "python"
     if (folder / ".done").exists():
@@ -204,7 +213,7 @@ def trl_environment() -> Path:
         done = subprocess.run(command, capture_output=True, text=True, cwd=tempfile.gettempdir())
         if done.returncode:
             raise UserError(
-                f"bench trainer: TRL's environment could not be made: {done.stderr.strip().splitlines()[-1]}"
+                f"bench trainer: the environment of TRL could not be created: {done.stderr.strip().splitlines()[-1]}"
             )
     (folder / ".done").touch()
     return python
@@ -233,7 +242,7 @@ class Clock(TrainerCallback):
         self.last = time.monotonic()
 
 def reward(completions, **kwargs):
-    return [float(hashlib.sha256(str(one).encode()).digest()[0] % 2) for one in completions]
+    return [float(hashlib.sha256(str(completion).encode()).digest()[0] % 2) for completion in completions]
 
 config = GRPOConfig(
     output_dir=out, per_device_train_batch_size=len(prompts) * group, num_generations=group, max_completion_length=tokens,
@@ -243,7 +252,7 @@ config = GRPOConfig(
 )
 tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
 tokenizer.response_template = qwen3_template  # calls in <tool_call> tags, turns that end with <|im_end|>
-lookup.__annotations__.pop("return")  # our schema does not say it
+lookup.__annotations__.pop("return")  # our tool schema does not contain it
 data = Dataset.from_dict({"prompt": prompts * steps})
 trainer = GRPOTrainer(
     model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()],
@@ -255,7 +264,7 @@ print(json.dumps({"times": times, "calls": trainer.state.log_history[-1].get("to
 
 
 def trl_steps(python: Path, folder: Path, model: Path, task: Task) -> Steps:
-    """Half of the steps, each from the end of one step to the end of the next."""
+    """Train half of the steps with TRL. A step lasts from the end of the previous one to its own end."""
     numbers = [GROUP, task.tokens, task.calls, WARM_UP + STEPS // 2]
     script = inspect.getsource(lookup) + _SCRIPT
     command = [python, "-c", script, model, folder / "prompts.json", *numbers, folder / "trl"]
@@ -263,5 +272,5 @@ def trl_steps(python: Path, folder: Path, model: Path, task: Task) -> Steps:
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment, cwd=folder)
     if done.returncode:
         raise UserError(f"bench trainer: TRL failed: {done.stderr.strip().splitlines()[-1]}")
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    return Steps(told["times"][WARM_UP:], told["calls"])
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return Steps(result["times"][WARM_UP:], result["calls"])

@@ -1,4 +1,4 @@
-"""`rstar-lab bench verl`: the compute that RoC saves under verl, and whether verl trains as the local trainer does."""
+"""`rstar-lab bench verl`: the compute that RoC saves under verl, and the parity of verl with the local trainer."""
 
 import tempfile
 from collections.abc import Iterator

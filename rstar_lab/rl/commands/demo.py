@@ -1,4 +1,4 @@
-"""`rstar-lab demo`: the whole story on a laptop, from random weights to a tool user, ending in an executed notebook."""
+"""`rstar-lab demo`: SFT, GRPO-RoC and evaluation of a tiny model on a laptop, and a report as an executed notebook."""
 
 import asyncio
 import json
@@ -24,14 +24,17 @@ NOTEBOOK = resource_folder("notebooks") / "00_quickstart.ipynb"
 
 
 async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, Any]:
-    """Train, evaluate and report; a finished demo gives its result again. Returns what `demo --json` ends with."""
-    kept = recipe.runs / ".demo" / f"{recipe.name}.json"
-    told = recipe.model_dump(mode="json", exclude={"runs"})
-    if kept.exists():
-        saved = json.loads(kept.read_text())
-        made = [Path(saved["result"][key]) for key in ("report", "run", "model_sft", "model_rl")]
-        if saved["recipe"] == told and all(path.exists() for path in made):
-            tell(saved["result"], reporter)
+    """Train, evaluate and write the report. Returns the last line of `demo --json`.
+
+    A demo that is finished returns its stored result.
+    """
+    stored = recipe.runs / ".demo" / f"{recipe.name}.json"
+    settings = recipe.model_dump(mode="json", exclude={"runs"})
+    if stored.exists():
+        saved = json.loads(stored.read_text())
+        outputs = [Path(saved["result"][key]) for key in ("report", "run", "model_sft", "model_rl")]
+        if saved["recipe"] == settings and all(path.exists() for path in outputs):
+            print_result(saved["result"], reporter)
             return saved["result"]
     started = time.monotonic()
     with PeakMemory() as memory:
@@ -41,21 +44,21 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             problems = [problem for group in session.held_out.values() for problem in group]
             parent = {"run": session.run_id("sft"), "step": None}
             before = await evaluate_model(session, base, problems, "eval-base", samples=NOTHING_SAMPLES)
-            imitated = await evaluate_model(session, after_sft, problems, "eval-sft", parent=parent)
+            fine_tuned = await evaluate_model(session, after_sft, problems, "eval-sft", parent=parent)
             after_rl = await train(session, after_sft, parent=parent)
             last = int(after_rl.name.removeprefix("step="))
-            learned = await evaluate_model(
+            trained = await evaluate_model(
                 session, after_rl, problems, "eval-rl", parent={"run": session.run_id("rl"), "step": last}
             )
-            reporter.say("writing the report ...")
+            reporter.print_line("writing the report ...")
             writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))  # while the engines end
         report = await writing
     result = {
         "pass1_base": before["pass1"],
-        "pass1_sft": imitated["pass1"],
-        "pass1_rl": learned["pass1"],
-        "error_rate_correct_sft": imitated["error_rate_correct"],
-        "error_rate_correct_rl": learned["error_rate_correct"],
+        "pass1_sft": fine_tuned["pass1"],
+        "pass1_rl": trained["pass1"],
+        "error_rate_correct_sft": fine_tuned["error_rate_correct"],
+        "error_rate_correct_rl": trained["error_rate_correct"],
         "seconds": round(time.monotonic() - started, 1),
         "peak_memory_gb": memory.gb,
         "run": str((recipe.runs / f"{recipe.name}-rl").resolve()),
@@ -63,14 +66,14 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
         "model_sft": str(after_sft.resolve()),
         "model_rl": str(after_rl.resolve()),
     }
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_json(kept, {"recipe": told, "result": result})
-    tell(result, reporter)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    write_json(stored, {"recipe": settings, "result": result})
+    print_result(result, reporter)
     return result
 
 
 def make_report(recipe: Recipe, out: Path) -> Path:
-    """Execute the quickstart notebook on the runs, and keep it as HTML whose figures need no network."""
+    """Execute the quickstart notebook on the runs and write it as HTML that needs no network. Returns the HTML file."""
     out.mkdir(parents=True, exist_ok=True)
     executed = out / f"{recipe.name}.ipynb"
     parameters = {"runs_dir": str(recipe.runs.resolve()), "name": recipe.name}
@@ -82,7 +85,7 @@ def make_report(recipe: Recipe, out: Path) -> Path:
         [*command, "--kernel", "python3", "--cwd", str(out)], env=environment, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as papermill:  # fmt: skip
-        from nbconvert import HTMLExporter  # takes seconds, which the notebook takes too
+        from nbconvert import HTMLExporter  # takes seconds to import; the notebook runs meanwhile
 
         _, messages = papermill.communicate()
     if papermill.returncode:
@@ -96,19 +99,19 @@ def make_report(recipe: Recipe, out: Path) -> Path:
     )  # fmt: skip
     page, _ = exporter.from_filename(str(executed))
     html = executed.with_suffix(".html")
-    # plotly asks a server for MathJax, which no figure here needs.
+    # plotly loads MathJax from a server, which no figure here needs.
     html.write_text(re.sub(r'<script src="https?://[^"]*"></script>', "", page))
     return html
 
 
-def tell(result: dict[str, Any], reporter: Reporter) -> None:
-    """The end of the demo, for people."""
+def print_result(result: dict[str, Any], reporter: Reporter) -> None:
+    """Print the result of the demo."""
 
     def rate(value: float | None) -> str:
         return "-" if value is None else f"{value:.1%}"
 
-    reporter.say(
-        f"\n[bold]held-out pass@1[/]   from nothing {format_interval(result['pass1_base'])}"
+    reporter.print_line(
+        f"\n[bold]held-out pass@1[/]   random weights {format_interval(result['pass1_base'])}"
         f"   after SFT {format_interval(result['pass1_sft'])}   after GRPO-RoC {format_interval(result['pass1_rl'])}\n"
         f"tool errors inside correct trajectories   {rate(result['error_rate_correct_sft'])} -> "
         f"{rate(result['error_rate_correct_rl'])}\n"

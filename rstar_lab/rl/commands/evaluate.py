@@ -1,4 +1,4 @@
-"""`rstar-lab evaluate`: a model or the servers that have it, and problems, each as the command line gives them."""
+"""`rstar-lab evaluate`: evaluate a model folder, a run's last model, or a model behind servers."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 
-SHOWN = 40  # problems, the hardest first
+SHOWN = 40  # rows of the printed table, hardest problems first
 
 
 async def evaluate_command(
@@ -36,19 +36,18 @@ async def evaluate_command(
     tokenizer: Path | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a model, print the result and return what `evaluate --json` ends with.
-
-    force: sample again in a new run if a finished run with the same identity exists.
+    """Evaluate a model, print the result, and return the last line of `evaluate --json`.
 
     models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`.
+    force: sample again in a new run if a finished run with the same identity exists.
     """
-    served = [model for model in models if model.startswith(("http://", "https://"))]
-    if len(models) > 1 and len(served) < len(models):
-        raise UserError("evaluate: give one model, or any number of URLs of servers that have the same one")
-    if served:
-        folder, identity = await _tokenizer_of(served, tokenizer)
+    urls = [model for model in models if model.startswith(("http://", "https://"))]
+    if len(models) > 1 and len(urls) < len(models):
+        raise UserError("evaluate: give one model, or any number of URLs of servers with the same model")
+    if urls:
+        folder, identity = await _tokenizer_of(urls, tokenizer)
         recipe = recipe.model_copy(
-            update={"engine": recipe.engine.model_copy(update={"kind": "server", "urls": tuple(served)})}
+            update={"engine": recipe.engine.model_copy(update={"kind": "server", "urls": tuple(urls)})}
         )
     else:
         folder = model_folder(models[0], recipe.runs)
@@ -56,7 +55,7 @@ async def evaluate_command(
     title, problems = load(source, fields, limit)
     # The run id contains the identity: the same command resumes its run, any other setting gives a new run.
     weights = model_hash(folder, recipe.runs / ".cache")
-    if served:  # the folder may have only the tokenizer; the name has the version of pushed weights
+    if urls:  # the folder may have only the tokenizer; the name has the version of pushed weights
         weights = f"{identity} {weights}"
     parts = evaluation_identity(recipe, problems, weights, recipe.evaluate.samples)
     recipe = recipe.model_copy(
@@ -67,24 +66,24 @@ async def evaluate_command(
             "evaluate": recipe.evaluate.model_copy(update={"sets": {}}),
         }
     )
-    piece = identity_digest(parts)
+    run_suffix = identity_digest(parts)
     if force:
-        piece = _unused_piece(recipe, piece)
+        run_suffix = _unused_suffix(recipe, run_suffix)
     async with RunSession.open(recipe, reporter) as session:
-        await evaluate_model(session, folder, problems, piece, as_served=bool(served), model_identity=weights)
-        run = session.runs_dir / session.run_id(piece)
+        await evaluate_model(session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights)
+        run = session.runs_dir / session.run_id(run_suffix)
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise(rows), per_problem(rows)
     for row in table:
         reporter.emit("problem", **row)
     if not reporter.as_json:
-        tell(result, table, run, reporter)
+        print_result(result, table, run, reporter)
     return result | {"run": str(run), "model": identity}
 
 
-def _unused_piece(recipe: Recipe, piece: str) -> str:
-    """Return `piece`, or `piece-2`, `piece-3` ... : the first one without a finished run."""
-    candidates = (piece if number == 1 else f"{piece}-{number}" for number in itertools.count(1))
+def _unused_suffix(recipe: Recipe, suffix: str) -> str:
+    """Return the first of `suffix`, `suffix-2`, `suffix-3` ... that has no finished run."""
+    candidates = (suffix if number == 1 else f"{suffix}-{number}" for number in itertools.count(1))
     for candidate in candidates:
         folder = recipe.runs / f"{recipe.name}-{candidate}"
         if not (folder / "run.json").exists() or RunReader(folder).info["status"] != "finished":
@@ -93,7 +92,7 @@ def _unused_piece(recipe: Recipe, piece: str) -> str:
 
 
 def load(source: str, fields: str, limit: int | None) -> tuple[str, list[Problem]]:
-    """(what a set is called, its problems). Raises ProblemError."""
+    """Return the name of a problem set and its problems. Raises ProblemError, or UserError for an empty set or equal ids."""
     reading = parse_source(source, parse_fields(fields))
     problems: list[Problem] = []
     for candidate in read_source(reading):
@@ -101,17 +100,17 @@ def load(source: str, fields: str, limit: int | None) -> tuple[str, list[Problem
             break
         problems.append(candidate.problem)
     if not problems:
-        raise UserError(f"{source}: it holds no problem")
+        raise UserError(f"{source}: no problems")
     seen: set[str] = set()
     for problem in problems:
         if problem.problem_id in seen:
-            raise UserError(f"{source}: two problems are called {problem.problem_id}")
+            raise UserError(f"{source}: two problems have the id {problem.problem_id}")
         seen.add(problem.problem_id)
     return reading.source.name, problems
 
 
 async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Path, str]:
-    """(the folder of the tokenizer, what the servers' model is called). Raises UserError."""
+    """Return the folder of the tokenizer and the identity of the servers' model. Raises UserError."""
     identities, folders = [], []
     for url in urls:
         async with ChatServer.open(url) as server:
@@ -124,14 +123,17 @@ async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Pa
     folder = tokenizer or folders[0]
     if folder is None:
         raise UserError(
-            f"evaluate: {identities[0]} at {urls[0]} has no folder here: give its tokenizer, --tokenizer FOLDER"
+            f"evaluate: the folder of {identities[0]} at {urls[0]} is not on this machine: give its tokenizer, --tokenizer FOLDER"
         )
     return folder, identities[0]
 
 
-def tell(result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, reporter: Reporter) -> None:
+def print_result(result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, reporter: Reporter) -> None:
+    """Print the table of problems and the result with its intervals."""
     k = result["samples"]
-    shown = Table("problem", f"right of {k}", "majority", "truth", "tokens", "calls", "errors", title_justify="left")
+    printed = Table(
+        "problem", f"correct of {k}", "majority", "truth", "tokens", "calls", "errors", title_justify="left"
+    )
     for row in sorted(table, key=lambda row: row["correct"])[:SHOWN]:
         majority = f"[{'green' if row['majority_correct'] else 'red'}]{str(row['majority'])[:24]}[/]"
         cells = (
@@ -141,16 +143,16 @@ def tell(result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, rep
             str(row["truth"])[:24],
             f"{row['response_tokens']:.0f}",
         )
-        shown.add_row(*cells, f"{row['calls'] / row['samples']:.1f}", str(row["errors"]))
-    reporter.console.print(shown)
+        printed.add_row(*cells, f"{row['calls'] / row['samples']:.1f}", str(row["errors"]))
+    reporter.console.print(printed)
     if len(table) > SHOWN:
-        reporter.say(f"... and {len(table) - SHOWN} problems solved more often")
+        reporter.print_line(f"... and {len(table) - SHOWN} problems with more correct samples")
     for key, title in (("pass1", f"avg@{k} (pass@1)"), (f"pass{k}", f"pass@{k}"), (f"maj{k}", f"maj@{k}")):
-        reporter.say(f"{title:18}{format_interval(result[key])}")
+        reporter.print_line(f"{title:18}{format_interval(result[key])}")
     intervals = result["intervals"]
     for key, title, form in (("response_tokens", "response tokens", ".0f"), ("calls", "calls per rollout", ".2f")):
-        reporter.say(f"{title:18}{format_interval(intervals[key], form)}")
+        reporter.print_line(f"{title:18}{format_interval(intervals[key], form)}")
     errors = "-" if result["error_rate"] is None else format_interval(intervals["error_rate"])
-    reporter.say(f"{'tool errors':18}{errors} of the calls")
-    reporter.say(f"{'truncated':18}{format_interval(intervals['truncated'])}")
-    reporter.say(f"{result['problems']} problems x {k} samples\nrun {run}")
+    reporter.print_line(f"{'tool errors':18}{errors} of the calls")
+    reporter.print_line(f"{'truncated':18}{format_interval(intervals['truncated'])}")
+    reporter.print_line(f"{result['problems']} problems x {k} samples\nrun {run}")

@@ -1,6 +1,6 @@
-"""Measure a stage's problems before it begins: `python -m rstar_lab.rl.commands.filter RECIPE STAGE MODEL`.
+"""Filter the problems of a stage by difficulty: `python -m rstar_lab.rl.commands.filter RECIPE STAGE MODEL`.
 
-The local trainer does this by itself. Under verl it is run once, on one node with GPUs, when the stage before has ended.
+The local trainer does this itself. Under verl, this command runs once on a node with GPUs, after the previous stage.
 """
 
 import asyncio
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
 def main(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
-    stage: Annotated[str, typer.Argument(help="The stage that has a filter.")],
-    model: Annotated[
-        Path, typer.Argument(help="Folder of the newest policy: RUN/checkpoints/step=... of the stage before.")
-    ],
+    stage: Annotated[str, typer.Argument(help="Name of a stage with a filter.")],
+    model: Annotated[Path, typer.Argument(help="Model of the previous stage: RUN/checkpoints/step=...")],
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
-    sets: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")] = None,
 ) -> None:
-    """Roll out every problem, write RUN/difficulty/stage=STAGE.parquet. The same command again goes on."""
+    """Sample rollouts of every problem and write RUN/difficulty/stage=STAGE.parquet. The same command again resumes."""
     from rstar_lab.rl.overrides import load_recipe, parse_overrides
 
     loaded = load_recipe(recipe, parse_overrides(sets or []) | {"runs": str(runs_dir)})
@@ -33,11 +31,11 @@ def main(
     except UserError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"{kept} of {count} problems stay")
+    typer.echo(f"{kept} of {count} problems are kept")
 
 
 async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, int]:
-    """(problems that stay, problems). Raises UserError for a stage without a filter."""
+    """Return (problems that are kept, all problems). Raises UserError for a stage without a filter."""
     from rstar_lab.progress import Reporter
     from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.rollout.codec import Codec
@@ -46,10 +44,12 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     from rstar_lab.rl.training.stages import filter_problems
     from rstar_lab.runs.reader import RunReader
 
-    stage = next((one for one in recipe.stages if one.name == stage_name and one.filter), None)
+    stage = next((entry for entry in recipe.stages if entry.name == stage_name and entry.filter), None)
     if stage is None or stage.filter is None:
-        named = ", ".join(one.name for one in recipe.stages if one.filter) or "none has"
-        raise UserError(f"stage {stage_name}: the recipe has no such stage with a filter ({named})")
+        with_filter = ", ".join(entry.name for entry in recipe.stages if entry.filter) or "none"
+        raise UserError(
+            f"stage {stage_name}: the recipe has no stage of this name with a filter; stages with a filter: {with_filter}"
+        )
     async with RunSession.open(recipe, Reporter()) as session:
         run_dir = session.runs_dir / session.run_id("rl")
         steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}

@@ -1,5 +1,4 @@
-"""The data card: what went in, what each filter took out and why, what came out. As JSON for programs, as Markdown
-for people."""
+"""The data card of a prepared problem set: sources, number of problems dropped by each filter, examples, output. JSON and Markdown."""
 
 import hashlib
 import json
@@ -9,24 +8,24 @@ from typing import Any
 
 from rstar_lab.runs.files import atomic_write
 
-EXAMPLES = 5  # a filter, evenly over what it dropped
-EXCERPT = 240
+EXAMPLES = 5  # per filter, spread evenly over the dropped problems
+EXCERPT = 240  # characters of a question or answer
 
 
 def file_hash(path: Path) -> str:
-    """sha256 of a file's bytes."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_hash(text: str) -> str:
-    """The first 16 digits of the sha256 of a text: enough to find a problem again."""
+    """Return the first 16 hex digits of the sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A problem that a filter dropped, and why."""
+    """A problem that a filter dropped. where: source and row; why: the reason."""
 
     problem_id: str
     where: str
@@ -38,7 +37,7 @@ class Example:
 
 @dataclass(frozen=True)
 class FilterCount:
-    """What a filter did. note: what the count alone does not say (checks that had nothing to check with, for one)."""
+    """Result of one filter. note: an addition to the rule, such as the number of problems that could not be checked."""
 
     name: str
     rule: str
@@ -50,7 +49,7 @@ class FilterCount:
 
 @dataclass
 class Card:
-    """Everything there is to say about one prepared set. Paths are as they were given."""
+    """The data card. Paths are as the user gave them."""
 
     settings: dict[str, Any]
     sources: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +62,7 @@ class Card:
     output: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """PATH and, beside it, the same as .md; each file whole or not at all."""
+        """Write the card to `path` as JSON, and beside it as Markdown. Each file is replaced atomically."""
         for target, text in [
             (path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"),
             (path.with_suffix(".md"), self.markdown()),
@@ -72,6 +71,7 @@ class Card:
                 file.write(text.encode())
 
     def markdown(self) -> str:
+        """Return the card as Markdown."""
         lines = [f"# {Path(self.output['file']).name}: {self.kept:,} problems", "", "## Sources", ""]
         lines += _table(
             ["source", "read from", "problems", "kept", "sha256"],
@@ -86,7 +86,7 @@ class Card:
                 for one in self.sources
             ],
         )
-        lines += ["", "## Filters, in their order", ""]
+        lines += ["", "## Filters, in order", ""]
         lines += _table(
             ["filter", "rule", "before", "dropped", "after"],
             [
@@ -100,7 +100,7 @@ class Card:
                 for one in self.filters
             ],
         )
-        lines += ["", "## Evaluation sets this one was cleaned against", ""]
+        lines += ["", "## Evaluation sets whose problems were removed", ""]
         lines += _table(
             ["set", "read from", "problems", "overlaps found", "sha256"],
             [
@@ -109,12 +109,12 @@ class Card:
             ],
         )
         if not self.against:
-            lines += ["None: nothing is known about overlaps with evaluation sets."]
+            lines += ["None. Overlaps with evaluation sets were not checked."]
         if self.difficulty:
             lines += ["", "## Difficulty", "", *(f"- {name}: {value}" for name, value in self.difficulty.items())]
         if self.bad_rows:
-            lines += ["", f"## Bad rows: {len(self.bad_rows):,}", "", *(f"- {row}" for row in self.bad_rows[:50])]
-        lines += ["", "## Examples of what was dropped"]
+            lines += ["", f"## Invalid rows: {len(self.bad_rows):,}", "", *(f"- {row}" for row in self.bad_rows[:50])]
+        lines += ["", "## Examples of dropped problems"]
         for one in self.filters:
             if one.examples:
                 lines += ["", f"### {one.name}", ""]

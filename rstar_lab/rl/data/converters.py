@@ -1,7 +1,7 @@
-"""From public conversation sets to ours: a function a schema, which takes a row and returns (messages, tools).
+"""Convert public conversation sets to our format. Each converter takes a row and returns (messages, tools).
 
-What a converter cannot read it refuses with a ValueError that says why; `convert` counts those and shows examples.
-The sets are the paper's (section 4.1): function calls, code as JSON, instruction following, chat.
+A converter raises ValueError with the reason for a row that it cannot read; `convert` counts the reasons. The sets are those
+of rStar2-Agent, section 4.1: function calls, code as JSON, instruction following, chat.
 """
 
 import ast
@@ -24,27 +24,26 @@ Tools = list[dict[str, Any]]
 Converter = Callable[[Mapping[str, Any]], tuple[Messages, Tools]]
 
 
-# --- tools and values as the sets write them --------------------------------------------------------------------------
+# Tools and values in the notations of the sets
 
 
 def tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function's description, in whichever form, as {"type": "function", "function": {name, description,
-    parameters}}."""
+    """Return a function description as {"type": "function", "function": {name, description, parameters}}."""
     function = function.get("function", function) if function.get("type") == "function" else function
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError("a tool has no name")
-    parameters = _objects(function.get("parameters") or {})
+    parameters = _json_schema(function.get("parameters") or {})
     parameters.setdefault("type", "object")
     parameters.setdefault("properties", {})
     description = str(function.get("description") or "")
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def _objects(schema: Any) -> Any:
-    """A schema with the Python type names that some sets use ("dict") in JSON schema's words."""
+def _json_schema(schema: Any) -> Any:
+    """Return a schema with JSON Schema types instead of the Python types ("dict") that some sets use."""
     if isinstance(schema, list):
-        return [_objects(item) for item in schema]
+        return [_json_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     names = {
@@ -57,13 +56,13 @@ def _objects(schema: Any) -> Any:
         "bool": "boolean",
     }
     return {
-        key: names.get(value, value) if key == "type" and isinstance(value, str) else _objects(value)
+        key: names.get(value, value) if key == "type" and isinstance(value, str) else _json_schema(value)
         for key, value in schema.items()
     }
 
 
 def _json_values(text: str, opening: str) -> Iterator[Any]:
-    """The JSON values in a text that begin with `opening`, one after the other."""
+    """Yield the JSON values in a text that begin with `opening`."""
     decoder, position = json.JSONDecoder(), text.find(opening)
     while position >= 0:
         try:
@@ -79,7 +78,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """text.split(separator), but not inside brackets or quotes. Raises ValueError where those do not match."""
+    """Split a text at a separator outside of brackets and quotes. Raises ValueError if those do not match."""
     parts, start, expected, quote = [], 0, [], ""
     position = 0
     while position < len(text):
@@ -116,7 +115,7 @@ def _value(text: str) -> Any:
 
 
 def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """`[Name of it(a=1, b="x"), Other()]` as names and arguments."""
+    """Return names and arguments of calls written `[Name(a=1, b="x"), Other()]`."""
     calls = []
     for part in _split(text.strip()[1:-1], ","):
         name, parenthesis, rest = part.strip().partition("(")
@@ -132,8 +131,8 @@ def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def _tool_answers(text: str, calls: int) -> Messages:
-    """One message a call, where the answer is a JSON list of as many results; else one for all."""
+def _tool_messages(text: str, calls: int) -> Messages:
+    """Return one tool message per call. Several calls need a JSON list with as many results."""
     if calls > 1:
         try:
             results = json.loads(text)
@@ -141,10 +140,12 @@ def _tool_answers(text: str, calls: int) -> Messages:
             results = None
         if isinstance(results, list) and len(results) == calls:
             return [
-                Message(role="tool", content=one if isinstance(one, str) else json.dumps(one, ensure_ascii=False))
-                for one in results
+                Message(
+                    role="tool", content=result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+                )
+                for result in results
             ]
-        raise ValueError(f"one tool answer for {calls} calls")
+        raise ValueError(f"one tool message for {calls} calls")
     return [Message(role="tool", content=text)]
 
 
@@ -157,15 +158,17 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(str(turn["from"]), str(turn["value"])) for turn in turns]
 
 
-# --- the sets ---------------------------------------------------------------------------------------------------------
+# The sets
 
 
 def toolace(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """Team-ACE/ToolACE: tools as a JSON list within `system`, calls as `[Name(argument=value)]`. Its system text
-    describes that other call format, so it does not come along."""
+    """Convert Team-ACE/ToolACE: tools as a JSON list in `system`, calls as `[Name(argument=value)]`.
+
+    The system text is dropped, because it describes that call format.
+    """
     lists = (value for value in _json_values(str(row.get("system") or ""), "[") if isinstance(value, list))
     functions = next(
-        (value for value in lists if value and all(isinstance(one, dict) and "name" in one for one in value)), []
+        (value for value in lists if value and all(isinstance(item, dict) and "name" in item for item in value)), []
     )
     messages: Messages = []
     calls = 0
@@ -178,15 +181,14 @@ def toolace(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
             calls = len(called)
             messages.append(Message(role="assistant", content=tool_calls(called) if called else reply(text)))
         elif role == "tool":
-            messages += _tool_answers(text, calls)
+            messages += _tool_messages(text, calls)
         else:
-            raise ValueError(f"unknown speaker {role!r}")
+            raise ValueError(f"unknown role {role!r}")
     return messages, [tool_schema(function) for function in functions]
 
 
 def apigen_mt(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """Salesforce/APIGen-MT-5k: human, gpt, function_call (JSON), observation; tools as JSON; system holds the
-    policy."""
+    """Convert Salesforce/APIGen-MT-5k: roles human, gpt, function_call (JSON) and observation; tools as JSON."""
     tools = row.get("tools") or "[]"
     tools = json.loads(tools) if isinstance(tools, str) else tools
     messages = [Message(role="system", content=str(row["system"]).strip())] if row.get("system") else []
@@ -204,7 +206,7 @@ def apigen_mt(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
         elif role == "observation":
             messages.append(Message(role="tool", content=value.strip()))
         else:
-            raise ValueError(f"unknown speaker {role!r}")
+            raise ValueError(f"unknown role {role!r}")
     return messages, [tool_schema(tool) for tool in tools]
 
 
@@ -222,13 +224,12 @@ def _glaive_call(text: str) -> tuple[str, dict[str, Any]]:
     value = json.loads(arguments)
     value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, dict):
-        raise ValueError("the arguments of a <functioncall> are no object")
+        raise ValueError("the arguments of a <functioncall> are not an object")
     return match[1], value
 
 
 def glaive_v2(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """glaiveai/glaive-function-calling-v2: `system` with one JSON object a function, `chat` as one text with
-    speakers."""
+    """Convert glaiveai/glaive-function-calling-v2: `system` has a JSON object per function, `chat` is one text with roles."""
     system = str(row.get("system") or "").removeprefix("SYSTEM:").strip()
     functions = [value for value in _json_values(system, "{") if isinstance(value, dict) and "name" in value]
     messages = [] if functions or not system else [Message(role="system", content=system)]
@@ -240,8 +241,8 @@ def glaive_v2(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
         elif role == "FUNCTION RESPONSE":
             messages.append(Message(role="tool", content=text))
         else:
-            said, *calls = text.split("<functioncall>")
-            content = tool_calls([_glaive_call(call) for call in calls], said) if calls else reply(said)
+            before, *calls = text.split("<functioncall>")
+            content = tool_calls([_glaive_call(call) for call in calls], before) if calls else reply(before)
             messages.append(Message(role="assistant", content=content))
     return messages, [tool_schema(function) for function in functions]
 
@@ -251,14 +252,16 @@ JSON_REQUEST = 'Reply with one JSON object that has two keys: "code", the progra
 
 
 def magicoder(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """ise-uiuc/Magicoder-OSS-Instruct-75K (problem, solution) or -Evol-Instruct-110K (instruction, response), the
-    answer as JSON."""
+    """Convert ise-uiuc/Magicoder-OSS-Instruct-75K (problem, solution) or -Evol-Instruct-110K (instruction, response).
+
+    The answer becomes a JSON object of code and explanation.
+    """
     question, solution = row.get("problem") or row.get("instruction"), row.get("solution") or row.get("response")
     if not question or not solution:
         raise ValueError("no problem and solution")
     code = "\n".join(block.strip("\n") for block in _FENCE.findall(solution))
     if not code:
-        raise ValueError("the solution has no block of code")
+        raise ValueError("the solution has no code block")
     answer = json.dumps({"code": code, "explanation": _FENCE.sub("", solution).strip()}, ensure_ascii=False)
     return [
         Message(role="user", content=f"{question.strip()}\n\n{JSON_REQUEST}"),
@@ -279,7 +282,7 @@ def _plain_turns(turns: Any) -> Messages:
 
 
 def tulu3_if(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """allenai/tulu-3-sft-personas-instruction-following: messages of {role, content}."""
+    """Convert allenai/tulu-3-sft-personas-instruction-following: messages of {role, content}."""
     return _plain_turns(row.get("messages")), []
 
 
@@ -287,12 +290,12 @@ _LLAMA_TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n*(.*?)
 
 
 def nemotron_chat(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """nvidia/Llama-Nemotron-Post-Training-Dataset, split chat: `input` a text, a Llama prompt or messages; `output`.
+    """Convert nvidia/Llama-Nemotron-Post-Training-Dataset, split chat: `input` is a text, a Llama prompt or messages.
 
-    Only answers without reasoning; the system prompt that switches reasoning is left out.
+    Rows with reasoning are refused. The system prompt that switches reasoning off is dropped.
     """
     if str(row.get("reasoning", "off")) == "on":
-        raise ValueError("an answer with reasoning")
+        raise ValueError("the answer has reasoning")
     given, output = row.get("input"), row.get("output")
     if isinstance(given, str):
         headers = _LLAMA_TURN.findall(given)
@@ -315,12 +318,12 @@ CONVERTERS: dict[str, Converter] = {
 }
 
 
-# --- a whole file -----------------------------------------------------------------------------------------------------
+# Files
 
 
 @dataclass
 class ConversionReport:
-    """What became of a file's rows. refused: how many by reason; examples: a row for each reason."""
+    """Counts of a conversion. refused: number of rows by reason. examples: one row for each reason."""
 
     source: str
     rows: int = 0
@@ -329,6 +332,7 @@ class ConversionReport:
     examples: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, reason: str, where: str) -> None:
+        """Count a row that cannot be converted."""
         self.refused[reason] += 1
         self.examples.setdefault(reason, where)
 
@@ -336,7 +340,7 @@ class ConversionReport:
 def convert(
     source: str, rows: Iterable[tuple[int, Any]], origin: str, report: ConversionReport
 ) -> Iterator[Conversation]:
-    """The conversations of one set's rows; each passes the linter. What is refused, and why, is added to the report."""
+    """Yield the conversations of a set that can be converted and pass `lint`. The others are counted in the report."""
     for number, row in rows:
         report.rows += 1
         where = f"{origin} row {number}"
@@ -356,15 +360,15 @@ def convert(
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong in words that do not differ from row to row, so that they can be counted."""
+    """Return the reason of an error without values of the row, so that equal reasons can be counted."""
     if isinstance(error, ValidationError):
         detail = error.errors()[0]
         return f"{'.'.join(map(str, detail['loc'][:1]))}: {detail['msg']}"
     if isinstance(error, json.JSONDecodeError):
         return "not JSON"
-    return str(error) if type(error) is ValueError else f"not in this set's schema ({type(error).__name__})"
+    return str(error) if type(error) is ValueError else f"not in the schema of the set ({type(error).__name__})"
 
 
 def convert_file(source: str, path: Path, report: ConversionReport) -> Iterator[Conversation]:
-    """`convert` for a .jsonl, .json or .parquet file."""
+    """Yield the conversations of a .jsonl, .json or .parquet file; see `convert`."""
     return convert(source, read_rows(path), str(path), report)

@@ -1,5 +1,7 @@
-"""What is dropped from a set of problems, one rule a function: {place in the list: why}. Source of the rules:
-rStar2-Agent, section 4.2."""
+"""Filters of a problem set. Each returns {index in the list: reason} of the problems to drop.
+
+Source: rStar2-Agent, section 4.2.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,12 +16,12 @@ Drops = dict[int, str]
 
 
 def plain_integer(answer: str) -> str | None:
-    """`$1,024$` or `025` as 1024 or 25; None for what is no integer written out."""
+    """Return an integer answer in normal form (`$1,024$` as 1024, `025` as 25), or None if it is not an integer."""
     return canonical_integer(answer.strip().strip("$").strip())
 
 
 def not_integer(candidates: Sequence[Candidate]) -> Drops:
-    """Answers that are no integers: only those are checked without doubt."""
+    """Drop problems whose answer is not an integer, because only integers are verified reliably."""
     return {
         place: f"the answer is {candidate.problem.answer[:60]!r}"
         for place, candidate in enumerate(candidates)
@@ -27,17 +29,17 @@ def not_integer(candidates: Sequence[Candidate]) -> Drops:
     }
 
 
-def _same_words(texts: Texts) -> list[list[int]]:
+def _equal_texts(texts: Texts) -> list[list[int]]:
     groups: dict[int, list[int]] = defaultdict(list)
-    for place, digest in enumerate(texts.whole().tolist()):
+    for place, digest in enumerate(texts.hashes().tolist()):
         groups[digest].append(place)
     return [places for places in groups.values() if len(places) > 1]
 
 
 def conflicts(candidates: Sequence[Candidate], texts: Texts) -> Drops:
-    """One question with different answers: all of them go, for which one is right nobody knows."""
+    """Drop all copies of a question that has different answers, because the correct one is unknown."""
     drops: Drops = {}
-    for places in _same_words(texts):
+    for places in _equal_texts(texts):
         answers = [candidates[place].problem.answer for place in places]
         truths = sorted({plain_integer(answer) or answer for answer in answers})
         if len(truths) > 1:
@@ -46,27 +48,31 @@ def conflicts(candidates: Sequence[Candidate], texts: Texts) -> Drops:
 
 
 def duplicates(candidates: Sequence[Candidate], texts: Texts) -> Drops:
-    """The same question again; the answers known for it go to the one that is kept."""
+    """Drop repeated questions. The first one gets the sampled answers of the others."""
     drops: Drops = {}
-    for first, *others in _same_words(texts):
+    for first, *others in _equal_texts(texts):
         for place in others:
-            drops[place] = f"the same as {candidates[first].where}"
+            drops[place] = f"same question as {candidates[first].where}"
             candidates[first].answers += candidates[place].answers
     return drops
 
 
 def near(candidates: Sequence[Candidate], texts: Texts, corpus: Corpus, similarity: float) -> Drops:
-    """Questions that repeat an earlier one but for a few words, with the same numbers, signs and variables in the
-    same order."""
+    """Drop questions that differ from an earlier one only in a few words.
+
+    Numbers, signs and variables must be the same, in the same order. similarity: of `near_duplicates`.
+    """
     twins = near_duplicates(texts, texts.symbols(corpus.is_symbol()), similarity=similarity)
-    return {place: f"nearly {candidates[twin].where}" for place, twin in twins.items()}
+    return {place: f"near-duplicate of {candidates[twin].where}" for place, twin in twins.items()}
 
 
 def contamination(
     texts: Texts, corpus: Corpus, evaluation: Texts, owners: Sequence[str], ngram: int
 ) -> tuple[Drops, dict[str, int]]:
-    """(questions that share an n-gram with an evaluation set's, how many of them by set). owners: the set of each
-    evaluation text."""
+    """Drop questions that share an n-gram with a question of an evaluation set; also return their number per set.
+
+    owners: name of the evaluation set of each evaluation text.
+    """
     drops: Drops = {}
     overlaps: dict[str, int] = defaultdict(int)
     for place, (theirs, start) in contaminated(texts, evaluation, ngram).items():
@@ -77,8 +83,10 @@ def contamination(
 
 
 def wrong_labels(candidates: Sequence[Candidate], least: int, most_answers: int = 16) -> tuple[Drops, int]:
-    """(labels that fewer than `least` of a strong model's first 16 answers confirm, how many had no such answers to
-    check with)."""
+    """Drop problems whose label agrees with fewer than `least` of the first answers of a strong model.
+
+    Also returns the number of problems without such answers, which are kept.
+    """
     drops: Drops = {}
     unchecked = 0
     if any(plain_integer(answer) is None for candidate in candidates for answer in candidate.answers):
@@ -99,7 +107,7 @@ def wrong_labels(candidates: Sequence[Candidate], least: int, most_answers: int 
 
 
 def solved(candidates: Sequence[Candidate], pass_rates: Mapping[str, tuple[float, int]]) -> Drops:
-    """Problems that the policy solves every time: nothing is left to learn from them (stage 3's filter)."""
+    """Drop problems that the policy always solves (filter of stage 3). pass_rates: {problem id: (pass rate, samples)}."""
     drops: Drops = {}
     for place, candidate in enumerate(candidates):
         rate, samples = pass_rates.get(candidate.problem.problem_id, (0.0, 0))
@@ -109,11 +117,12 @@ def solved(candidates: Sequence[Candidate], pass_rates: Mapping[str, tuple[float
 
 
 def keep(candidates: Sequence[Candidate], drops: Drops) -> list[Candidate]:
+    """Return the candidates that are not dropped."""
     return [candidate for place, candidate in enumerate(candidates) if place not in drops]
 
 
 def keep_texts(texts: Texts, drops: Drops) -> Texts:
-    """The same selection of encoded texts."""
+    """Return the encoded texts that are not dropped."""
     chosen = np.ones(len(texts), bool)
     chosen[list(drops)] = False
     lengths = np.diff(texts.bounds)

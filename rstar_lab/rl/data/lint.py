@@ -1,11 +1,11 @@
-"""What is wrong with a conversation: checks before a model imitates it.
+"""Check SFT conversations.
 
-1. Roles: system at most first, then user; an assistant answers each; tool answers follow calls, one a call, in a row.
-2. Calls parse, name a tool that is there, and have its required arguments.
-3. An assistant's turn is a closed reason, then calls or one answer.
-4. No control tokens in the text: they would be encoded as such.
-5. Template round trip: the rendered text, read back, is the conversation again.
-6. With a tokenizer: the loss falls on the assistant's tokens and no others, checked token by token.
+1. Roles: an optional system message, then user and assistant in turn; one tool message for each call, directly after it.
+2. Calls can be parsed, name an existing tool, and have its required arguments.
+3. An assistant message is a closed reason, then calls or exactly one answer.
+4. The text contains no control tokens, which would be encoded as such.
+5. Round trip: the rendered text can be parsed back into the same conversation.
+6. With a tokenizer: the loss mask covers exactly the tokens of the assistant.
 """
 
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: where (the message's place; None: the whole), which rule, what."""
+    """A fault. message: index of the message; None: the whole conversation."""
 
     message: int | None
     rule: str
@@ -36,7 +36,7 @@ class Finding:
 
 
 def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[Finding]:
-    """All faults of a conversation; none means that it can be trained on."""
+    """Return all faults of a conversation. With an empty list it can be used for training."""
     findings = [*_roles(conversation), *_calls(conversation), *_turns(conversation), *_control(conversation)]
     if not findings:
         findings += _round_trip(conversation)
@@ -54,20 +54,20 @@ def _roles(conversation: "Conversation") -> list[Finding]:
             continue
         if role == "tool":
             if not waiting:
-                findings.append(Finding(place, "roles", "a tool answer without a call"))
+                findings.append(Finding(place, "roles", "tool message without a call"))
             waiting = max(0, waiting - 1)
             expected = "assistant"
             continue
         if waiting:
-            findings.append(Finding(place, "roles", f"{waiting} calls before it have no answer"))
+            findings.append(Finding(place, "roles", f"{waiting} calls before it have no tool message"))
         if role != expected:
-            findings.append(Finding(place, "roles", f"{role} where {expected} should speak"))
+            findings.append(Finding(place, "roles", f"{role} message, expected {expected}"))
         waiting = len(parser.parse_tool_calls(message.content)) if role == "assistant" else 0
         expected = "user" if role == "assistant" else "assistant"
     if conversation.messages[-1].role != "assistant":
-        findings.append(Finding(None, "roles", "the last message is not the assistant's"))
+        findings.append(Finding(None, "roles", "the last message is not from the assistant"))
     if waiting:
-        findings.append(Finding(None, "roles", f"{waiting} calls at the end have no answer"))
+        findings.append(Finding(None, "roles", f"{waiting} calls at the end have no tool message"))
     return findings
 
 
@@ -92,7 +92,7 @@ def _turns(conversation: "Conversation") -> list[Finding]:
     for place, message in enumerate(conversation.messages):
         if message.role != "assistant":
             if not message.content.strip() and message.role != "tool":
-                findings.append(Finding(place, "empty", f"the {message.role} says nothing"))
+                findings.append(Finding(place, "empty", f"the {message.role} message is empty"))
             continue
         reason, closed, rest = message.content.removeprefix("<reason>").partition("</reason>")
         answers = parser.count_answers(rest)
@@ -124,8 +124,7 @@ def _control(conversation: "Conversation") -> list[Finding]:
 
 
 def read_back(text: str) -> list[tuple[str, str]]:
-    """A rendered conversation as (role, content) again, without the system turn's tools. Assistants' contents begin
-    with `<reason>`."""
+    """Return the (role, content) pairs of a rendered conversation. Contents of the assistant begin with `<reason>`."""
     turns = []
     for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL):
         answers = re.fullmatch(r"<tool_response>\n(.*)\n</tool_response>", content, re.DOTALL)
@@ -149,11 +148,11 @@ def _round_trip(conversation: "Conversation") -> list[Finding]:
     ]
     for place, (ours, theirs) in enumerate(zip(written, found, strict=False)):
         if ours != theirs:
-            return [Finding(place, "round trip", f"{ours[0]} comes back as {theirs[0]}: {theirs[1][:60]!r}")]
+            return [Finding(place, "round trip", f"{ours[0]} is parsed as {theirs[0]}: {theirs[1][:60]!r}")]
     return (
         []
         if len(written) == len(found)
-        else [Finding(None, "round trip", f"{len(written)} messages come back as {len(found)}")]
+        else [Finding(None, "round trip", f"{len(written)} messages are parsed as {len(found)}")]
     )
 
 
@@ -165,15 +164,17 @@ def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase
 
 
 def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
-    """Walk through the tokens of one rendered conversation: True belongs to what follows an assistant's `<reason>`, its
-    end-of-turn token included, and to nothing else."""
+    """Check the loss mask of one rendered conversation.
+
+    It must be True exactly on the tokens after an assistant's `<reason>`, up to and including the end-of-turn token.
+    """
     start, end = (tokenizer.convert_tokens_to_ids(token) for token in chat.SPECIAL_TOKENS[:2])
-    head: list[int] | None = None  # the tokens since <|im_start|>, until the turn is known to be the assistant's
+    head: list[int] | None = None  # tokens since <|im_start|>, until they show that the assistant speaks
     own = False
     for place, (token, trained) in enumerate(zip(ids, mask, strict=True)):
         if trained != own:
-            what = "trained on, but not the assistant's" if trained else "the assistant's, but not trained on"
-            return [Finding(None, "loss mask", f"token {place} ({tokenizer.decode([token])!r}) is {what}")]
+            fault = "trained on, but not from the assistant" if trained else "from the assistant, but not trained on"
+            return [Finding(None, "loss mask", f"token {place} ({tokenizer.decode([token])!r}) is {fault}")]
         if token == start:
             head, own = [token], False
         elif token == end:

@@ -1,4 +1,4 @@
-"""A mix of conversation sets as a recipe entry: which files, how many of each, in which order."""
+"""Read the mix of conversation sets that a recipe names for SFT."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format.conversations import Conversation, read_conversations
 from rstar_lab.rl.recipe import MixEntry
 
-# rStar2-Agent, section 4.1: 165K function calls, 30K instruction following, 27K chat. Parts are given to the
-# nearest thousand.
+# rStar2-Agent, section 4.1: 165K function calls, 30K instruction following, 27K chat. Rounded to thousands.
 PAPER_COUNTS = {
     "toolace": 11_000,
     "apigen_mt": 5_000,
@@ -21,15 +20,14 @@ PAPER_COUNTS = {
 
 
 def paper_mix(folder: Path) -> list[MixEntry]:
-    """The paper's mix of FOLDER/toolace.jsonl, FOLDER/apigen_mt.jsonl ..."""
+    """Return the mix of the paper, for the files FOLDER/toolace.jsonl, FOLDER/apigen_mt.jsonl ..."""
     return [MixEntry(file=folder / f"{name}.jsonl", count=count) for name, count in PAPER_COUNTS.items()]
 
 
 def read_mix(entries: Sequence[MixEntry], *, seed: int = 0) -> list[Conversation]:
-    """Every entry's conversations, drawn without replacement and shuffled together; the same seed gives the same list.
+    """Return the conversations of all entries, drawn without replacement and shuffled. The same seed gives the same list.
 
-    Raises UserError where a file holds fewer than its entry asks for: a mix that is not the one that was asked for
-    is an error.
+    Raises UserError if a file has fewer conversations than its entry requests.
     """
     rng = random.Random(seed)
     chosen = [conversation for entry in entries for conversation in _draw(entry, rng)]
@@ -42,5 +40,5 @@ def _draw(entry: MixEntry, rng: random.Random) -> Iterator[Conversation]:
     if entry.count is None:
         return iter(conversations)
     if len(conversations) < entry.count:
-        raise UserError(f"{entry.file}: holds {len(conversations):,} conversations, the mix asks for {entry.count:,}")
+        raise UserError(f"{entry.file}: {len(conversations):,} conversations, but the mix requests {entry.count:,}")
     return iter(rng.sample(conversations, entry.count))

@@ -1,5 +1,4 @@
-"""From sources to a set of problems for RL: read, filter, check, measure, write, and account for every row in a data
-card."""
+"""Prepare a problem set for RL: read sources, filter, check labels, store difficulty, and write a data card."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -35,18 +34,19 @@ def prepare(
 ) -> Card:
     """Write the problems of `sources` that pass every filter to `out`, and the card to OUT.card.json and OUT.card.md.
 
-    sources, against: see `sources.parse_source`; `against` are the evaluation sets to keep clear of. fields: names of
-    plain files. any_answer: keep answers that are no integers. similarity: of near-duplicates, 0..1. ngram: length
-    that counts as contamination. answers: table of a strong model's answers (problem_id or question, answers);
-    min_agree: how many of 16 must confirm a label. difficulty: run folder or table of problem_id and reward (or
-    pass_rate), from rollouts of the current policy; a problem's difficulty becomes the share that failed. drop_solved:
-    leave out what was solved every time. drop_bad_rows: report bad rows in the card instead of stopping at the first.
-    Raises UserError for what cannot be read, and where nothing is left.
+    sources, against: see `sources.parse_source`. Problems of the evaluation sets `against` are removed. fields: column names of
+    plain files. any_answer: keep answers that are not integers. similarity: of near-duplicates, 0 to 1. ngram: number of equal
+    consecutive words that counts as contamination. answers: table of a strong model's answers (problem_id or question, answers).
+    min_agree: number of these, of 16, that must agree with a label. difficulty: run folder, or table of problem_id and reward
+    (or pass_rate), from rollouts of the current policy; the difficulty of a problem is the share of rollouts that failed.
+    drop_solved: drop problems that were always solved. drop_bad_rows: list invalid rows in the card instead of raising at the
+    first. on_filter: called after each filter.
+    Raises UserError for input that cannot be read, and if no problem is left.
     """
     if not 0 < similarity <= 1 or ngram < 1 or min_agree < 1:
         raise UserError("similarity must lie between 0 and 1, ngram and min-agree must be at least 1")
     if drop_solved and difficulty is None:
-        raise UserError("--drop-solved needs --difficulty: without rollouts nothing is known to be solved")
+        raise UserError("--drop-solved requires --difficulty: rollouts show which problems are solved")
     for text in (*sources, *against):
         path = parse_source(text, fields).path
         if path is not None and path.exists() and path.resolve() == out.resolve():
@@ -63,42 +63,42 @@ def prepare(
     evaluation, owners = _read_evaluation(against, fields, card.against, on_bad_row)
     _add_answers(candidates, answers)
     pass_rates = read_pass_rates(difficulty) if difficulty else {}
-    funnel = _Funnel(card, candidates, on_filter)
-    funnel.count("repeated row", "question and answer letter by letter; sampled answers are collected", repeated)
+    filtering = _Filtering(card, candidates, on_filter)
+    filtering.record("repeated row", "equal question and answer; their sampled answers are collected", repeated)
 
     if not any_answer:
-        funnel.drop("answer", "an integer written out", filters.not_integer(funnel.candidates))
+        filtering.drop("answer", "an integer", filters.not_integer(filtering.candidates))
     corpus = Corpus()
-    funnel.texts = corpus.encode(candidate.problem.question for candidate in funnel.candidates)
-    drops = filters.conflicts(funnel.candidates, funnel.texts)
-    funnel.drop("conflict", "one question with different answers: all of them", drops)
-    drops = filters.duplicates(funnel.candidates, funnel.texts)
-    funnel.drop("duplicate", "the same words, numbers and signs", drops)
+    filtering.texts = corpus.encode(candidate.problem.question for candidate in filtering.candidates)
+    drops = filters.conflicts(filtering.candidates, filtering.texts)
+    filtering.drop("conflict", "questions with different answers", drops)
+    drops = filters.duplicates(filtering.candidates, filtering.texts)
+    filtering.drop("duplicate", "the same words, numbers and signs", drops)
     rule = f"Jaccard similarity of word pairs at least {similarity:g}, numbers, signs, variables alike"
-    funnel.drop("near-duplicate", rule, filters.near(funnel.candidates, funnel.texts, corpus, similarity))
-    drops, overlaps = filters.contamination(funnel.texts, corpus, corpus.encode(evaluation), owners, ngram)
-    funnel.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
-    for one in card.against:
-        one["overlaps"] = overlaps.get(one["name"], 0)
-    drops, unchecked = filters.wrong_labels(funnel.candidates, min_agree, MAX_ANSWERS)
-    note = f"{unchecked:,} had no answers to check with" if unchecked else ""
-    funnel.drop("label", f"at least {min_agree} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
+    filtering.drop("near-duplicate", rule, filters.near(filtering.candidates, filtering.texts, corpus, similarity))
+    drops, overlaps = filters.contamination(filtering.texts, corpus, corpus.encode(evaluation), owners, ngram)
+    filtering.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
+    for entry in card.against:
+        entry["overlaps"] = overlaps.get(entry["name"], 0)
+    drops, unchecked = filters.wrong_labels(filtering.candidates, min_agree, MAX_ANSWERS)
+    note = f"{unchecked:,} had no answers to check" if unchecked else ""
+    filtering.drop("label", f"at least {min_agree} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
     if drop_solved:
-        funnel.drop("solved", "not solved by every rollout", filters.solved(funnel.candidates, pass_rates))
-    if not funnel.candidates:
-        raise UserError(f"nothing is left of {len(candidates):,} problems; dropped: {_summary(card)}")
-    _finish(card, funnel.candidates, pass_rates, any_answer, Path(out))
+        filtering.drop("solved", "not solved by every rollout", filters.solved(filtering.candidates, pass_rates))
+    if not filtering.candidates:
+        raise UserError(f"no problem is left of {len(candidates):,}; dropped: {_summary(card)}")
+    _finish(card, filtering.candidates, pass_rates, any_answer, Path(out))
     return card
 
 
-class _Funnel:
-    """The candidates that are left, their texts, and the account of how they came to be so few."""
+class _Filtering:
+    """The remaining candidates and their encoded texts. Each filter is recorded in the card."""
 
     def __init__(self, card: Card, candidates: list[Candidate], on_filter: Callable[[FilterCount], None] | None):
         self.card, self.candidates, self.on_filter = card, candidates, on_filter
         self.texts: Texts | None = None
 
-    def count(self, name: str, rule: str, dropped: int) -> None:
+    def record(self, name: str, rule: str, dropped: int) -> None:
         self._report(FilterCount(name, rule, len(self.candidates) + dropped, dropped))
 
     def drop(self, name: str, rule: str, drops: Drops, note: str = "") -> None:
@@ -120,10 +120,10 @@ class _Funnel:
 def _read(
     sources: Sequence[str],
     fields: Mapping[str, str] | None,
-    account: list[dict],
+    entries: list[dict],
     on_bad_row: Callable[[str], None] | None,
 ) -> tuple[list[Candidate], int]:
-    """All sources' problems, each once however many rows repeat it letter by letter, and how many rows did."""
+    """Return the problems of all sources without exact repetitions, and the number of repeated rows."""
     seen: dict[tuple[str, str], Candidate] = {}
     ids: set[str] = set()
     repeated = 0
@@ -144,8 +144,8 @@ def _read(
                 candidate.problem = problem.model_copy(update={"problem_id": name})
             ids.add(name)
         if not rows:
-            raise ProblemError(f"{reading.path or reading.source.hub}: holds no problems")
-        account.append(_entry(reading, rows) | {"different": len(seen) - before})
+            raise ProblemError(f"{reading.path or reading.source.hub}: no problems")
+        entries.append(_entry(reading, rows) | {"different": len(seen) - before})
     return list(seen.values()), repeated
 
 
@@ -166,17 +166,17 @@ def _entry(reading: Reading, rows: int) -> dict:
 def _read_evaluation(
     against: Sequence[str],
     fields: Mapping[str, str] | None,
-    account: list[dict],
+    entries: list[dict],
     on_bad_row: Callable[[str], None] | None,
 ) -> tuple[list[str], list[str]]:
-    """(questions of all evaluation sets, the set of each)."""
+    """Return the questions of all evaluation sets, and the name of the set of each."""
     questions: list[str] = []
     owners: list[str] = []
     for reading in (parse_source(text, fields) for text in against):
         found = [candidate.problem.question for candidate in read_source(reading, on_bad_row)]
         questions += found
         owners += [reading.source.name] * len(found)
-        account.append(_entry(reading, len(found)))
+        entries.append(_entry(reading, len(found)))
     return questions, owners
 
 
@@ -186,13 +186,11 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
     by_id: dict[str, list[str]] = defaultdict(list)
     by_question: dict[str, list[str]] = defaultdict(list)
     for number, row in read_rows(path):
-        given = row.get("answers", row.get("answer")) if isinstance(row, Mapping) else None
+        values = row.get("answers", row.get("answer")) if isinstance(row, Mapping) else None
         key = row.get("problem_id", row.get("question")) if isinstance(row, Mapping) else None
-        if given is None or key is None:
-            raise ProblemError(
-                f"{path} row {number}: a row of answers has problem_id (or question) and answers (a list)"
-            )
-        answers = [str(answer) for answer in given] if isinstance(given, list) else [str(given)]
+        if values is None or key is None:
+            raise ProblemError(f"{path} row {number}: expected problem_id (or question) and answers (a list)")
+        answers = [str(answer) for answer in values] if isinstance(values, list) else [str(values)]
         (by_id if "problem_id" in row else by_question)[str(key)] += answers
     for candidate in candidates:
         problem = candidate.problem
@@ -200,10 +198,10 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
 
 
 def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
-    """{problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or of a table.
+    """Return {problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or a table.
 
-    A table has problem_id and, one row a rollout, reward; or, one row a problem, pass_rate and samples.
-    Raises UserError that names file, row and field.
+    A table has problem_id and either reward (a row per rollout) or pass_rate and samples (a row per problem).
+    Raises UserError with file, row and column.
     """
     solved: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -226,7 +224,9 @@ def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
                 solved[name] += float(row["reward"]) > 0
                 total[name] += 1
         except (KeyError, TypeError, ValueError) as error:
-            raise ProblemError(f"{path} row {number}: needs problem_id and reward or pass_rate ({error!r})") from None
+            raise ProblemError(
+                f"{path} row {number}: expected problem_id and reward or pass_rate ({error!r})"
+            ) from None
     return rates | {name: (solved[name] / count, count) for name, count in total.items()}
 
 
@@ -262,7 +262,7 @@ def _finish(
 
 def _source_of(candidate: Candidate, card: Card) -> str:
     origin = candidate.where.rpartition(" row ")[0]
-    return next(one["name"] for one in card.sources if one["from"] == origin)
+    return next(entry["name"] for entry in card.sources if entry["from"] == origin)
 
 
 def _example(candidate: Candidate, why: str) -> Example:
@@ -274,4 +274,4 @@ def _example(candidate: Candidate, why: str) -> Example:
 
 
 def _summary(card: Card) -> str:
-    return ", ".join(f"{one.name} {one.dropped:,}" for one in card.filters if one.dropped)
+    return ", ".join(f"{count.name} {count.dropped:,}" for count in card.filters if count.dropped)

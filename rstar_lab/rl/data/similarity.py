@@ -1,5 +1,4 @@
-"""Which problems are the same but for their wording: normal form, shared n-grams, near-duplicates. Vectorised over
-all texts."""
+"""Find equal texts, shared n-grams and near-duplicates among problems. Vectorised over all texts."""
 
 import re
 import unicodedata
@@ -7,35 +6,35 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-_COMMAND_OF_LAYOUT = re.compile(
+_LAYOUT_COMMAND = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|text|textbf|textit|mathrm|mathbf|mathit|operatorname|quad|qquad|,|;|!|:| )"
 )
 _DIGIT_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-# Words, numbers, and each other letter by itself (a Chinese text has no spaces), each sign of arithmetic.
+# Words of Latin letters, numbers, single other letters (Chinese text has no spaces), arithmetic signs.
 _TOKEN = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]|[-+*/^=<>!]")
 
 
 def tokens(text: str) -> list[str]:
-    """The words, numbers and signs of a text, without what only lays it out: case, spaces, punctuation, LaTeX's
-    layout."""
+    """Return the words, numbers and signs of a text in lower case, without punctuation, spaces and LaTeX layout commands."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     if "\\" in text:
-        text = _COMMAND_OF_LAYOUT.sub(" ", text)
+        text = _LAYOUT_COMMAND.sub(" ", text)
     return _TOKEN.findall(_DIGIT_GROUP.sub("", text.lower()))
 
 
-# Of a text within one bucket: a bucket of many that are alike, yet no near-duplicates, must not cost its square.
+# Comparisons of a text within one bucket. Without a limit, a large bucket of similar texts would take quadratic time.
 _COMPARISONS = 64
 
 
 class Corpus:
-    """Texts as token ids in one array: ids (int64), and where each text starts and ends in it."""
+    """Vocabulary of a set of texts. Hashes of texts of one corpus can be compared."""
 
     def __init__(self) -> None:
         self._vocabulary: dict[str, int] = {}
 
     def encode(self, texts: Iterable[str]) -> "Texts":
+        """Return the token ids of texts."""
         ids: list[np.ndarray] = []
         vocabulary = self._vocabulary
         for text in texts:
@@ -48,17 +47,21 @@ class Corpus:
         return Texts(flat, np.concatenate([[0], np.cumsum(lengths)]))
 
     def is_symbol(self) -> np.ndarray:
-        """Of every token id, whether it is a number, a sign or a name of one letter (all but the article a)."""
+        """Return for each token id whether it is a number, a sign or a variable (one letter, except the article a)."""
         symbols = (token[0].isdigit() or (len(token) == 1 and token != "a") for token in self._vocabulary)
         return np.fromiter(symbols, bool, len(self._vocabulary))
 
     def words(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
         names = list(self._vocabulary)
         return " ".join(names[index] for index in ids)
 
 
 class Texts:
-    """What a Corpus encoded. Hashes are 64 bits wide, deterministic, and alike for texts of one Corpus only."""
+    """Token ids of texts in one array: text i is ids[bounds[i]:bounds[i + 1]].
+
+    Hashes have 64 bits, are deterministic, and can be compared only between texts of one Corpus.
+    """
 
     def __init__(self, ids: np.ndarray, bounds: np.ndarray) -> None:
         self.ids, self.bounds = ids, bounds
@@ -66,18 +69,18 @@ class Texts:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def whole(self) -> np.ndarray:
-        """One hash a text: equal where all tokens are."""
+    def hashes(self) -> np.ndarray:
+        """Return one hash per text. Texts with equal tokens have equal hashes."""
         return self._fold(_mix(self.ids.astype(np.uint64) + np.uint64(1)))
 
     def symbols(self, is_symbol: np.ndarray) -> np.ndarray:
-        """One hash a text, of its symbols in their order."""
+        """Return one hash per text, of its symbols in order. is_symbol: see `Corpus.is_symbol`."""
         chosen = is_symbol[self.ids] if len(self.ids) else np.empty(0, bool)
         bounds = np.concatenate([[0], np.cumsum(chosen)])[self.bounds]
-        return Texts(self.ids[chosen], bounds).whole()
+        return Texts(self.ids[chosen], bounds).hashes()
 
     def _fold(self, mixed: np.ndarray) -> np.ndarray:
-        # Sum of token hashes times a hash of their place: order counts.
+        # Sum of token hashes, each times a hash of its position, so that the order matters.
         lengths = np.diff(self.bounds)
         places = np.arange(len(mixed)) - np.repeat(self.bounds[:-1], lengths)
         weighted = mixed * _mix(places.astype(np.uint64) + np.uint64(7))
@@ -85,8 +88,10 @@ class Texts:
         return _mix(sums[self.bounds[1:]] - sums[self.bounds[:-1]] + lengths.astype(np.uint64))
 
     def ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(hashes of all n-grams, which text each is of, where it starts in ids). Texts shorter than n have one: all
-        they are."""
+        """Return the hashes of all n-grams, the index of the text of each, and its start in ids.
+
+        A text shorter than n has one n-gram: the whole text.
+        """
         lengths = np.diff(self.bounds)
         size = np.minimum(lengths, n)
         counts = np.where(lengths > 0, lengths - size + 1, 0)
@@ -103,14 +108,14 @@ class Texts:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: spreads neighbouring integers over 64 bits."""
+    """Return the finaliser of splitmix64, a hash of 64-bit integers."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def contaminated(texts: Texts, evaluation: Texts, n: int) -> dict[int, tuple[int, int]]:
-    """{text: (evaluation text, start in texts.ids)} for the first n-gram a text shares with an evaluation text."""
+    """Return {text: (evaluation text, start in texts.ids)} of the first n-gram that a text shares with an evaluation text."""
     theirs, their_owner, _ = evaluation.ngrams(n)
     theirs, first = np.unique(theirs, return_index=True)
     ours, owner, start = texts.ngrams(n)
@@ -128,13 +133,13 @@ def contaminated(texts: Texts, evaluation: Texts, n: int) -> dict[int, tuple[int
 def near_duplicates(
     texts: Texts, symbols: np.ndarray, *, similarity: float = 0.8, shingle: int = 2, bands: int = 16, rows: int = 4
 ) -> dict[int, int]:
-    """{text: an earlier text that it nearly equals}; what is not in the result may be kept.
+    """Return {text: earlier text of which it is a near-duplicate}.
 
-    Two texts are near-duplicates if they hold the same symbols in the same order (`symbols`, a hash of each) and the
-    Jaccard similarity of their token `shingle`-grams is at least `similarity`: another number, sign or variable makes
-    another problem, another word does not.
-    Candidates come from MinHash with `bands` x `rows`: a pair at similarity s is compared
-    with probability 1 - (1 - s^rows)^bands, 0.9998 at 0.8; every pair found is then compared exactly.
+    Two texts are near-duplicates if they have the same symbols in the same order (`symbols`: a hash of each text) and the Jaccard
+    similarity of their token n-grams, n = `shingle`, is at least `similarity`. So a different number, sign or variable makes a
+    different problem, and a different word does not.
+    MinHash with `bands` x `rows` finds candidate pairs: a pair of similarity s is found with probability
+    1 - (1 - s^rows)^bands, which is 0.9998 at 0.8. Each pair found is compared exactly.
     """
     shingles, owner, _ = texts.ngrams(shingle)
     bounds = np.searchsorted(owner, np.arange(len(texts) + 1))

@@ -1,12 +1,12 @@
-"""Where problems come from: the paper's sources and evaluation sets by name, and any file.
+"""Sources of problems: the sets of the paper and evaluation sets by name, and files.
 
-A source is written on the command line as one of
+The command line accepts
 
-    dapo                          a name of SOURCES, from the Hugging Face hub (extra `hub`)
-    open-r1/DAPO-Math-17k-Processed       the same by its hub name
-    dapo=data/dapo.parquet        a local file in that source's schema
-    problems.jsonl                a file in our own schema, or as --fields maps it
-    problems.jsonl:question=problem,answer=solution         a file with a mapping of its own
+    dapo                          a name in SOURCES, downloaded from the Hugging Face hub (extra `hub`)
+    open-r1/DAPO-Math-17k-Processed       the same set by its hub name
+    dapo=data/dapo.parquet        a local file with the columns of that set
+    problems.jsonl                a file with our column names, or with those of --fields
+    problems.jsonl:question=problem,answer=solution         a file with its own column names
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +20,10 @@ from rstar_lab.verify import last_boxed
 
 @dataclass(frozen=True)
 class Source:
-    """A data set's place on the hub and its names for our fields.
+    """A data set: its name on the hub and its column names.
 
-    solution: field with one sampled solution of a strong model, where the set has several rows a problem (its boxed
-    answers are then collected for the label check). keep: which rows belong to the source at all.
+    solution: column with a sampled solution of a strong model, for a set with several rows per problem. Its boxed answers are
+    collected for the label check. keep: returns whether a row belongs to the source; None: all rows.
     """
 
     name: str
@@ -52,7 +52,7 @@ SOURCES = {
             "openmathreasoning", {"question": "problem", "answer": "expected_answer"},
             hub="nvidia/OpenMathReasoning", split="cot", solution="generated_solution", keep=_from_aops,
         ),
-        Source("project_euler", _PROBLEM),  # on no hub under a name of its own: bring a file
+        Source("project_euler", _PROBLEM),  # not on the hub: needs a file
         # Evaluation.
         Source("aime24", {**_PROBLEM, "problem_id": "id"}, hub="HuggingFaceH4/aime_2024"),
         Source("aime25", {**_PROBLEM, "problem_id": "id"}, hub="math-ai/aime25", split="test"),
@@ -68,7 +68,7 @@ SOURCES = {
 
 @dataclass(slots=True)
 class Candidate:
-    """A problem on its way through the filters. answers: a strong model's, where they are known."""
+    """A problem that the filters examine. where: source and row. answers: of a strong model, if known."""
 
     problem: Problem
     where: str
@@ -77,22 +77,24 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Reading:
-    """One source as it is read: what it is called, its file (None: from the hub), and how its fields are named."""
+    """A source as the command line gives it. path: None to read from the hub."""
 
     source: Source
     path: Path | None
 
 
 def parse_source(text: str, fields: Mapping[str, str] | None = None) -> Reading:
-    """What a source argument means (see the module's head). `fields` maps plain files without a mapping of their
-    own."""
+    """Return the source that an argument names (see the module docstring).
+
+    fields: column names of plain files that give none themselves. Raises ProblemError for an unknown name.
+    """
     name, equals, path = text.partition("=")
     if equals and name in SOURCES:
         return Reading(SOURCES[name], Path(path))
     for source in SOURCES.values():
         if text in (source.name, source.hub):
             if source.hub is None:
-                raise ProblemError(f"{text} is on no hub: give a file, {text}=FILE")
+                raise ProblemError(f"{text} is not on the hub: give a file, {text}=FILE")
             return Reading(source, None)
     path, colon, mapping = text.rpartition(":")
     if not (colon and "=" in mapping):
@@ -103,8 +105,10 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> Reading:
 
 
 def read_source(reading: Reading, on_bad_row: Callable[[str], None] | None = None) -> Iterator[Candidate]:
-    """All problems of a source. on_bad_row gets the message of a bad row; without it the first one raises
-    ProblemError."""
+    """Yield the problems of a source.
+
+    on_bad_row: called with the message of each invalid row. None: the first one raises ProblemError.
+    """
     source = reading.source
     for number, row in _rows(reading):
         where = f"{reading.path or source.hub} row {number}"
@@ -144,7 +148,7 @@ def _rows(reading: Reading) -> Iterator[tuple[int, Any]]:
         from datasets import load_dataset
     except ImportError:
         raise ProblemError(
-            f"{source.name}: reading the hub needs pip install 'rstar_lab[hub]'; or give {source.name}=FILE"
+            f"{source.name}: reading from the hub requires `pip install 'rstar_lab[hub]'`; or give {source.name}=FILE"
         ) from None
     try:
         rows = load_dataset(source.hub, source.config, split=source.split, streaming=True)

@@ -1,4 +1,4 @@
-"""Asks every request for the token. vLLM's own --api-key leaves paths open that generate too, or that change the server."""
+"""Token check for every request. vLLM's own --api-key does not protect all paths that generate or change the server."""
 
 import hmac
 import os
@@ -10,11 +10,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # the environment's, so that no list of processes shows it
+TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # an environment variable, because others can read command lines
 
 
 class TokenGuard:
-    """ASGI middleware: 401 without `Authorization: Bearer TOKEN`. /health, which tells nothing, is open."""
+    """ASGI middleware that answers 401 without `Authorization: Bearer TOKEN`. /health needs no token."""
 
     def __init__(self, app: App):
         self.app, self.expected = app, f"Bearer {os.environ[TOKEN]}".encode()
@@ -22,7 +22,7 @@ class TokenGuard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] != "lifespan":
-                return  # no other protocol has anything to do here
+                return  # websockets are not served
         elif scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self.expected):

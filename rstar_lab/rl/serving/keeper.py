@@ -1,8 +1,8 @@
-"""Keeps one vLLM server: `python -m rstar_lab.rl.serving.keeper LIFE_FD COMMAND...`, started by `serve`.
+"""Supervise one vLLM server: `python -m rstar_lab.rl.serving.keeper LIFE_FD COMMAND...`, started by `serve`.
 
-A vLLM server is several processes, and those of the engine go on where the one that speaks HTTP is killed. They share the
-keeper's process group, which the keeper ends when the server ends or when whoever holds the other end of the pipe LIFE_FD lets
-go of it, in whatever way. It imports nothing heavy.
+A vLLM server consists of several processes, and its engine processes survive if only the HTTP process is killed. All are in the
+keeper's process group. The keeper kills the group when the server ends, or when the process at the other end of the pipe LIFE_FD
+closes it or dies.
 """
 
 import os
@@ -12,16 +12,16 @@ import subprocess
 import sys
 
 GRACE_S = 5.0
-KILLED = "the server was ended by"
+KILLED = "the server was killed by"
 
 
 def main() -> None:
-    life, command = int(sys.argv[1]), sys.argv[2:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us
+    life_fd, command = int(sys.argv[1]), sys.argv[2:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `serve` handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    server = subprocess.Popen(command, preexec_fn=_plain_signals)
+    server = subprocess.Popen(command, preexec_fn=_default_signals)
     ended = os.pidfd_open(server.pid)
-    select.select([life, ended], [], [])
+    select.select([life_fd, ended], [], [])
     if server.poll() is None:
         server.terminate()
         select.select([ended], [], [], GRACE_S)
@@ -30,7 +30,7 @@ def main() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _plain_signals() -> None:
+def _default_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

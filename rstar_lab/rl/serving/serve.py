@@ -1,5 +1,4 @@
-"""`rstar-lab serve`: vLLM servers with one model, each in processes of its own; the dead and the hung are started anew, none
-outlives us."""
+"""`rstar-lab serve`: vLLM servers for one model. A server that dies or hangs is restarted; all end with this process."""
 
 import asyncio
 import ipaddress
@@ -27,22 +26,23 @@ from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
 
 CPU_ENVIRONMENT = {
-    # Two spinning OpenMP threads on a busy core cost a factor of thirty: one thread a server, and it sleeps when idle.
+    # One thread per server, which sleeps when idle: two spinning OpenMP threads on one core are thirty times slower.
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The model runs in the engine's process, not in one more (vLLM reads this as a leave to do so; the HTTP side stays apart).
+    # Run the model in the engine process. The HTTP server stays a separate process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)  # the last for every further one; a server that was ready starts over
+RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)  # before the 1st, 2nd ... restart in a row; then the last value
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What to serve and how. port: of the first server, the others follow; 0 takes free ones.
+    """Options of `rstar-lab serve`.
 
-    updatable: lets who holds the token push new weights. max_model_len None: the model's own. hung_after_s: a server that has
-    not answered for as long is started anew. extra: flags handed to vLLM.
+    port: of the first server; the others have the next ones. 0: free ports. updatable: accept new weights from clients with the
+    token. max_model_len: None for the model's own. hung_after_s: seconds without an answer after which a server is restarted.
+    extra: options passed to vLLM.
     """
 
     model: Path
@@ -62,25 +62,25 @@ class ServeOptions:
 
 
 def check(options: ServeOptions) -> None:
-    """Raises UserError for what would go wrong later."""
+    """Raise UserError for options that cannot work."""
     if not (options.model / "config.json").is_file():
         raise UserError(f"model {options.model}: no folder with a config.json")
     if options.api_key is None and not _is_loopback(options.host):
         raise UserError(
-            f"--host {options.host} is open to others: give a token, --api-key or the environment's {API_KEY}"
+            f"--host {options.host} can be reached by others: set a token with --api-key or the environment variable {API_KEY}"
         )
     if options.api_key is None and options.updatable:
         raise UserError(
-            f"--updatable lets others change the model: give a token, --api-key or the environment's {API_KEY}"
+            f"--updatable lets clients change the model: set a token with --api-key or the environment variable {API_KEY}"
         )
     if options.updatable and not visible_gpus() and _is_tied(options.model):
         raise UserError(
-            f"--updatable: {options.model} has tied embeddings, whose head vLLM on a CPU keeps at its old weights; "
-            "save the model with tie_word_embeddings false"
+            f"--updatable: {options.model} has tied embeddings, and vLLM on a CPU does not update their head; "
+            "save the model with tie_word_embeddings: false"
         )
-    if needed := max(0, options.replicas * options.tensor_parallel - len(visible_gpus())) if visible_gpus() else 0:
+    if missing := max(0, options.replicas * options.tensor_parallel - len(visible_gpus())) if visible_gpus() else 0:
         raise UserError(
-            f"--replicas {options.replicas} x --tensor-parallel {options.tensor_parallel}: {needed} GPUs too few"
+            f"--replicas {options.replicas} x --tensor-parallel {options.tensor_parallel}: {missing} GPUs are missing"
         )
 
 
@@ -95,29 +95,31 @@ def _is_tied(model: Path) -> bool:
     return bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings"))
 
 
-def take_ports(options: ServeOptions) -> list[int]:
-    """The servers' ports. Raises UserError where one is taken."""
+def reserve_ports(options: ServeOptions) -> list[int]:
+    """Return the ports of the servers. Raises UserError if one is in use."""
     ports = []
     with ExitStack() as bound:
         for number in range(options.replicas):
             port = options.port + number if options.port else 0
             try:
-                one = bound.enter_context(socket.create_server((options.host, port)))
+                listener = bound.enter_context(socket.create_server((options.host, port)))
             except (OSError, OverflowError) as error:
-                why = "is in use" if isinstance(error, OSError) and error.errno == 98 else f"cannot be used ({error})"
+                reason = (
+                    "is in use" if isinstance(error, OSError) and error.errno == 98 else f"cannot be used ({error})"
+                )
                 raise UserError(
-                    f"port {port} on {options.host} {why}: choose another --port (0 takes free ones)"
+                    f"port {port} on {options.host} {reason}: choose another --port (0: free ports)"
                 ) from None
-            ports.append(one.getsockname()[1])
+            ports.append(listener.getsockname()[1])
     return ports
 
 
 class Replica:
-    """One vLLM server behind its keeper."""
+    """One vLLM server, supervised by a keeper process."""
 
     def __init__(self, number: int, port: int, options: ServeOptions, folder: Path):
         self.number, self.options = number, options
-        # What listens everywhere is reached from here by loopback.
+        # A server that listens on all addresses is reached over loopback.
         host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.port, self.log = port, folder / f"server-{number}.log"
@@ -151,10 +153,10 @@ class Replica:
             "--served-model-name",
             folder.name,
             str(folder),
-        ]  # clients know it by either
+        ]  # both names are accepted in requests
         command += ["--host", options.host, "--port", str(self.port), "--dtype", options.dtype]
         command += ["--max-num-seqs", str(options.max_batch), "--disable-uvicorn-access-log"]
-        # Log-probs of the distribution drawn from; tool calls as OpenAI's clients expect them.
+        # Log-probs of the sampled distribution; tool calls in the format of OpenAI clients.
         command += [
             "--logprobs-mode",
             "processed_logprobs",
@@ -173,7 +175,7 @@ class Replica:
         else:
             command += ["--enforce-eager", "--distributed-executor-backend", "uni"]
             command += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gb * 2**30))]
-            # As in `engines.engine_options`: on a CPU the draws of a seed hold only for prompts computed whole.
+            # As in `engines.engine_options`: on a CPU, seeded sampling is reproducible only without chunked prefill.
             command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, self.context))]
         return [*command, *options.extra]
 
@@ -197,25 +199,25 @@ class Replica:
 
     @property
     def pid(self) -> int | None:
-        """Of the keeper, whose process group is the server's."""
+        """Process id of the keeper, which is also the process group of the server."""
         return self._keeper.pid if self._keeper else None
 
-    async def lost(self) -> str:
-        """Wait until it has ended or hangs; says why."""
+    async def wait_until_lost(self) -> str:
+        """Wait until the server has ended or hangs; return the reason."""
         assert self._keeper
-        heard = time.monotonic()
+        answered_at = time.monotonic()
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             while self._keeper.returncode is None:
                 if await self._answers(client):
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > self.options.hung_after_s:
+                    answered_at = time.monotonic()
+                elif time.monotonic() - answered_at > self.options.hung_after_s:
                     return f"no answer for {self.options.hung_after_s:.0f} s"
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._keeper.wait(), 5.0)
         return last_error(self.log)
 
-    async def ready(self) -> None:
-        """Wait until it serves. Raises UserError where it ends before."""
+    async def wait_until_ready(self) -> None:
+        """Wait until the server answers. Raises UserError if it ends before that."""
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             while self._keeper and self._keeper.returncode is None:
                 if await self._answers(client):
@@ -228,40 +230,40 @@ class Replica:
             return (await client.get(f"{self.url}/health")).status_code == 200
         return False
 
-    def let_go(self) -> None:
-        """Have the keeper end the server: at once it begins, within seconds it is over."""
+    def end(self) -> None:
+        """Ask the keeper to end the server; this returns at once, and the server ends within seconds."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
 
     async def aclose(self) -> None:
-        self.let_go()
+        self.end()
         if self._keeper:
             await self._keeper.wait()
 
 
 def last_error(log: Path) -> str:
-    """What a server said last before it ended, of its lines the one that names an error."""
+    """Return the last line of a server's log that names an error, else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     lines = [re.sub(r"^\(\w+ pid=\d+\)\s*(?:\w+ [\d-]+ [\d:]+ \[[^]]*\]\s*)?", "", line) for line in lines]
     if lines and lines[-1].startswith(KILLED):
         return lines[-1]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     specific = [line for line in errors if "Engine core initialization failed" not in line]
-    return (specific or errors or lines or ["it said nothing"])[-1][:300]
+    return (specific or errors or lines or ["no output"])[-1][:300]
 
 
 @asynccontextmanager
 async def serving(
-    options: ServeOptions, say: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
+    options: ServeOptions, on_event: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
 ) -> AsyncIterator[list[Replica]]:
-    """Servers that are ready, until the block ends; one that dies or hangs is started again. Raises UserError.
+    """Start servers, yield them when all are ready, and end them after the block. Restarts a server that dies or hangs.
 
-    say: told of what happens meanwhile, as (event, fields).
+    on_event: called with ("died", fields) and ("restarted", fields). Raises UserError if a server does not start.
     """
     check(options)
     folder = Path(tempfile.mkdtemp(prefix="rstar-lab-serve-"))
-    replicas = [Replica(number, port, options, folder) for number, port in enumerate(take_ports(options))]
+    replicas = [Replica(number, port, options, folder) for number, port in enumerate(reserve_ports(options))]
     watchers: list[asyncio.Task[None]] = []
     keep_logs = True
     try:
@@ -269,13 +271,13 @@ async def serving(
             await replica.spawn()
         await _all_ready(replicas)
         keep_logs = False
-        watchers = [asyncio.create_task(_watch(replica, say)) for replica in replicas]
+        watchers = [asyncio.create_task(_watch(replica, on_event)) for replica in replicas]
         yield replicas
     finally:
         for watcher in watchers:
             watcher.cancel()
         for replica in replicas:
-            replica.let_go()
+            replica.end()
         await asyncio.gather(*(replica.aclose() for replica in replicas))
         if not keep_logs:
             shutil.rmtree(folder, ignore_errors=True)
@@ -285,38 +287,38 @@ async def _all_ready(replicas: Sequence[Replica]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for replica in replicas:
-                group.create_task(replica.ready())
+                group.create_task(replica.wait_until_ready())
     except* UserError as several:
         raise several.exceptions[0] from None
 
 
-async def _watch(replica: Replica, say: Callable[[str, dict[str, Any]], None]) -> None:
-    in_a_row = 0
+async def _watch(replica: Replica, on_event: Callable[[str, dict[str, Any]], None]) -> None:
+    failed_starts = 0
     while True:
-        say("died", {"url": replica.url, "error": await replica.lost()})
+        on_event("died", {"url": replica.url, "error": await replica.wait_until_lost()})
         await replica.aclose()
-        await asyncio.sleep(RESTART_PAUSES_S[min(in_a_row, len(RESTART_PAUSES_S) - 1)])
+        await asyncio.sleep(RESTART_PAUSES_S[min(failed_starts, len(RESTART_PAUSES_S) - 1)])
         replica.restarts += 1
         await replica.spawn()
         try:
-            await replica.ready()
+            await replica.wait_until_ready()
         except UserError:
-            in_a_row += 1
+            failed_starts += 1
         else:
-            in_a_row = 0
-            say("restarted", {"url": replica.url, "restarts": replica.restarts})
+            failed_starts = 0
+            on_event("restarted", {"url": replica.url, "restarts": replica.restarts})
 
 
 async def serve_command(options: ServeOptions, as_json: bool) -> None:
-    """Serve until SIGINT or SIGTERM. Raises UserError."""
+    """Serve until SIGINT or SIGTERM. Raises UserError if the servers cannot start."""
 
-    def say(event: str, fields: dict[str, Any]) -> None:
+    def print_event(event: str, fields: dict[str, Any]) -> None:
         if as_json:
             print(json.dumps({"event": event} | fields), flush=True)
         elif event == "died":
-            print(f"server {fields['url']} died ({fields['error']}); starting it again", flush=True)
+            print(f"server {fields['url']} died ({fields['error']}); restarting it", flush=True)
         else:
-            print(f"server {fields['url']} is back", flush=True)
+            print(f"server {fields['url']} is ready again", flush=True)
 
     task = asyncio.current_task()
     assert task
@@ -326,7 +328,7 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
         check(options)
         if not as_json:
             print(f"starting {options.replicas} x {options.model} ...", flush=True)
-        async with serving(options, say) as replicas:
+        async with serving(options, print_event) as replicas:
             urls = [replica.url for replica in replicas]
             if as_json:
                 name = options.model.resolve().name
@@ -337,4 +339,4 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
                 print(f"ready: {' '.join(urls)}   (Ctrl-C ends {'it' if len(urls) == 1 else 'them'})", flush=True)
             await asyncio.Event().wait()
     except asyncio.CancelledError:
-        pass  # asked to end
+        pass  # a signal arrived

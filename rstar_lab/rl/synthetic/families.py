@@ -1,8 +1,8 @@
-"""Problems from nothing: families of integer-answer questions that a tiny model cannot do in its head.
+"""Synthetic problems with integer answers that a tiny model cannot solve without a tool.
 
-Each family is data: a phrase with numbers to fill in, how to draw the numbers, what the answer is, and programs that
-find it, miss it or crash on the way (`traces` makes conversations of them). Levels 1 to 3 grow the numbers; level 4
-wraps the phrase in a second step, so that one call has to do two things.
+A family consists of a phrase with fields for numbers, a function that draws the numbers, a function that computes the answer, one
+correct program and several wrong ones (`traces` makes SFT conversations of them). Levels 1 to 3 have increasing numbers; level 4
+adds a second step to the question, so that one program has two things to compute.
 """
 
 import functools
@@ -27,11 +27,11 @@ Numbers = dict[str, int]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of question.
+    """A kind of question.
 
-    phrase and the programs hold `{name}` fields for the numbers; the last line of a program is an expression.
-    draw(rng, size) gives the numbers; answer(**numbers) is the truth, found without the program.
-    wrong programs run and (nearly always) print another number.
+    phrase and programs have fields `{name}` for the numbers; the last line of a program is an expression. draw(rng, size)
+    returns the numbers. answer(**numbers) returns the true answer, computed without the program. The wrong programs run and
+    almost always print another number.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _composite(rng: random.Random, low: int, high: int) -> int:
 
 
 def _modulus(rng: random.Random, size: int) -> int:
-    # Odd and not small, so that no remainder is a good guess.
+    # Odd and large, so that guessing a remainder rarely succeeds.
     return _digits(rng, max(3, size + 1)) | 1
 
 
@@ -68,7 +68,7 @@ def _power(rng: random.Random, size: int) -> Numbers:
 
 
 def _common_factor(rng: random.Random, size: int) -> Numbers:
-    # Random pairs are mostly coprime: a shared factor keeps "1" from being a good guess.
+    # With a common factor, because most random pairs are coprime and guessing 1 would succeed.
     g, span = rng.randrange(3, 30 * size), 10 * 4**size
     return {"a": g * rng.randrange(2, span), "b": g * rng.randrange(2, span)}
 
@@ -93,13 +93,13 @@ def _power_digits(rng: random.Random, size: int) -> Numbers:
 
 def _choose(rng: random.Random, size: int) -> Numbers:
     n = rng.randrange(10, 30 * size)
-    # A prime above n never divides the number of ways, so that 0 is no good guess.
+    # A prime above n does not divide the binomial coefficient, so the answer is not 0.
     primes = [p for p in range(101 if size < 3 else 1009, 200 if size < 3 else 1400) if _is_prime(p)]
     return {"n": n, "k": rng.randrange(3, n - 2), "m": rng.choice(primes)}
 
 
 def _primes(rng: random.Random, size: int) -> Numbers:
-    # Even ends: whether they count never matters.
+    # Even ends, so that it does not matter whether they are included.
     a = _composite(rng, 10 ** (size - 1) * 10, 5 * 10**size)
     return {"a": a, "b": a + 2 * rng.randrange(15, 45)}
 
@@ -272,16 +272,16 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs for one problem: one that finds its answer, and some that run and (nearly always) miss it."""
+    """Programs of one problem: a correct one, and wrong ones that run and almost always print another number."""
 
     good: str
     wrong: tuple[str, ...]
 
 
 def programs(problem: Problem) -> Programs:
-    """The programs for a problem of these families, its numbers read back from the question.
+    """Return the programs of a problem, with the numbers read from its question.
 
-    Raises UserError where the problem is not one of theirs.
+    Raises UserError if the problem is not of these families.
     """
     family = FAMILIES.get(problem.source)
     if family is not None:
@@ -293,7 +293,7 @@ def programs(problem: Problem) -> Programs:
                     fill.append(_program(family.program, numbers, False))
                 return Programs(fill[0], tuple(fill[1:]))
     raise UserError(
-        f"problem {problem.problem_id} ({problem.source}) is not one of the generator's: no program is known for it"
+        f"problem {problem.problem_id} ({problem.source}) is not of a synthetic family, so there is no program for it"
     )
 
 
@@ -305,11 +305,10 @@ def synthesize(
     families: Sequence[str] | None = None,
     exclude: Iterable[Problem] = (),
 ) -> list[Problem]:
-    """Draw `count` different problems, families and levels in equal shares; the same seed gives the same list.
+    """Return `count` different problems with equal shares of families and levels. The same seed gives the same list.
 
-    levels: of LEVELS; families: names in FAMILIES; None means all of them.
-    exclude: problems whose questions must not come up again (held-out sets stay disjoint by content).
-    Raises UserError for unknown levels or families, and where the families hold fewer different questions.
+    levels, families: of LEVELS and FAMILIES; None: all. exclude: problems whose questions are not used, to keep held-out sets
+    disjoint. Raises UserError for unknown levels or families, and if there are not enough different questions.
     """
     levels, names = list(levels or LEVELS), list(families or FAMILIES)
     if unknown := [str(level) for level in levels if level not in LEVELS] + [
@@ -333,7 +332,7 @@ def synthesize(
             repeats += 1
             if repeats > 1000 + count:
                 raise UserError(
-                    f"only {len(problems)} of {count} different problems found: ask for fewer, or for more levels"
+                    f"only {len(problems)} of {count} different problems found: request fewer, or more levels"
                 )
             continue
         seen.add(problem.question)

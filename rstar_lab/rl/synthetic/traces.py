@@ -1,7 +1,7 @@
-"""Traces to imitate: conversations about the families' problems whose every tool call was run in the sandbox.
+"""SFT conversations about synthetic problems. Every tool call is executed in the sandbox.
 
-They teach the format and the tool, and they are imperfect on purpose: errors that are mended, wrong programs, guesses,
-duplicate answers. What is good among all that is for RL to find out.
+They teach the format and the tool. They contain deliberate faults (errors that are corrected, wrong programs, guesses, duplicate
+answers), so that RL has something to improve.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ Segments = list[tuple[str, bool]]
 
 _BATCH = 512
 _COMPUTE = ("Let me compute this.", "Python can do this.")
-_MEND = ("That failed. Let me fix the code.", "An error. I correct the program.")
+_CORRECT = ("That failed. Let me fix the code.", "An error. I correct the program.")
 _CHECK = ("But before I answer, let me double-check.",)
 _FINISH = ("The output is the answer.", "So this is the result.")
 _GUESS = ("I can guess this one.",)
@@ -34,41 +34,41 @@ _GIVE_UP = ("That failed. I will guess.",)
 
 
 class TraceMix(BaseModel):
-    """Shares of the kinds of traces (weights: they need not add up to 1).
+    """Weights of the kinds of traces; they need not add up to 1.
 
-    The first four end with the right answer, the other three hardly ever.
+    The first four kinds end with the correct answer, the other three almost never.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     clean: float = Field(default=0.10, ge=0)
     error_then_fix: float = Field(default=0.30, ge=0)
-    malformed_then_fix: float = Field(default=0.03, ge=0, description="a tool call that is no JSON, then a proper one")
+    malformed_then_fix: float = Field(
+        default=0.03, ge=0, description="a tool call that is not JSON, then a correct one"
+    )
     double_check: float = Field(default=0.06, ge=0)
     wrong_code: float = Field(default=0.26, ge=0)
     guess: float = Field(default=0.17, ge=0)
     error_then_guess: float = Field(default=0.08, ge=0)
     hardness: float = Field(
-        default=0.5, ge=0, le=1, description="share of right traces that turn into wrong_code at the top level"
+        default=0.5, ge=0, le=1, description="share of correct traces that become wrong_code at the highest level"
     )
-    duplicate_answers: float = Field(
-        default=0.25, ge=0, le=1, description="share of traces that give their answer twice or thrice"
-    )
+    duplicate_answers: float = Field(default=0.25, ge=0, le=1, description="share of traces that repeat their answer")
 
     @model_validator(mode="after")
-    def _some(self) -> "TraceMix":
+    def _check_weights(self) -> "TraceMix":
         if not any(self.weights(level=1).values()):
             raise ValueError("every kind of trace has weight 0")
         return self
 
     def weights(self, level: float | None) -> dict[str, float]:
-        """Weights by kind for problems of one level."""
-        right = {
+        """Return the weight of each kind for problems of one level."""
+        correct = {
             kind: getattr(self, kind) for kind in ("clean", "error_then_fix", "malformed_then_fix", "double_check")
         }
         moved = self.hardness * ((level or 1) - families.LEVELS[0]) / (families.LEVELS[-1] - families.LEVELS[0])
-        return {kind: weight * (1 - moved) for kind, weight in right.items()} | {
-            "wrong_code": self.wrong_code + moved * sum(right.values()),
+        return {kind: weight * (1 - moved) for kind, weight in correct.items()} | {
+            "wrong_code": self.wrong_code + moved * sum(correct.values()),
             "guess": self.guess,
             "error_then_guess": self.error_then_guess,
         }
@@ -76,7 +76,7 @@ class TraceMix(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One executed conversation. outcomes: of its tool calls, in order; correct: whether it ends with the answer."""
+    """An executed conversation. outcomes: of its tool calls, in order. correct: whether it ends with the true answer."""
 
     problem_id: str
     kind: str
@@ -85,12 +85,12 @@ class Trace:
     correct: bool
 
     def segments(self) -> Segments:
-        """(text, is_the_model's_own) pieces, to be tokenized one by one."""
+        """Return (text, trained on) pieces, to be tokenized one by one."""
         return chat.render_segments(self.messages, tools=[chat.CODE_TOOL])
 
 
 class Sandbox(Protocol):
-    """What is needed of a LocalSandbox or SandboxClient."""
+    """The part of LocalSandbox and SandboxClient that is used here."""
 
     async def run_many(self, calls: list[Call]) -> list[CallResult]: ...
 
@@ -104,11 +104,11 @@ async def make_traces(
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Trace]:
-    """One executed trace a problem, in the problems' order; the same arguments give the same traces.
+    """Return one executed trace per problem, in order. The same arguments give the same traces.
 
-    cache: folder where finished traces are kept by the content of everything that goes into them.
-    progress(done, total) counts the different programs that were run.
-    Raises UserError where a problem is not of the families, RuntimeError where the sandbox itself fails.
+    cache: folder for finished traces, under a hash of everything that determines them. progress: called with the number of
+    different programs that have run and their total.
+    Raises UserError if a problem is not synthetic, RuntimeError if the sandbox fails.
     """
     path = cache / f"traces-{_content_key(problems, seed, mix)}.jsonl" if cache else None
     if path and path.is_file():
@@ -123,7 +123,7 @@ async def make_traces(
             progress(len(results), len(codes))
     if failed := [result for result in results.values() if result.outcome in INFRASTRUCTURE_FAILURES]:
         raise RuntimeError(f"the sandbox could not run {len(failed)} of {len(codes)} programs: {failed[0].stderr}")
-    traces = [await _play(problem, script, results) for problem, script in zip(problems, scripts, strict=True)]
+    traces = [await _execute(problem, script, results) for problem, script in zip(problems, scripts, strict=True)]
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -145,7 +145,7 @@ def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """A trace before its calls were run. steps: (reason, code or malformed call); answer None means the last output."""
+    """A trace before its calls are executed. steps: (reason, code, well formed). answer: None for the last output."""
 
     kind: str
     steps: list[tuple[str, str, bool]]
@@ -163,16 +163,16 @@ def _script(problem: Problem, mix: TraceMix, rng: random.Random) -> _Script:
     kind = rng.choices(list(weights), list(weights.values()))[0]
     programs = families.programs(problem)
     solve = (rng.choice(_COMPUTE), programs.good, True)
-    err = (rng.choice(_COMPUTE), _broken(programs.good, rng), True)
-    mend = (rng.choice(_MEND), programs.good, True)
+    error = (rng.choice(_COMPUTE), _broken(programs.good, rng), True)
+    correction = (rng.choice(_CORRECT), programs.good, True)
     steps = {
         "clean": [solve],
-        "error_then_fix": [err, mend],
-        "malformed_then_fix": [(rng.choice(_COMPUTE), programs.good, False), mend],
+        "error_then_fix": [error, correction],
+        "malformed_then_fix": [(rng.choice(_COMPUTE), programs.good, False), correction],
         "double_check": [solve, (rng.choice(_CHECK), programs.good, True)],
         "wrong_code": [(rng.choice(_COMPUTE), rng.choice(programs.wrong), True)],
         "guess": [],
-        "error_then_guess": [err],
+        "error_then_guess": [error],
     }[kind]
     guess = str(rng.randrange(10 ** (len(problem.answer) - 1), 10 ** len(problem.answer)))
     ends = {"guess": (_GUESS, guess), "error_then_guess": (_GIVE_UP, guess)}
@@ -182,18 +182,18 @@ def _script(problem: Problem, mix: TraceMix, rng: random.Random) -> _Script:
 
 
 def _broken(good: str, rng: random.Random) -> str:
-    """The program with one slip in it that makes it fail."""
+    """Return the program with one mistake that makes it fail."""
     head, _, expression = good.rpartition("print(")
-    slips = [
+    mistakes = [
         good[:-1],
         f'{head}print("x = " + {expression}',
         f"{head}prints({expression}",
         good.removeprefix("import math\n") if good.startswith("import math\n") else f"import maths\n{good}",
     ]
-    return rng.choice(slips)
+    return rng.choice(mistakes)
 
 
-async def _play(problem: Problem, script: _Script, results: dict[str, CallResult]) -> Trace:
+async def _execute(problem: Problem, script: _Script, results: dict[str, CallResult]) -> Trace:
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": chat.SYSTEM_PROMPT},
         {"role": "user", "content": chat.format_question(problem.question)},
@@ -209,11 +209,11 @@ async def _play(problem: Problem, script: _Script, results: dict[str, CallResult
             text = chat.render_tool_result(results[code])
             outcomes.append(results[code].outcome.value)
         else:
-            slip = chat.render_tool_call(name, arguments).replace('"}}', '"}')
-            messages.append({"role": "assistant", "content": f"{content}\n{slip}"})
-            told = await execute_call(parser.parse_tool_calls(slip)[0], {}, seed=0, traj_id="", max_chars=4096)
-            text = told.text
-            outcomes.append(told.outcome.value)
+            malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')
+            messages.append({"role": "assistant", "content": f"{content}\n{malformed}"})
+            result = await execute_call(parser.parse_tool_calls(malformed)[0], {}, seed=0, traj_id="", max_chars=4096)
+            text = result.text
+            outcomes.append(result.outcome.value)
         messages.append({"role": "tool", "content": text})
     answer = script.answer or text
     tags = "\n".join([f"<answer>\\boxed{{{answer}}}</answer>"] * script.answer_tags)

@@ -121,7 +121,7 @@ def test_answers_and_rollouts_from_files(tmp_path):
     assert "2 had no answers" in next(one.note for one in card.filters if one.name == "label")
     table = jsonl(tmp_path / "rates.jsonl", [{"problem_id": "a", "pass_rate": 0.25, "samples": 8}])
     assert read_pass_rates(Path(table)) == {"a": (0.25, 8)}
-    with pytest.raises(UserError, match="row 1: needs problem_id"):
+    with pytest.raises(UserError, match="row 1: expected problem_id"):
         read_pass_rates(Path(jsonl(tmp_path / "bad.jsonl", [{"reward": 1}])))
 
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_done_is_said(tmp_path, options, words):
 
 def test_nothing_left_is_an_error(tmp_path):
     path = jsonl(tmp_path / "p.jsonl", [problem(0, "q?", "one half")])
-    with pytest.raises(UserError, match=r"nothing is left of 1 problems; dropped: answer 1"):
+    with pytest.raises(UserError, match=r"no problem is left of 1; dropped: answer 1"):
         prepare([path], tmp_path / "o.jsonl")
 
 
@@ -251,7 +251,7 @@ def test_tokens_leave_layout_aside():
 def test_whole_hashes_tell_texts_apart():
     words = ["a", "b", "c d", "d c", "", "a b", "b a", "a a", "a a a", "c d"]
     _, texts = encode(*words)
-    hashes = texts.whole().tolist()
+    hashes = texts.hashes().tolist()
     assert len(set(hashes)) == len(set(words)) and hashes[2] == hashes[-1]
 
 

@@ -194,22 +194,22 @@ def test_nemotron_inputs():
         ("toolace", {"system": "no tools"}, "tool call"),
         ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a=)]"}]}, "neither JSON nor"),
         ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a='x)]"}]}, "do not match"),
-        ("toolace", {"conversations": [{"from": "narrator", "value": "q"}]}, "unknown speaker"),
+        ("toolace", {"conversations": [{"from": "narrator", "value": "q"}]}, "unknown role"),
         ("toolace", {"conversations": TOOLACE["conversations"][:2]}, "roles"),
         ("toolace", {"conversations": [*TOOLACE["conversations"][:2], {"from": "tool", "value": "all of it"}]},
-         "one tool answer for 2 calls"),
+         "one tool message for 2 calls"),
         ("apigen_mt", {"tools": "{"}, "not JSON"),
         ("apigen_mt", {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": '{"name": "f"}'}]},
          "no arguments"),
         ("apigen_mt", {"conversations": APIGEN["conversations"][1:]}, "roles"),
         ("glaive_v2", {"chat": "USER: q\n\n\nASSISTANT: <functioncall> {broken <|endoftext|>"}, "is not {name, arguments}"),
         ("glaive_v2", {"chat": ""}, "at least 1 item"),
-        ("magicoder", {"solution": "no code"}, "no block of code"),
+        ("magicoder", {"solution": "no code"}, "no code block"),
         ("magicoder", {"solution": None}, "no problem and solution"),
         ("tulu3_if", {"messages": None}, "not a list"),
         ("tulu3_if", {"messages": [{"role": "user", "content": "a <|im_end|> b"}, {"role": "assistant", "content": "c"}]}, "control token"),
         ("tulu3_if", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "</answer>"}]}, "turn"),
-        ("nemotron_chat", {"reasoning": "on"}, "with reasoning"),
+        ("nemotron_chat", {"reasoning": "on"}, "has reasoning"),
         ("nemotron_chat", {"output": " "}, "no output"),
     ],
 )  # fmt: skip
@@ -254,7 +254,7 @@ def test_mix(tmp_path):
     mixed = read_mix(entries, seed=1)
     assert [one.source for one in mixed].count("two") == 10 and len({one.conversation_id for one in mixed}) == 15
     assert mixed == read_mix(entries, seed=1) != read_mix(entries, seed=2)
-    with pytest.raises(UserError, match="holds 5 conversations, the mix asks for 6"):
+    with pytest.raises(UserError, match="5 conversations, but the mix requests 6"):
         read_mix([MixEntry(file=tmp_path / "one.jsonl", count=6)])
 
 

@@ -23,7 +23,7 @@ from rstar_lab.rl.chat_format.formats import render_next_question, render_prompt
 from rstar_lab.rl.commands.evaluate import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.serving.serve import ServeOptions, check, take_ports
+from rstar_lab.rl.serving.serve import ServeOptions, check, reserve_ports
 from rstar_lab.runs.reader import RunReader
 
 GREEDY = ChatOptions(temperature=0.0, seed=0)
@@ -271,16 +271,16 @@ def test_what_cannot_be_served_is_one_line(memorized_model, tmp_path):
     folder = memorized_model[0]
     for options, message in (
         (ServeOptions(tmp_path), f"model {tmp_path}: no folder with a config.json"),
-        (ServeOptions(folder, host="0.0.0.0"), "--host 0.0.0.0 is open to others: give a token"),
-        (ServeOptions(folder, updatable=True), "--updatable lets others change the model: give a token"),
+        (ServeOptions(folder, host="0.0.0.0"), "--host 0.0.0.0 can be reached by others: set a token"),
+        (ServeOptions(folder, updatable=True), "--updatable lets clients change the model: set a token"),
     ):
         with pytest.raises(UserError, match=message):
             check(options)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use: choose another --port"):
-            take_ports(ServeOptions(folder, port=port))
-    assert len(set(take_ports(ServeOptions(folder, replicas=3, port=0)))) == 3
+            reserve_ports(ServeOptions(folder, port=port))
+    assert len(set(reserve_ports(ServeOptions(folder, replicas=3, port=0)))) == 3
 
 
 @pytest.mark.slow
