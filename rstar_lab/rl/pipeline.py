@@ -229,7 +229,7 @@ async def evaluate_sets(
 
 
 def step_line(m: dict[str, Any]) -> str:
-    """What the progress line of a step says."""
+    """Return the progress line of a step. m: its metrics."""
 
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.0%}"
@@ -254,10 +254,10 @@ async def evaluate_model(
     samples: int | None = None,
     model_identity: str | None = None,
 ) -> dict[str, Any]:
-    """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`; a finished one gives its result again.
+    """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`. A finished run returns its stored result.
 
     as_served: the engines are servers that have the model already; of the folder only the tokenizer is read.
-    samples: rollouts a problem, in place of the recipe's. model_identity: default: the hash of the model folder.
+    samples: rollouts per problem; default: the recipe's. model_identity: default: the hash of the model folder.
     Raises RecipeError if the run exists and its identity (`evaluation_identity`) differs.
     """
     recipe, reporter = session.recipe, session.reporter
@@ -302,7 +302,7 @@ async def evaluate_model(
     return result
 
 
-# All of it
+# The whole recipe
 
 
 def check_problem_files(session: RunSession) -> None:
@@ -316,7 +316,10 @@ def check_problem_files(session: RunSession) -> None:
 
 
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
-    """What a recipe describes, as far as asked for; returns where the models are and what they reach."""
+    """Run the SFT of a recipe, and its stages and evaluations if requested.
+
+    Returns `model_<name>`: folder, and `<name>/<set>`: result of the evaluation.
+    """
     async with RunSession.open(recipe, reporter) as session:
         if stages:
             check_problem_files(session)
@@ -328,7 +331,7 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
             run_dir = recipe.runs / session.run_id("rl")
             table = stage_table(recipe, run_dir)
             parents["rl"] = {"run": run_dir.name, "step": table[-1]["last_step"]}
-            for row in table[:-1]:  # the last one's is "rl"
+            for row in table[:-1]:  # the model of the last stage is "rl"
                 name = f"rl-{row['stage']}"
                 models[name] = stage_model(run_dir, row["stage"])
                 parents[name] = {"run": run_dir.name, "step": row["last_step"]}

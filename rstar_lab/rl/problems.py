@@ -1,4 +1,4 @@
-"""Problems: what a policy is trained and evaluated on, and how files of them are read and written."""
+"""Problems for training and evaluation, and how problem files are read and written."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +12,15 @@ from rstar_lab.verify import last_boxed
 
 
 class ProblemError(UserError):
-    """A file of problems that cannot be read; the message names file, row and field."""
+    """A problem file cannot be read. The message names file, row and field."""
 
 
 class Problem(BaseModel):
-    """One problem. `answer` is what `verify` compares with; `difficulty` is whatever its source calls difficulty (for
-    measured ones: the share of rollouts that failed)."""
+    """A problem.
+
+    answer: the true answer, which `verify` compares with. difficulty: as its source defines it; if measured, the share of
+    rollouts that failed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,7 +35,10 @@ FIELDS = tuple(Problem.model_fields)
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
-    """`question=problem,answer=final_answer` as a mapping from our names to the file's."""
+    """Return `question=problem,answer=final_answer` as a mapping from our field names to those of a file.
+
+    Raises ProblemError for another syntax or an unknown field.
+    """
     mapping = {}
     for pair in filter(None, (part.strip() for part in (text or "").split(","))):
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
@@ -43,9 +49,9 @@ def parse_fields(text: str | None) -> dict[str, str]:
 
 
 def final_answer(text: str) -> str:
-    """The answer itself, where a source's answer field holds a whole solution.
+    """Return the final answer of a solution.
 
-    What follows the last `####` (GSM8K), else the content of the last `\\boxed{}`, else the text as it is.
+    This is the text after the last `####` (GSM8K), else the content of the last `\\boxed{}`, else the whole text.
     """
     _, marker, after = text.rpartition("####")
     if marker:
@@ -55,7 +61,7 @@ def final_answer(text: str) -> str:
 
 
 def _plain(value: Any, field: str) -> Any:
-    """A source's value as ours: numbers as text, lists of answers joined, the last user turn of a list of messages."""
+    """Return a value as we store it: numbers as text, lists of answers joined by commas, the last user turn of messages."""
     if isinstance(value, list | tuple):
         if field == "question":
             turns = [turn.get("content") for turn in value if isinstance(turn, Mapping) and turn.get("role") == "user"]
@@ -68,7 +74,7 @@ def _plain(value: Any, field: str) -> Any:
 
 
 def _look_up(row: Mapping[str, Any], name: str) -> Any:
-    """row[name], or along the dots of `name` into nested objects; None where there is nothing."""
+    """Return row[name], or the value that a dotted name leads to in nested objects; None if there is none."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -76,9 +82,9 @@ def _look_up(row: Mapping[str, Any], name: str) -> Any:
 
 
 def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id: str, default_source: str) -> Problem:
-    """One row as a Problem. Raises ProblemError that begins with `where` and names the field."""
+    """Return a row as a Problem. where: file and row, for the error. Raises ProblemError with the field."""
     if not isinstance(row, Mapping):
-        raise ProblemError(f"{where}: not an object with named fields but {type(row).__name__}")
+        raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
     values: dict[str, Any] = {}
     for ours in FIELDS:
         theirs = fields.get(ours, ours)
@@ -102,8 +108,10 @@ def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id:
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """(row number from 1, row) of a .jsonl, .json (a list of objects) or .parquet file, one at a time where
-    possible."""
+    """Yield (row number from 1, row) of a .jsonl, .json (a list of objects) or .parquet file.
+
+    .jsonl and .parquet files are read in parts. Raises ProblemError with file and row.
+    """
     path = Path(path)
     if not path.is_file():
         raise ProblemError(f"{path}: no such file")
@@ -131,7 +139,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             except (pa.ArrowException, OSError) as error:
                 raise ProblemError(f"{path}: not a readable parquet file: {error}") from None
         case suffix:
-            raise ProblemError(f"{path}: files of problems end in .jsonl, .json or .parquet, not {suffix!r}")
+            raise ProblemError(f"{path}: problem files end in .jsonl, .json or .parquet, not {suffix!r}")
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
@@ -148,18 +156,17 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None) -> list[Problem]:
-    """All problems of a .jsonl, .json or .parquet file.
+    """Return the problems of a .jsonl, .json or .parquet file.
 
-    fields: names of the file by ours, e.g. {"question": "problem"}; dots reach into nested objects
-    ("reward_model.ground_truth"). Fields of the file that are not mapped are left aside. Without an id a problem is
-    called by file and row, without a source by file. Answers that hold a whole solution are reduced by `final_answer`;
-    a list of answers becomes one, joined by commas. Raises ProblemError, which names file, row and field, at the first
-    bad row.
+    fields: our field name -> that of the file, such as {"question": "problem"}. Dots reach into nested objects
+    ("reward_model.ground_truth"). Other fields of the file are ignored. Default id: file name and row; default source: file
+    name. An answer that is a solution is reduced with `final_answer`; a list of answers is joined by commas.
+    Raises ProblemError with file, row and field at the first invalid row.
     """
     path = Path(path)
     mapping = dict(fields or {})
     if unknown := set(mapping) - set(FIELDS):
-        raise ProblemError(f"no such field: {', '.join(sorted(unknown))}; a problem has {', '.join(FIELDS)}")
+        raise ProblemError(f"unknown field: {', '.join(sorted(unknown))}; a problem has {', '.join(FIELDS)}")
     problems: list[Problem] = []
     rows_of: dict[str, int] = {}
     for number, row in read_rows(path):
@@ -169,15 +176,15 @@ def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None) 
         )
         if (before := rows_of.setdefault(problem.problem_id, number)) != number:
             name = mapping.get("problem_id", "problem_id")
-            raise ProblemError(f"{where}, field {name!r}: {problem.problem_id!r} is already that of row {before}")
+            raise ProblemError(f"{where}, field {name!r}: {problem.problem_id!r} is also the id of row {before}")
         problems.append(problem)
     if not problems:
-        raise ProblemError(f"{path}: holds no problems")
+        raise ProblemError(f"{path}: no problems")
     return problems
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Writes .jsonl or .parquet by the ending of `path`; the file appears whole or not at all."""
+    """Write problems to a .jsonl or .parquet file, which is replaced atomically. Raises ProblemError for another suffix."""
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise ProblemError(f"{path}: problems are written as .jsonl or .parquet, not {path.suffix!r}")

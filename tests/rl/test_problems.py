@@ -104,7 +104,7 @@ def test_bad_files(tmp_path):
         ("d.json", "{", "not JSON"),
         ("e.parquet", "PAR1 nonsense", "not a readable parquet file"),
         ("f.csv", "a,b", "'.csv'"),
-        ("g.jsonl", "", "holds no problems"),
+        ("g.jsonl", "", "no problems"),
     ]:
         path = tmp_path / name
         path.write_text(content)
@@ -118,7 +118,7 @@ def test_bad_files(tmp_path):
         load_problems(tmp_path / "h.jsonl")
     with pytest.raises(UserError, match=r"\.csv"):
         write_problems(tmp_path / "p.csv", [])
-    with pytest.raises(UserError, match="no such field: prompt"):
+    with pytest.raises(UserError, match="unknown field: prompt"):
         load_problems(tmp_path / "a.jsonl", fields={"prompt": "question"})
 
 

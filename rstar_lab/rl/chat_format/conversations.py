@@ -1,4 +1,4 @@
-"""Conversations to imitate: one message schema with tools, written as our chat format has it, and files of them."""
+"""SFT conversations: the message schema with tools, and files of conversations."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from rstar_lab.runs.files import atomic_write
 
 
 class Message(BaseModel):
-    """One turn. An assistant's content is all it writes, tool calls in their tags included."""
+    """A message. The content of the assistant includes its tool calls in their tags."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,7 +22,7 @@ class Message(BaseModel):
 
 
 class Conversation(BaseModel):
-    """Messages and the tools they may use (JSON schemas in OpenAI's form)."""
+    """Messages, and the tools that they may use (JSON schemas in the format of OpenAI)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,21 +38,21 @@ class Conversation(BaseModel):
 
 
 def reply(text: str) -> str:
-    """An assistant's turn that answers. Non-reasoning SFT: the reason is empty, the format is all there is to learn."""
+    """Return the content of an assistant message that answers. The reason is empty: this SFT teaches the format only."""
     return f"<reason></reason>\n<answer>{text.strip()}</answer>"
 
 
-def tool_calls(calls: Sequence[tuple[str, Mapping[str, Any]]], said: str = "") -> str:
-    """An assistant's turn that calls tools, with what it said before."""
+def tool_calls(calls: Sequence[tuple[str, Mapping[str, Any]]], reason: str = "") -> str:
+    """Return the content of an assistant message that calls tools after a reason."""
     return "\n".join(
-        [f"<reason>{said.strip()}</reason>", *(chat.render_tool_call(name, arguments) for name, arguments in calls)]
+        [f"<reason>{reason.strip()}</reason>", *(chat.render_tool_call(name, arguments) for name, arguments in calls)]
     )
 
 
 def write_conversations(path: str | Path, conversations: Iterable[Conversation]) -> int:
-    """Writes .jsonl (ours), or .parquet with the columns messages and tools (verl's SFT reads those). Returns how many.
+    """Write conversations to a .jsonl file, or a .parquet file that the SFT of verl reads; return their number.
 
-    The file appears whole or not at all.
+    The file is replaced atomically.
     """
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
@@ -74,14 +74,17 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
                 ("messages", pa.list_(message)),
                 ("tools", pa.string()),
             ]
-            rows = [{**one.model_dump(), "tools": json.dumps(one.tools, ensure_ascii=False)} for one in conversations]
+            rows = [
+                {**conversation.model_dump(), "tools": json.dumps(conversation.tools, ensure_ascii=False)}
+                for conversation in conversations
+            ]
             pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(columns)), file)
             count = len(rows)
     return count
 
 
 def read_conversations(path: str | Path) -> Iterator[Conversation]:
-    """Conversations of a .jsonl or .parquet file. Raises ProblemError that names file, row and field."""
+    """Yield the conversations of a .jsonl or .parquet file. Raises ProblemError with file, row and field."""
     for number, row in read_rows(path):
         try:
             if isinstance(row, Mapping) and isinstance(row.get("tools"), str):

@@ -1,4 +1,4 @@
-"""What the model may call. A tool takes JSON arguments and gives an outcome and the text that the model sees."""
+"""Make the tools that a recipe names. A tool takes JSON arguments and returns an outcome and the text that the model sees."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,10 @@ def make_tools(
     own_timeout_s: float = 30.0,
     prompt_format: PromptFormat = "paper",
 ) -> dict[str, Tool]:
-    """The tools that a recipe names: python (the paper's), python_released, jupyter, or the user's own (own_tools.py).
+    """Return the tools that a recipe names, by the name that the model uses.
 
-    sandbox: None where none of `CODE_TOOLS` is among them. own_timeout_s: of a call of an own tool. Raises UserError.
+    names: python (paper), python_released, jupyter, or user tools (see `user`). sandbox: may be None if there is no code tool.
+    own_timeout_s: limit of one call of a user tool. Raises UserError for two tools with the same name.
     """
     tools: dict[str, Tool] = {}
     for name in names:
@@ -35,7 +36,7 @@ def make_tools(
             tool: Tool = kind(sandbox, timeout_s, memory_mb, schema, render)
         else:
             tool = load_user_tool(name, own_timeout_s)
-        if (told := tool_name(tool.schema)) in tools:
-            raise UserError(f"rl.tools: {name}: the model sees two tools called {told}; give one another name")
-        tools[told] = tool
+        if (model_name := tool_name(tool.schema)) in tools:
+            raise UserError(f"rl.tools: {name}: two tools are called {model_name}; rename one")
+        tools[model_name] = tool
     return tools
