@@ -85,7 +85,7 @@ def test_bad_mappings(text):
         ({"question": ["q"], "answer": "1"}, "question", "string"),
         ({"question": "q", "answer": "1", "difficulty": "hard"}, "difficulty", "number"),
         ({"question": "q", "answer": "1", "difficulty": float("nan")}, "difficulty", "finite"),
-        ({"problem_id": "a", "question": "q", "answer": "1"}, "problem_id", "already that of row 1"),
+        ({"problem_id": "a", "question": "q", "answer": "1"}, "problem_id", "also the id of row 1"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, field, words):
@@ -99,7 +99,7 @@ def test_a_bad_row_is_named(tmp_path, row, field, words):
 def test_bad_files(tmp_path):
     for name, content, words in [
         ("a.jsonl", '{"question": "q", "answer": "1"}\n{"question":', "row 2: not JSON"),
-        ("b.jsonl", '{"question": "q", "answer": "1"}\n[1]', "row 2: not an object"),
+        ("b.jsonl", '{"question": "q", "answer": "1"}\n[1]', "row 2: expected an object"),
         ("c.json", "{}", "not a list"),
         ("d.json", "{", "not JSON"),
         ("e.parquet", "PAR1 nonsense", "not a readable parquet file"),

@@ -291,7 +291,7 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
             RunSession(recipe_of([], tools=[name]), Reporter())
     with pytest.raises(UserError, match=f"rl.reward: {MINE}:number is a int; expected a function"):
         RunSession(recipe_of([], reward=f"{MINE}:number"), Reporter())
-    with pytest.raises(UserError, match="two tools called find"):
+    with pytest.raises(UserError, match="two tools are called find"):
         make_tools([f"{MINE}:find", f"{MINE}:find"], None)
     for keys, message in (
         ({"tools": ["pyhton"]}, "'pyhton' is not one of python"),
