@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rstar_lab.analysis.alerts import find_alerts
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.figures import (
         plot_ablation,
@@ -35,6 +36,7 @@ _MODULES = {
     "runs": ("Runs", "open_runs"),
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
+    "alerts": ("find_alerts",),
     "comparison": ("compare",),
     "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
     "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
@@ -68,6 +70,7 @@ __all__ = [
     "curves",
     "excerpts",
     "explore",
+    "find_alerts",
     "group_rollouts",
     "import_inspect",
     "import_messages",

@@ -12,6 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
@@ -34,7 +35,7 @@ def plot_curves(
     where: Where = None,
     band: bool = True,
 ) -> Figure:
-    """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries.
+    """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries; crosses mark alerts.
 
     by: recipe key (such as `rl.roc`) whose values are compared; runs with the same value are averaged as its seeds.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
@@ -51,10 +52,12 @@ def plot_curves(
         rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
     )
     look = line_styles(list(dict.fromkeys(frame.group)))
+    alerts = find_alerts(runs, where).merge(recipe_groups(runs, by), on="run_id")
     for panel, name in enumerate(names):
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
+        _mark_alerts(figure, frame, alerts[alerts.metric == name], place)
         if get_metric(name).percent:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
         figure.update_xaxes(title_text=_X[x] if panel >= len(names) - 2 else None, **place)
@@ -288,6 +291,25 @@ def _band(
         showlegend=False,
         legendgroup=group,
         **(place or {}),
+    )
+
+
+def _mark_alerts(figure: go.Figure, frame: pd.DataFrame, alerts: pd.DataFrame, place: dict[str, int]) -> None:
+    """Draw a cross on the curves at the first step of each alert. The hover text gives value and threshold."""
+    points = alerts.drop(columns="value").merge(frame, on=["group", "metric", "step"])
+    if points.empty:
+        return
+    figure.add_scatter(
+        x=points.x,
+        y=points["value"],
+        mode="markers",
+        name="alerts",
+        showlegend=False,
+        marker={"symbol": "x", "size": 11, "color": COLOURS[1], "line": {"width": 1}},
+        customdata=points["where"],
+        text=[f"{row.run_id}, step {row.step}: {row.alert}<br>{row.evidence}" for row in points.itertuples()],
+        hovertemplate="%{text}<extra></extra>",
+        **place,
     )
 
 
