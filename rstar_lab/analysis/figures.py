@@ -57,7 +57,7 @@ def plot_curves(
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
-        _mark_alerts(figure, frame, alerts[alerts.metric == name], place)
+        _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
         if get_metric(name).percent:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
         figure.update_xaxes(title_text=_X[x] if panel >= len(names) - 2 else None, **place)
@@ -294,8 +294,14 @@ def _band(
     )
 
 
-def _mark_alerts(figure: go.Figure, frame: pd.DataFrame, alerts: pd.DataFrame, place: dict[str, int]) -> None:
-    """Draw a cross on the curves at the first step of each alert. The hover text gives value and threshold."""
+def _mark_alerts(
+    figure: go.Figure,
+    frame: pd.DataFrame,
+    alerts: pd.DataFrame,
+    look: dict[str, tuple[str, str, str]],
+    place: dict[str, int],
+) -> None:
+    """Draw a cross in the curve's colour at the first step of each alert. The hover text gives value and threshold."""
     points = alerts.drop(columns="value").merge(frame, on=["group", "metric", "step"])
     if points.empty:
         return
@@ -305,7 +311,7 @@ def _mark_alerts(figure: go.Figure, frame: pd.DataFrame, alerts: pd.DataFrame, p
         mode="markers",
         name="alerts",
         showlegend=False,
-        marker={"symbol": "x", "size": 11, "color": COLOURS[1], "line": {"width": 1}},
+        marker={"symbol": "x", "size": 11, "color": [look[group][0] for group in points.group], "line": {"width": 1}},
         customdata=points["where"],
         text=[f"{row.run_id}, step {row.step}: {row.alert}<br>{row.evidence}" for row in points.itertuples()],
         hovertemplate="%{text}<extra></extra>",

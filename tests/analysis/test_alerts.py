@@ -69,6 +69,8 @@ def test_curves_mark_the_first_step_of_an_alert(tmp_path):
     for x, place in (("step", 5), ("rollouts", 10)):
         figure = plot_curves(runs, ["pass1", "entropy"], x=x)
         (marks,) = [trace for trace in figure.data if trace.name == "alerts"]
+        (curve,) = [trace for trace in figure.data if trace.name == "bad" and trace.yaxis == marks.yaxis]
+        assert list(marks.marker.color) == [curve.line.color]
         assert list(marks.x) == [place] and list(marks.y) == pytest.approx([0.05])
         assert "entropy collapse" in marks.text[0] and runs.count(marks.customdata[0]) == 2
     assert all(trace.name != "alerts" for trace in plot_curves(runs, ["pass1"]).data)
