@@ -135,7 +135,7 @@ class RunSession:
 
 async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError, Exception):  # whoever waited for it has its error
+    with suppress(asyncio.CancelledError, Exception):  # the caller that waits for it gets the error
         await task
 
 

@@ -39,8 +39,8 @@ class Player(ScriptedEngine):
         rng = random.Random(sampling.seed)
         answer = found[2] if rng.random() < float(found[1]) else "0"
         words = 10_000 if self.versions[-1] < int(found[3] or 0) else rng.randrange(8)
-        told = f"so{' so' * words}</reason><answer>\\boxed{{{answer}}}</answer>"
-        self.script = lambda prompt, turn: told
+        response = f"so{' so' * words}</reason><answer>\\boxed{{{answer}}}</answer>"
+        self.script = lambda prompt, turn: response
         return await super().generate(prompt_ids, sampling)
 
     async def load_weights(self, path: Path, version: int) -> None:

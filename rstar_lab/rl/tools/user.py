@@ -23,7 +23,7 @@ from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.tools.base import RETRIES, Tool, ToolResult, tool_name
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
-FROM_US = ("seed", "traj_id")  # keyword-only parameters of these names are filled in by the agent loop
+SUPPLIED = ("seed", "traj_id")  # keyword-only parameters of these names are filled in by the agent loop
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ class UserTool:
         self.own, self.time_limit_s, self.stateful = own, time_limit_s, inspect.isclass(own)
         function = own.__call__ if inspect.isclass(own) else own  # type: ignore[operator]
         self.is_async = inspect.iscoroutinefunction(function)
-        self.schema, self.arguments, self.given = describe(name, function, method=self.stateful)
+        self.schema, self.arguments, self.supplied = describe(name, function, method=self.stateful)
         self._threads = asyncio.Semaphore(THREADS)
         self._instances: dict[str, Any] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        values = {name: value for name, value in (("seed", seed), ("traj_id", traj_id)) if name in self.given}
+        values = {name: value for name, value in (("seed", seed), ("traj_id", traj_id)) if name in self.supplied}
         for name, value in arguments.items():
             try:
                 values[name] = self.arguments[name].validate_json(json.dumps(value), strict=True)
@@ -103,7 +103,7 @@ class UserTool:
                 outcome, text = Outcome.EXCEPTION, f"{type(error).__name__}: {error}"
                 if limit.expired():
                     self._instances.pop(traj_id, None)
-                    outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was given up."
+                    outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was supplied up."
         return ToolResult(outcome, text, queue_s=began - asked, run_s=time.monotonic() - began)
 
 
@@ -117,8 +117,10 @@ class HttpTool:
         """Raises UserError if the URL does not return a schema."""
         self.url, self.time_limit_s = url, time_limit_s
         try:
-            told = httpx.get(url, timeout=time_limit_s).raise_for_status().json()
-            self.schema = told if told.get("type") == "function" else {"type": "function", "function": told}
+            description = httpx.get(url, timeout=time_limit_s).raise_for_status().json()
+            self.schema = (
+                description if description.get("type") == "function" else {"type": "function", "function": description}
+            )
             _ = tool_name(self.schema), self.schema["function"]["parameters"]["properties"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"rl.tools: {url}: GET gives no function schema: {type(error).__name__}: {error}") from None
@@ -139,7 +141,7 @@ class HttpTool:
             else:
                 outcome, text = Outcome.OK, str(answer.raise_for_status().json()["content"])
         except TimeoutError:
-            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was given up."
+            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was supplied up."
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ToolUnavailable(str(error)) from error
         return ToolResult(outcome, text, run_s=time.monotonic() - began)
@@ -179,9 +181,9 @@ def describe(
 
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[method:]
-    given = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in FROM_US}
-    told = [p for p in parameters if p.name not in given]
-    if bad := next((p for p in told if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)), None):
+    supplied = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in SUPPLIED}
+    visible = [p for p in parameters if p.name not in supplied]
+    if bad := next((p for p in visible if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)), None):
         raise UserError(f"rl.tools: {name}: parameter {bad.name}: name every argument, a model cannot use *, ** or /")
 
     def stand_in() -> None: ...
@@ -189,14 +191,14 @@ def describe(
     try:
         hints = get_type_hints(function)
         stand_in.__name__, stand_in.__doc__ = name.rpartition(":")[2], inspect.getdoc(function)
-        stand_in.__annotations__ = {p.name: hints[p.name] for p in told if p.name in hints}
-        stand_in.__signature__ = inspect.Signature(told)  # type: ignore[attr-defined]
+        stand_in.__annotations__ = {p.name: hints[p.name] for p in visible if p.name in hints}
+        stand_in.__signature__ = inspect.Signature(visible)  # type: ignore[attr-defined]
         schema = get_json_schema(stand_in)
-        arguments: dict[str, TypeAdapter[Any]] = {p.name: TypeAdapter(hints[p.name]) for p in told}
+        arguments: dict[str, TypeAdapter[Any]] = {p.name: TypeAdapter(hints[p.name]) for p in visible}
     except (DocstringParsingException, TypeHintParsingException, PydanticUserError, NameError, TypeError) as error:
         raise UserError(f"rl.tools: {name}: {' '.join(str(error).split())}") from None
     schema["function"].pop("return", None)
-    return schema, arguments, given
+    return schema, arguments, supplied
 
 
 async def run_in_daemon_thread(function: Callable[..., Any], **values: Any) -> Any:

@@ -40,13 +40,13 @@ def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
 
 def kinds(events) -> list[tuple[str, str]]:
     """Events with the pieces of a text put together."""
-    told: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
     for event in events:
-        if event.kind in (Kind.REASON, Kind.TEXT, Kind.ANSWER) and told and told[-1][0] == event.kind:
-            told[-1] = (event.kind, told[-1][1] + event.text)
+        if event.kind in (Kind.REASON, Kind.TEXT, Kind.ANSWER) and events and events[-1][0] == event.kind:
+            events[-1] = (event.kind, events[-1][1] + event.text)
         else:
-            told.append((event.kind, event.text))
-    return [(str(kind), text.strip()) for kind, text in told if text.strip()]
+            events.append((event.kind, event.text))
+    return [(str(kind), text.strip()) for kind, text in events if text.strip()]
 
 
 CONVERSATION = [
@@ -193,8 +193,8 @@ async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served,
     source = f"aime24={tmp_path / 'mine.jsonl'}"
     recipe = load_recipe("evaluate", {"evaluate.samples": 4, "runs": str(tmp_path / "runs")})
     result = await evaluate_command(served.urls, source, recipe, Reporter(True))
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    solved = {line["problem_id"]: line["correct"] for line in told if line["event"] == "problem"}
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    solved = {line["problem_id"]: line["correct"] for line in lines if line["event"] == "problem"}
     assert solved == {"7": 4, "8": 0}
     assert result["pass1"][0] == result["maj4"][0] == result["pass_at"]["2"][0] == 0.5 and result["n"] == 8
     assert result["intervals"]["calls"][0] == result["calls"] >= 0.5

@@ -23,7 +23,7 @@ def test_families_and_levels_come_in_equal_shares():
     assert len(FAMILIES) >= 12
     counts = Counter((p.source, p.difficulty) for p in synthesize(0, 2 * len(FAMILIES) * len(LEVELS)))
     assert set(counts) == {(name, float(level)) for name in FAMILIES for level in LEVELS}
-    # Two rounds; a question met twice is drawn anew from the next kind.
+    # Two rounds; a repeated question is replaced by one of the next kind.
     assert max(counts.values()) <= 3
 
 

@@ -69,13 +69,13 @@ async def test_tool_responses_are_what_a_rollout_would_get(traces):
     async with LocalSandbox() as sandbox:
         tools = make_tools(["python"], sandbox)
         for trace in traces[:60]:
-            for said, told in zip(trace.messages, trace.messages[1:], strict=False):
-                if told["role"] != "tool":
+            for message, result_message in zip(trace.messages, trace.messages[1:], strict=False):
+                if result_message["role"] != "tool":
                     continue
-                text = chat.render_segments([said])[1][0]
+                text = chat.render_segments([message])[1][0]
                 (call,) = parser.parse_tool_calls(text)
                 result = await execute_call(call, tools, seed=1, traj_id="t", max_chars=4096)
-                assert result.text == told["content"]
+                assert result.text == result_message["content"]
 
 
 async def test_segments_are_what_a_rollout_sees(traces):
@@ -83,8 +83,8 @@ async def test_segments_are_what_a_rollout_sees(traces):
         pieces = trace.segments()
         own = [i for i, (_, mine) in enumerate(pieces) if mine]
         assert "".join(text for text, _ in pieces[: own[0]]) == chat.render_prompt(problem.question)
-        told = [message["content"] for message in trace.messages if message["role"] == "tool"]
-        for before, after, text in zip(own, own[1:], told, strict=False):
+        results = [message["content"] for message in trace.messages if message["role"] == "tool"]
+        for before, after, text in zip(own, own[1:], results, strict=False):
             assert "".join(piece for piece, _ in pieces[before + 1 : after]) == chat.render_tool_responses([text])
 
 

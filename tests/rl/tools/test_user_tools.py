@@ -100,7 +100,7 @@ def test_the_schema_says_what_signature_and_docstring_say():
     assert function["parameters"]["properties"]["count"] == {"type": "integer", "description": "How many."}
     of_class = UserTool("m:Counter", Counter, 1.0).schema["function"]
     assert list(of_class["parameters"]["properties"]) == ["by"], "what the loop fills in is not the model's"
-    told = render_prompt("q", tools=[UserTool("m:lookup", lookup, 1.0).schema])
+    results = render_prompt("q", tools=[UserTool("m:lookup", lookup, 1.0).schema])
     assert json.dumps(function["parameters"]) in told
 
 
@@ -140,9 +140,11 @@ async def test_a_call_that_hangs_is_given_up_and_takes_no_place():
 async def test_an_instance_a_trajectory_in_order_and_closed_at_its_end():
     tool = UserTool("m:Counter", Counter, 20.0)
     answers = await asyncio.gather(*(call(tool, {"by": by}, traj) for by in (1, 2, 3) for traj in "ab"))
-    told = [json.loads(answer.text) for answer in answers]
-    assert [t["total"] for t in told if t["of"] == "a"] == [1, 3, 6] == [t["total"] for t in told if t["of"] == "b"]
-    assert {t["seeded"] for t in told} == {7}
+    results = [json.loads(answer.text) for answer in answers]
+    assert (
+        [t["total"] for t in results if t["of"] == "a"] == [1, 3, 6] == [t["total"] for t in results if t["of"] == "b"]
+    )
+    assert {t["seeded"] for t in results} == {7}
     await tool.close("a")
     assert Counter.closed.pop() == 6
     assert json.loads((await call(tool, {"by": 1}, "a")).text)["total"] == 1
