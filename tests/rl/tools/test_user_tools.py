@@ -100,8 +100,8 @@ def test_the_schema_says_what_signature_and_docstring_say():
     assert function["parameters"]["properties"]["count"] == {"type": "integer", "description": "How many."}
     of_class = UserTool("m:Counter", Counter, 1.0).schema["function"]
     assert list(of_class["parameters"]["properties"]) == ["by"], "what the loop fills in is not the model's"
-    results = render_prompt("q", tools=[UserTool("m:lookup", lookup, 1.0).schema])
-    assert json.dumps(function["parameters"]) in told
+    prompt = render_prompt("q", tools=[UserTool("m:lookup", lookup, 1.0).schema])
+    assert json.dumps(function["parameters"]) in prompt
 
 
 @pytest.mark.parametrize(
