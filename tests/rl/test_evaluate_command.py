@@ -1,0 +1,81 @@
+"""`rstar-lab evaluate` on a model folder: repeated, with a changed setting, with --force, and interrupted."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from helpers.memorized_model import ANSWER, QUESTION
+
+from rstar_lab.progress import Reporter
+from rstar_lab.rl import evaluation
+from rstar_lab.rl.commands.evaluate import evaluate_command
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.runs.reader import RunReader
+
+SETTINGS = {
+    "engine.kind": "transformers",
+    "engine.dtype": "float32",
+    "evaluate.samples": 2,
+    "evaluate.max_turns": 3,
+    "evaluate.max_response_tokens": 60,
+    "rl.rollout": "lockstep",
+}
+
+
+@pytest.fixture
+def evaluate(memorized_model, tmp_path):
+    questions = (QUESTION, QUESTION.replace("six", "two"), QUESTION.replace("seven", "one"))
+    rows = (json.dumps({"question": question, "answer": ANSWER}) for question in questions)
+    (tmp_path / "three.jsonl").write_text("\n".join(rows))
+
+    def start(runs: str = "runs", force: bool = False, **settings):
+        recipe = load_recipe("evaluate", SETTINGS | {"runs": str(tmp_path / runs)} | settings)
+        source = str(tmp_path / "three.jsonl")
+        return evaluate_command([str(memorized_model[0])], source, recipe, Reporter(as_json=True), force=force)
+
+    return start
+
+
+def rewards(run: str | Path) -> list[tuple[str, int, float, str]]:
+    columns = ["problem_id", "sample", "reward", "answer"]
+    return [tuple(row.values()) for row in RunReader(run).read("trajectories", columns).to_pylist()]
+
+
+@pytest.mark.slow
+async def test_a_repeated_evaluation_returns_its_result_and_other_settings_sample_again(evaluate):
+    first = await evaluate()
+    metrics = Path(first["run"], "metrics.jsonl")
+    written = metrics.stat().st_mtime_ns
+    second = await evaluate()
+    assert second == first and metrics.stat().st_mtime_ns == written
+
+    changed = await evaluate(**{"rl.max_tool_chars": 1000})
+    assert changed["run"] != first["run"] and len(rewards(changed["run"])) == 6
+
+    forced = await evaluate(force=True)
+    assert forced["run"] == first["run"] + "-2"
+    assert rewards(forced["run"]) == rewards(first["run"])  # lockstep rollouts are deterministic
+
+
+@pytest.mark.slow
+async def test_an_interrupted_evaluation_continues_after_its_last_chunk(evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "CHUNK", 2)  # one problem per commit
+    task = asyncio.create_task(evaluate())
+    while not [path for path in tmp_path.glob("runs/*/metrics.jsonl") if path.stat().st_size]:
+        assert not task.done()
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (run,) = (path.parent for path in tmp_path.glob("runs/*/run.json"))
+    reader = RunReader(run)
+    assert reader.status == "stopped" and 0 < len(reader.steps()) < 3
+    kept = rewards(run)
+
+    result = await evaluate()
+    assert Path(result["run"]) == run and RunReader(run).status == "finished"
+    assert rewards(run)[: len(kept)] == kept
+    uninterrupted = await evaluate("other")
+    assert rewards(run) == rewards(uninterrupted["run"])
+    assert result["pass1"] == uninterrupted["pass1"]
