@@ -50,7 +50,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on problems: avg@k, pass@k and maj@k with intervals clustered by problem.
 
-    Uses the paper's settings unless --recipe or --set change them: 30 turns, 30,000 tokens, temperature 0.6, top-p 0.95.
+    Default settings: 30 turns, 30,000 tokens and temperature 0.6, as in the paper, and top-p 0.95, which is our choice.
+    --recipe and --set change them.
     Results are written to the run store. The same command again runs only what is missing.
     """
     from rstar_lab.progress import Reporter
