@@ -136,5 +136,7 @@ async def test_an_unreadable_checkpoint_is_an_error_with_its_file(tmp_path):
 
 
 async def test_filter_command_on_a_stage_without_a_filter_is_an_error():
-    with pytest.raises(UserError, match="stage two: the recipe has no stage of this name with a filter \\(three\\)"):
+    with pytest.raises(
+        UserError, match="stage two: the recipe has no stage of this name with a filter; stages with a filter: three"
+    ):
         await measure(load_recipe("tiny_three_stage"), "two", Path("model"))
