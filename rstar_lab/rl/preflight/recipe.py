@@ -22,7 +22,6 @@ LOCAL_ONLY = {
     "engine.kind": "verl's servers are vLLM",
     "engine.urls": "verl starts its own servers",
     "engine.deadline_s": "verl waits for its own servers as long as they live",
-    "engine.scheduler": "verl's router sends a rollout's turns to one server",
     "rl.micro_batch_tokens": "verl reads the profile's parallelism.tokens_per_gpu",
     "rl.rollout": "verl rolls out asynchronously",
     "processes": "verl reads the profile's GPUs",

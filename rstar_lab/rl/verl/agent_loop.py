@@ -17,6 +17,7 @@ from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
 from rstar_lab.rl.verl.pending import PENDING, WatchedTool
+from rstar_lab.rl.verl.scheduler import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
 
 
@@ -59,6 +60,8 @@ _worker_state: asyncio.Future[WorkerState] | None = None
 class RstarAgentLoop(AgentLoopBase):
     """One rollout of one problem."""
 
+    server_manager: ScheduledClient
+
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """Roll out `problem`. `extra_fields["trajectory"]` holds the pickled trajectory."""
         global _worker_state
@@ -78,14 +81,17 @@ class RstarAgentLoop(AgentLoopBase):
             with PENDING.of(task.traj_id, "reward"):
                 return worker.context.reward(text, truth)
 
-        engine = ServerEngine(self.server_manager, task.traj_id)
+        engine = ServerEngine(self.server_manager, task.traj_id, task.problem.problem_id)
         context = replace(
             worker.context,
             reward=watched_reward,
             temperature=sampling_params["temperature"],
             top_p=sampling_params["top_p"],
         )
-        trajectory = await run_rollout(task, engine, context)
+        try:
+            trajectory = await run_rollout(task, engine, context, on_turn=engine.on_turn)
+        finally:
+            engine.leave()
         return as_output(trajectory, engine.versions, end_id=worker.context.codec.end_id)
 
 

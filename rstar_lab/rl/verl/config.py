@@ -27,6 +27,8 @@ FIXED_KEYS = {
     "trainer.v1.sampler.custom_sampler": "RoC and the run store use it",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "it selects the problems of a step",
     "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.oversample",
+    "actor_rollout_ref.rollout.router_config_path": "set engine.scheduler",
+    "actor_rollout_ref.rollout.disable_log_stats": "the scheduler reads the servers' metrics",
     "algorithm.adv_estimator": "advantages are computed with RoC's selection: set rl.normalise_std",
     "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.variant",
     "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
@@ -111,6 +113,7 @@ def overrides(
         "actor_rollout_ref.rollout.dtype": engine.dtype,
         "actor_rollout_ref.rollout.enforce_eager": engine.eager,
         "actor_rollout_ref.rollout.max_num_seqs": engine.max_sequences,
+        "actor_rollout_ref.rollout.disable_log_stats": False,  # the scheduler reads the servers' metrics
         "actor_rollout_ref.rollout.agent.num_workers": max(1, hardware.nodes * (1 if on_cpu else 4)),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "rstar",
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "rstar_lab.rl.verl.manager.OversamplingManager",

@@ -6,7 +6,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import ray
 import torch
@@ -14,23 +15,30 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.scheduling.service import ServerReport
 from rstar_lab.rl.verl.pending import PENDING
+
+if TYPE_CHECKING:
+    from rstar_lab.rl.verl.scheduler import ScheduledClient
 
 NAME = "rstar"
 
 
 class ServerEngine:
-    """verl's server handle as an `Engine`: token ids in, token ids and log-probs out.
+    """verl's inference servers as the engine slot of one rollout: token ids in, token ids and log-probs out.
 
-    A rollout keeps one `request_id`, so verl's router sends all its turns to the server that has cached its prefix.
+    The scheduler chooses the server of each turn. If a server fails, the scheduler places the turn on another one.
     """
 
-    def __init__(self, client: Any, request_id: str):
-        self.client, self.request_id = client, request_id
+    def __init__(self, client: "ScheduledClient", traj_id: str, problem_id: str):
+        self.client, self.traj_id, self.problem_id = client, traj_id, problem_id
         self.versions: list[int] = []
+        self.new_tokens: int | None = None  # of a turn that has not been reported to the scheduler
+        self.done = False
+        self._reported: Any = None
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion. Raises EngineError if the server fails permanently."""
+        """Sample one completion. Raises EngineError if the request is rejected or all servers fail."""
         parameters = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -42,8 +50,8 @@ class ServerEngine:
             "stop_token_ids": list(sampling.stop_token_ids),
         }
         try:
-            with PENDING.of(self.request_id, "generation"):
-                output = await self.client.generate(self.request_id, prompt_ids=prompt_ids, sampling_params=parameters)
+            with PENDING.of(self.traj_id, "generation"):
+                output = await self._send(prompt_ids, parameters)
         except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
             raise EngineError(str(error)) from error
         if output.log_probs is None:
@@ -51,6 +59,7 @@ class ServerEngine:
         ended = bool(output.token_ids) and output.token_ids[-1] in sampling.stop_token_ids
         version = output.extra_fields.get("global_steps") or 0
         self.versions.append(version)
+        self.new_tokens = len(output.token_ids)
         return Completion(
             list(output.token_ids),
             list(output.log_probs),
@@ -59,6 +68,44 @@ class ServerEngine:
             policy_version=version,
         )
 
+    async def _send(self, prompt_ids: list[int], parameters: dict[str, Any]) -> Any:
+        """Send the request to the server that the scheduler chooses; after a failure of the server, to another one."""
+        if self._reported is not None:
+            await self._reported  # the scheduler must know of the end of the last turn first
+        scheduler, failures = self.client.scheduler, 0
+        while True:
+            name = await scheduler.admit.remote(self.traj_id, self.problem_id, len(prompt_ids))
+            try:
+                return await self.client.servers[name].generate.remote(
+                    request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=parameters
+                )
+            except ray.exceptions.RayError as error:
+                failures += 1
+                if not is_server_failure(error) or failures > len(self.client.servers):
+                    raise
+                await scheduler.server_failed.remote(name)
+
+    def on_turn(self, text: str, last: bool) -> None:
+        """Report the end of a turn to the scheduler, before its tools run."""
+        if self.new_tokens is not None:
+            self._reported = self.client.scheduler.finish.remote(self.traj_id, self.new_tokens, last)
+            self.new_tokens, self.done = None, last
+
+    def leave(self) -> None:
+        """Report the end of the rollout to the scheduler, also after an error."""
+        if not self.done:
+            self.client.scheduler.abandon.remote(self.traj_id)
+
+
+def is_server_failure(error: Exception) -> bool:
+    """Return whether a request failed because its server did, rather than because the server rejected it."""
+    cause = getattr(error, "cause", None)
+    return (
+        isinstance(error, ray.exceptions.RayActorError)
+        or isinstance(cause, EngineError)
+        or type(cause).__name__ == "EngineDeadError"  # of vLLM, which is not imported here
+    )
+
 
 class EngineServer:
     """A Ray actor that serves one engine to verl. `factory`: "module:function" (model folder, options) -> engine."""
@@ -66,7 +113,7 @@ class EngineServer:
     def __init__(self, factory: str, model: str, options: dict[str, Any]):
         module, _, name = factory.partition(":")
         self.engine = getattr(importlib.import_module(module), name)(model, options)
-        self.version = 0
+        self.version = self.running = self.prompt_tokens = 0
 
     async def start(self) -> None:
         await self.engine.start()
@@ -81,7 +128,11 @@ class EngineServer:
             seed=sampling_params["seed"],
             stop_token_ids=tuple(sampling_params["stop_token_ids"]),
         )
-        done = await self.engine.generate(list(prompt_ids), sampling)
+        self.running, self.prompt_tokens = self.running + 1, self.prompt_tokens + len(prompt_ids)
+        try:
+            done = await self.engine.generate(list(prompt_ids), sampling)
+        finally:
+            self.running, self.prompt_tokens = self.running - 1, self.prompt_tokens - len(prompt_ids)
         return TokenOutput(
             token_ids=done.token_ids,
             log_probs=done.log_probs,
@@ -89,6 +140,11 @@ class EngineServer:
             num_preempted=0,
             extra_fields={"global_steps": self.version},
         )
+
+    async def report(self) -> ServerReport:
+        """Return the load of the engine. Its KV use is estimated from the prompts in flight."""
+        kv_tokens = self.engine.kv_tokens
+        return ServerReport(self.running, 0, self.prompt_tokens / max(kv_tokens, 1), 0, kv_tokens)
 
     async def load_weights(self, path: str, version: int) -> None:
         await self.engine.load_weights(path, version)
@@ -158,3 +214,4 @@ class CpuVllm:
 
     async def start(self) -> None:
         await self.engine.start(self.model, self.options)
+        self.kv_tokens = self.engine.kv_tokens

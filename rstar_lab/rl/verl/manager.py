@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
 from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.verl.scheduler import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
 
 
@@ -17,6 +19,8 @@ class OversamplingManager(AgentLoopManagerTQ):
     trainer sets and stores in its checkpoints, as the local trainer does. `rollout.n` stays the number of kept rollouts,
     because verl derives the size of mini-batches from it.
     """
+
+    llm_client: ScheduledClient
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -29,6 +33,8 @@ class OversamplingManager(AgentLoopManagerTQ):
         step = int(prompts["global_steps"])
         if step != self.step:
             self.step, self.sent = step, 0
+            rollouts = settings.keys.problems_per_step * settings.rollouts_per_group
+            ray.get(self.llm_client.scheduler.begin_step.remote(rollouts))
         groups = list(range(self.sent, self.sent + len(prompts)))
         self.sent += len(prompts)
         problems, state.position = draw_problems(

@@ -21,6 +21,7 @@ class ScriptedEngine:
     """An engine with the tokenizer in `model`; it ignores weights."""
 
     name = "scripted"
+    kv_tokens = 2**20
 
     def __init__(self, model: Path | str):
         self.tokenizer = load_tokenizer(model)

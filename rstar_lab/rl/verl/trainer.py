@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from omegaconf import open_dict
@@ -26,11 +27,12 @@ from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
 from rstar_lab.rl.training.update import UpdateResult
 from rstar_lab.rl.trajectory import Trajectory
-from rstar_lab.rl.verl.hooks import assert_registered
+from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
+from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.reader import RunReader
@@ -77,6 +79,23 @@ class RstarTrainer(PPOTrainerSync):
             if self.state.finished:
                 table = stage_table(self.settings.recipe, self.writer.run_dir)
                 self.writer.finish("finished", result={"stages": table})
+
+    def get_llm_client(self) -> ScheduledClient:
+        """Return a client of the inference servers that follows `engine.scheduler` instead of verl's router."""
+        rollout, manager, engine = (
+            self.config.actor_rollout_ref.rollout,
+            self.llm_server_manager,
+            self.settings.recipe.engine,
+        )
+        servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
+        self.scheduler = start_scheduler(
+            servers,
+            policy=engine.scheduler,
+            max_tokens=rollout.max_model_len,
+            max_response_tokens=rollout.response_length,
+            max_running=engine.max_batch if rollout.name == ENGINE else rollout.max_num_seqs,
+        )
+        return ScheduledClient(self.config, scheduler=self.scheduler, servers=servers)
 
     # Checkpoints
 
@@ -143,8 +162,6 @@ class RstarTrainer(PPOTrainerSync):
 
     def _pending_operations(self) -> list[dict[str, Any]]:
         """Ask every agent-loop worker what its rollouts wait for."""
-        import ray
-
         workers: list[Any] = self.agent_loop_manager.agent_loop_workers
         answers = [worker.__ray_call__.remote(_report_pending) for worker in workers]
         ready, late = ray.wait(answers, num_returns=len(answers), timeout=10)
@@ -232,6 +249,7 @@ class RstarTrainer(PPOTrainerSync):
         }
         rows = step_rows(step.trajectories, labels, keys.token_arrays)
         informative = {t.group_id for t in kept.trajectories}
+        scheduler = ray.get(self.scheduler.stats.remote())
         with_signal = [t for t in step.trajectories if t.group_id in informative]
         row = (
             rollout_metrics(step.trajectories)
@@ -242,6 +260,7 @@ class RstarTrainer(PPOTrainerSync):
             | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}
             | {"sequence_tokens_informative": _sequence_tokens(with_signal)}
             | {"roc_s": step.roc_s, "step_s": sum(timing.values())}
+            | {f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")}
             | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
             | {name: metrics[name] for name in ("mismatch", "mismatch_max") if name in metrics}
             | {f"{name}_s": seconds for name, seconds in timing.items()}

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from rstar_lab.local_ray import LocalRay
+from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
@@ -40,8 +41,13 @@ def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, 
     found = compare(ours, theirs)
     assert found.differences == []
     assert found.steps == 2
+    for line in RunReader(theirs).metrics():
+        assert line["scheduler_alive"] == ranks and line["scheduler_decisions"] >= 32, (
+            "turns went through the scheduler"
+        )
     weights = [load_file(run / "checkpoints" / "step=000002" / "model.safetensors") for run in (ours, theirs)]
     start = load_file(tmp_path / "model" / "model.safetensors")
     for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name].float(), tensor.float(), rtol=0, atol=2e-4)
+        # Ranks sum gradients in another order, and AdamW divides by their size: 5% of one update (lr 1e-3). Measured: 1e-5.
+        torch.testing.assert_close(weights[1][name].float(), tensor.float(), rtol=0, atol=5e-5)
     assert any((tensor - start[name]).abs().max() > 5e-4 for name, tensor in weights[0].items())

@@ -1,0 +1,155 @@
+"""Tests that rollouts under verl follow `engine.scheduler`, with three inference servers as Ray actors."""
+
+import asyncio
+import importlib.util
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.engine import Sampling
+
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed here", allow_module_level=True)
+
+import ray
+
+from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.verl.engine import EngineServer, ServerEngine
+from rstar_lab.rl.verl.parity import prepare
+from rstar_lab.rl.verl.scheduler import start_scheduler
+from rstar_lab.rl.verl.scripted import ScriptedEngine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+TURNS, ROLLOUTS = 3, 24
+CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="rstar")))
+
+
+class SlowEngine(ScriptedEngine):
+    """The scripted engine with a delay, so that turns are in flight when a test kills the server."""
+
+    async def generate(self, prompt_ids, sampling):
+        await asyncio.sleep(0.2)
+        return await super().generate(prompt_ids, sampling)
+
+
+def serve_slowly(model, options):
+    return SlowEngine(model)
+
+
+def serve_without_kv_size(model, options):
+    engine = ScriptedEngine(model)
+    engine.kv_tokens = 0
+    return engine
+
+
+def vllm_options(folder):
+    from rstar_lab.rl.recipe import EngineSection
+
+    section = EngineSection(dtype="float32", kv_cache_gb=0.25, max_batch=8).model_dump()
+    return {"section": section, "max_tokens": 512, "seed": 0, "log": str(folder / "vllm.log")}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the folder of a tiny model, with a Ray cluster for the servers."""
+    folder = tmp_path_factory.mktemp("servers")
+    prepare(folder)
+    path = os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    )  # for the engines of this file
+    environment = {"env_vars": {"PYTHONPATH": path}}
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="error", runtime_env=environment)
+    yield folder / "model"
+    ray.shutdown()
+
+
+def start_servers(model, factory, options=None, count=3):
+    """Start `count` servers and return name -> actor."""
+    actor = ray.remote(EngineServer).options(max_concurrency=100, num_cpus=0)
+    servers = {f"s{number}": actor.remote(factory, str(model), options or {}) for number in range(count)}
+    ray.get([server.start.remote() for server in servers.values()], timeout=600)
+    return servers
+
+
+@pytest.fixture(scope="module")
+def slow_servers(model):
+    return start_servers(model, f"{__name__}:serve_slowly")
+
+
+def start(servers, policy):
+    """Start a scheduler for the servers and return a client as the agent-loop workers have it."""
+    scheduler = start_scheduler(servers, policy=policy, max_tokens=4096, max_response_tokens=512, max_running=8)
+    return SimpleNamespace(config=CONFIG, scheduler=scheduler, servers=servers)
+
+
+async def roll_out(client, tokenizer, number):
+    """Run the turns of one rollout and return their token ids."""
+    engine = ServerEngine(client, f"rollout-{number}", f"problem-{number // 4}")
+    prompt, turns = tokenizer.encode(f"What is six times seven? ({number})", add_special_tokens=False), []
+    try:
+        for turn in range(TURNS):
+            completion = await engine.generate(prompt, Sampling(max_tokens=40, seed=100 * number + turn))
+            turns.append(completion.token_ids)
+            prompt = prompt + completion.token_ids
+            engine.on_turn("", turn == TURNS - 1)
+    finally:
+        engine.leave()
+    return turns
+
+
+async def roll_out_all(client, model, kill=None):
+    """Run all rollouts; return their tokens and the most turns in flight per server. kill: server to kill in the meantime."""
+    tokenizer = load_tokenizer(model)
+    await client.scheduler.begin_step.remote(ROLLOUTS)
+    tasks = [asyncio.create_task(roll_out(client, tokenizer, number)) for number in range(ROLLOUTS)]
+    peak = dict.fromkeys(client.servers, 0)
+    while not all(task.done() for task in tasks):
+        for name, count in (await client.scheduler.placements.remote()).items():
+            peak[name] = max(peak[name], count)
+        if kill and peak[kill]:
+            ray.kill(client.servers[kill])
+            kill = None
+        await asyncio.sleep(0.02)
+    return [task.result() for task in tasks], peak
+
+
+FACTORIES = [
+    pytest.param("scripted", id="scripted"),
+    pytest.param("vllm", id="vllm", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize("engine", FACTORIES)
+def test_rollouts_of_a_killed_server_continue_on_the_others(model, engine):
+    vllm = engine == "vllm"
+    factory = "rstar_lab.rl.verl.engine:CpuVllm" if vllm else f"{__name__}:serve_slowly"
+    servers = start_servers(model, factory, vllm_options(model.parent) if vllm else None)
+    client = start(servers, "adaptive")
+    complete, peak = asyncio.run(roll_out_all(client, model))
+    assert min(peak.values()) > 0, "every server had turns"
+    stats = ray.get(client.scheduler.stats.remote())
+    assert stats["open"] == stats["in_flight"] == 0 and stats["decisions"] == ROLLOUTS * TURNS
+    with_failure, _ = asyncio.run(roll_out_all(client, model, kill="s1"))
+    assert with_failure == complete, "the turns were generated again with the same seeds"
+    stats = ray.get(client.scheduler.stats.remote())
+    assert stats["alive"] == 2 and stats["open"] == stats["in_flight"] == 0
+
+
+@pytest.mark.parametrize("policy", ["turn-barrier", "static", "least-in-flight", "kv", "adaptive"])
+def test_every_policy_places_all_turns(model, slow_servers, policy):
+    client = start(slow_servers, policy)
+    complete, peak = asyncio.run(roll_out_all(client, model))
+    assert len(complete) == ROLLOUTS and max(peak.values()) <= ROLLOUTS
+    assert ray.get(client.scheduler.stats.remote())["decisions"] == ROLLOUTS * TURNS
+    if policy == "static":
+        assert set(peak.values()) == {ROLLOUTS // 3}
+
+
+def test_a_policy_that_needs_the_kv_cache_size_is_refused_without_it(model):
+    servers = start_servers(model, f"{__name__}:serve_without_kv_size", count=1)
+    with pytest.raises(UserError, match=r"engine.scheduler: kv needs .* server s0 .* least-in-flight"):
+        ray.get(start(servers, "kv").scheduler.begin_step.remote(1))
+    ray.get(start(servers, "least-in-flight").scheduler.begin_step.remote(1))
