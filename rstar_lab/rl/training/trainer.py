@@ -72,7 +72,7 @@ class Trainer:
         self.weights_version = (
             0  # oldest policy version with the current weights: a step without update does not change them
         )
-        self.far_steps = 0  # consecutive steps whose corrected_share exceeds rl.max_corrected_share
+        self.far_steps = 0  # consecutive updates whose corrected_share exceeds rl.max_corrected_share
         self.step_ended = asyncio.Event()  # set when the time of the current step is up
         self.carried: list[RolloutTask] = []  # all rollouts of the groups that the end of the last step cut off
 
@@ -117,7 +117,9 @@ class Trainer:
 
     def _check_corrected_share(self, share: float | None, rl: RlSection) -> None:
         """Raise MismatchError if the correction has changed too many tokens for FAR_STEPS updates in a row."""
-        self.far_steps = self.far_steps + 1 if share is not None and share > rl.max_corrected_share else 0
+        if share is None:  # a step without an update
+            return
+        self.far_steps = self.far_steps + 1 if share > rl.max_corrected_share else 0
         if self.far_steps == FAR_STEPS:
             raise MismatchError(
                 f"rl.correction: {rl.resolved_correction[0]} changed more than {rl.max_corrected_share:.0%} of the tokens in "
@@ -190,7 +192,6 @@ class Trainer:
         ]
 
     def _start_step_clock(self, rl: RlSection) -> None:
-        self.far_steps = 0  # consecutive steps whose corrected_share exceeds rl.max_corrected_share
         self.step_ended = asyncio.Event()
         if rl.step_time_s is not None:
             asyncio.get_running_loop().call_later(rl.step_time_s, self.step_ended.set)
