@@ -77,7 +77,12 @@ def version() -> None:
 
 
 def mount() -> None:
-    """Add the command groups of the other packages. A group whose extra is missing says so when it is called."""
+    """Add the command groups of the other packages; a second call does nothing.
+
+    A group whose extra is missing says so when it is called.
+    """
+    if any(group.name in GROUPS for group in app.registered_groups):
+        return
     for name, (module, text) in GROUPS.items():
         try:
             app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)

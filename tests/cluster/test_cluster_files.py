@@ -20,8 +20,7 @@ from rstar_lab.jobs.store import JobSpec
 from rstar_lab.profiles import load_profile, profile_names
 
 ROOT = Path(__file__).parent.parent.parent
-if not app.registered_groups:
-    mount()
+mount()
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 
 

@@ -39,14 +39,14 @@ def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
 
 
 def kinds(events) -> list[tuple[str, str]]:
-    """Events with the pieces of a text put together."""
-    events: list[tuple[str, str]] = []
+    """Return (kind, text) of events, with the pieces of one text joined."""
+    merged: list[tuple[str, str]] = []
     for event in events:
-        if event.kind in (Kind.REASON, Kind.TEXT, Kind.ANSWER) and events and events[-1][0] == event.kind:
-            events[-1] = (event.kind, events[-1][1] + event.text)
+        if event.kind in (Kind.REASON, Kind.TEXT, Kind.ANSWER) and merged and merged[-1][0] == event.kind:
+            merged[-1] = (event.kind, merged[-1][1] + event.text)
         else:
-            events.append((event.kind, event.text))
-    return [(str(kind), text.strip()) for kind, text in events if text.strip()]
+            merged.append((event.kind, event.text))
+    return [(str(kind), text.strip()) for kind, text in merged if text.strip()]
 
 
 CONVERSATION = [
@@ -137,7 +137,7 @@ async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
     [
         (["--prompt-format", "released", "--plain"], "leave --plain out"),
         (["--prompt-format", "old"], "choose from paper, released"),
-        (["--tools", "python,python"], "two tools called execute_python_code_with_standard_io"),
+        (["--tools", "python,python"], "two tools are called execute_python_code_with_standard_io"),
         (["--tools", "calculator"], "calculator"),
     ],
 )
