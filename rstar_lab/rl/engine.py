@@ -29,7 +29,8 @@ class Completion:
     """The result of a request.
 
     token_ids: the sampled tokens, including the stop token. log_probs: of each sampled token under the distribution it
-    was sampled from (after temperature), same length. engine: name of the engine; policy_version: of its weights.
+    was sampled from (after temperature), same length. engine: name of the engine. policy_version: of the weights that
+    sampled the last token. versions: (policy version, tokens) of the parts, in order, if the weights changed meanwhile.
     """
 
     token_ids: list[int]
@@ -37,6 +38,13 @@ class Completion:
     finish_reason: FinishReason
     engine: str = ""
     policy_version: int = 0
+    versions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """(policy version, tokens) of the parts, in order; () without tokens."""
+        whole = ((self.policy_version, len(self.token_ids)),) if self.token_ids else ()
+        return self.versions or whole
 
 
 class EngineError(RuntimeError):

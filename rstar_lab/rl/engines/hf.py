@@ -29,6 +29,7 @@ class HfEngine:
         self.name, self.max_batch, self.kv_tokens = name, max_batch, 10**9
         self._queue: list[Request] = []
         self._worker: asyncio.Task[None] | None = None
+        self._generating = asyncio.Lock()  # held during a batch and while weights are loaded
         self._version = 0
 
     async def start(self, model: Path | str, options: dict[str, Any]) -> None:
@@ -68,10 +69,9 @@ class HfEngine:
 
     async def load_weights(self, path: Path | str, version: int) -> None:
         """Load a safetensors file of the whole model after the current batch."""
-        if self._worker:
-            await asyncio.wait([self._worker])
-        self._model.load_state_dict(read_weights(path), strict=not self._model.config.tie_word_embeddings)
-        self._version = version
+        async with self._generating:
+            self._model.load_state_dict(read_weights(path), strict=not self._model.config.tie_word_embeddings)
+            self._version = version
 
     async def _work(self) -> None:
         while self._queue:
@@ -81,7 +81,8 @@ class HfEngine:
                 continue
             loop = asyncio.get_running_loop()
             try:
-                completions = await asyncio.to_thread(self._generate, batch, loop.call_soon_threadsafe)
+                async with self._generating:
+                    completions = await asyncio.to_thread(self._generate, batch, loop.call_soon_threadsafe)
             except Exception as error:
                 for _, _, future, _ in batch:
                     if not future.done():

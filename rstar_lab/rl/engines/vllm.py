@@ -163,7 +163,7 @@ class VllmEngine:
         self._heard = time.monotonic()
         match message:
             case ("done", results):
-                for request_id, token_ids, log_probs, reason, version in results:
+                for request_id, token_ids, log_probs, reason, version, parts in results:
                     if reason == "error" and self._retry(request_id):
                         continue
                     self._retried.discard(request_id)
@@ -173,7 +173,8 @@ class VllmEngine:
                             EngineError(f"{self.name}: vLLM ended a request twice with an internal error")
                         )
                     elif future and not future.done():
-                        future.set_result(Completion(token_ids, log_probs, FinishReason(reason), self.name, version))
+                        finish = FinishReason(reason)
+                        future.set_result(Completion(token_ids, log_probs, finish, self.name, version, parts))
             case ("refused", request_id, text):
                 _, future = self._pending.pop(request_id)
                 if not future.done():
@@ -301,7 +302,10 @@ class VllmEngine:
         self._send(("interrupt",))
 
     async def load_weights(self, path: Path | str, version: int) -> None:
-        """Load a safetensors file of the whole model and reset the prefix cache. Raises EngineError."""
+        """Load a safetensors file of the whole model and reset the prefix cache. Raises EngineError.
+
+        Requests in flight continue with the new weights; `Completion.versions` says which tokens are whose.
+        """
         await self._load(lambda: ("file", str(path)), version)
 
     async def load_tensors(self, source: Callable[[], tuple[dict[str, Any], dict[str, str]]], version: int) -> None:

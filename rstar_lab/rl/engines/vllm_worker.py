@@ -11,11 +11,14 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.memory import release_free_heap
+from rstar_lab.rl.engine import Sampling
+from rstar_lab.rl.seeds import derive_seed
 
 HEARTBEAT_S = 5.0  # a busy engine sends at least this often, so `stall_s` must be larger
 
@@ -88,6 +91,23 @@ def enable_cpu_norm_kernels() -> None:
         op.set_default(["cpu", "native"])
 
 
+@dataclass(slots=True)
+class Request:
+    """A request in flight. token_ids, log_probs, versions: what weights before the current ones have generated."""
+
+    prompt_ids: list[int]
+    sampling: Sampling
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def append(self, token_ids: list[int], log_probs: list[float], version: int) -> None:
+        if token_ids:
+            self.token_ids += token_ids
+            self.log_probs += log_probs
+            self.versions.append((version, len(token_ids)))
+
+
 class Worker:
     def __init__(self, connection: Connection, model: str, options: dict[str, Any]):
         from vllm import LLM
@@ -98,6 +118,7 @@ class Worker:
         enable_cpu_norm_kernels()
         self.engine = self.llm.llm_engine
         self.version = 0
+        self.requests: dict[int, Request] = {}  # in flight
 
     def serve(self) -> None:
         """Handle messages and step the engine until the message `close`."""
@@ -110,7 +131,8 @@ class Worker:
                     return
                 self.handle(*message)
                 idle = not self.engine.has_unfinished_requests()
-            if outputs := self.engine.step():
+            outputs = [output for output in self.engine.step() if int(output.request_id) in self.requests]
+            if outputs:
                 self.connection.send(("done", [self.result(output) for output in outputs]))
             if time.monotonic() - heartbeat > HEARTBEAT_S:
                 heartbeat = time.monotonic()
@@ -119,32 +141,51 @@ class Worker:
     def handle(self, kind: str, *arguments: Any) -> None:
         if kind == "generate":
             for request_id, prompt_ids, sampling in arguments[0]:
-                self.submit(request_id, prompt_ids, sampling)
+                self.requests[request_id] = Request(prompt_ids, sampling)
+                self.submit(request_id)
         elif kind == "abort":
             self.engine.abort_request([str(request_id) for request_id in arguments[0]])
+            for request_id in arguments[0]:
+                self.requests.pop(request_id, None)
         elif kind == "interrupt":
-            cut = [self.partial_output(state) for state in self.engine.output_processor.request_states.values()]
-            self.engine.abort_request([output.request_id for output in cut])
-            self.connection.send(("done", [self.result(output) for output in cut]))
+            self.connection.send(("done", [self.result(output) for output in self.cut()]))
         elif kind == "weights":
             source, version = arguments
+            # The parts under the old weights end here, exactly; the engine has no token of theirs in flight any more.
+            for output in self.cut():
+                self.requests[int(output.request_id)].append(*tokens_of(output), self.version)
             try:
                 self.load_weights(source)
             except Exception as error:  # a failed load must not end the requests of other rollouts
-                self.connection.send(("weights_failed", f"{type(error).__name__}: {error}"))
-                return
-            self.version = version
-            self.connection.send(("weights", version))
+                answer = ("weights_failed", f"{type(error).__name__}: {error}")
+            else:
+                self.version = version
+                answer = ("weights", version)
+            for request_id in list(self.requests):
+                self.submit(request_id)
+            self.connection.send(answer)
 
-    def submit(self, request_id: int, prompt_ids: list[int], sampling: Any) -> None:
+    def cut(self) -> list[Any]:
+        """End all requests in the engine; return their outputs so far."""
+        cut = [self.partial_output(state) for state in self.engine.output_processor.request_states.values()]
+        self.engine.abort_request([output.request_id for output in cut])
+        return cut
+
+    def submit(self, request_id: int) -> None:
+        """Add a request to the engine, or what is left of it after a change of weights."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
+        request = self.requests[request_id]
+        sampling, seed, done = request.sampling, request.sampling.seed, len(request.token_ids)
+        if seed is not None and done:
+            seed = derive_seed(seed, "continued", done)
+        prompt_ids = request.prompt_ids + request.token_ids
         params = SamplingParams(
-            max_tokens=sampling.max_tokens,
+            max_tokens=sampling.max_tokens - done,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            seed=sampling.seed,
+            seed=seed,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
             detokenize=False,
@@ -153,12 +194,16 @@ class Worker:
         limit = self.engine.vllm_config.model_config.max_model_len
         if len(prompt_ids) >= limit:  # vLLM would end the process and all other requests
             text = f"the prompt has {len(prompt_ids)} tokens, but the model's maximum is {limit}"
-            self.connection.send(("refused", request_id, text))
+            self.refuse(request_id, text)
             return
         try:
             self.engine.add_request(str(request_id), TokensPrompt(prompt_token_ids=prompt_ids), params)
         except Exception as error:
-            self.connection.send(("refused", request_id, f"{type(error).__name__}: {error}"))
+            self.refuse(request_id, f"{type(error).__name__}: {error}")
+
+    def refuse(self, request_id: int, text: str) -> None:
+        del self.requests[request_id]
+        self.connection.send(("refused", request_id, text))
 
     @staticmethod
     def partial_output(state: Any) -> Any:
@@ -169,13 +214,16 @@ class Worker:
             new_token_ids=[], pooling_output=None, finish_reason=FinishReason.ABORT, stop_reason=None
         )
 
-    def result(self, output: Any) -> tuple[int, list[int], list[float], str, int]:
-        completion = output.outputs[0]
-        token_ids = list(completion.token_ids)
-        log_probs = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
+    def result(self, output: Any) -> tuple[int, list[int], list[float], str, int, tuple[tuple[int, int], ...]]:
+        """Return (request, token ids, log-probs, reason, version, parts by version) of a request that ended."""
+        request_id = int(output.request_id)
+        request = self.requests.pop(request_id)
+        request.append(*tokens_of(output), self.version)
         # vLLM's `error` is an internal error of this request: its tokens are not a completion.
-        reason = {"abort": "aborted", "length": "length", "stop": "stop"}.get(completion.finish_reason, "error")
-        return int(output.request_id), token_ids, log_probs, reason, self.version
+        reason = {"abort": "aborted", "length": "length", "stop": "stop"}.get(output.outputs[0].finish_reason, "error")
+        version = request.versions[-1][0] if request.versions else self.version
+        parts = tuple(request.versions) if len(request.versions) > 1 else ()
+        return request_id, request.token_ids, request.log_probs, reason, version, parts
 
     def load_weights(self, source: tuple[str, Any]) -> None:
         """Load weights from ("file", path) or ("tensors", (tensors, aliases)). Raises RuntimeError if it fails."""
@@ -207,6 +255,13 @@ class Worker:
 
         if names := self.llm.apply_model(different)[0]:
             raise RuntimeError(f"vLLM kept old weights in {len(names)} parameters, such as {names[0]}")
+
+
+def tokens_of(output: Any) -> tuple[list[int], list[float]]:
+    """Return the token ids and log-probs of an output of vLLM."""
+    completion = output.outputs[0]
+    token_ids = list(completion.token_ids)
+    return token_ids, [entry[token].logprob for entry, token in zip(completion.logprobs or (), token_ids, strict=True)]
 
 
 def fork_workers(slots: list[WorkerSlot]) -> WorkerSlot:

@@ -213,9 +213,13 @@ class _Rollout:
         if not tokens:
             return versions
         self.engine, self.policy_version = completion.engine, completion.policy_version
-        if versions and versions[-1][0] == self.policy_version:
-            return (*versions[:-1], (self.policy_version, versions[-1][1] + tokens))
-        return (*versions, (self.policy_version, tokens))
+        for version, count in completion.parts:
+            if versions and versions[-1][0] == version:
+                *before, (_, earlier) = versions
+                versions = (*before, (version, earlier + count))
+            else:
+                versions = (*versions, (version, count))
+        return versions
 
     async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
         """Execute the calls of a turn concurrently; answer those past the limit with an error.

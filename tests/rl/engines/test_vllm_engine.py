@@ -14,7 +14,7 @@ from helpers.tiny_models import make_model, prompts, worst_gap
 from safetensors.torch import load_file
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engine import EngineError, FinishReason, Sampling
+from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.recipe import EngineSection
 
@@ -88,6 +88,27 @@ async def test_engine_samples_loads_weights_and_recovers_from_death(tmp_path, mo
     assert not list(sockets.iterdir())
     assert not list((tmp_path / "work").glob("rstar-weights-*"))
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
+
+
+async def test_requests_in_flight_continue_with_new_weights_and_every_token_has_its_version(tmp_path):
+    models = [make_model(tmp_path / f"model{i}", seed=i) for i in range(3)]
+    async with open_engines(SECTION, tmp_path / "model0", tmp_path / "work", 256) as group:
+        (engine,) = group.engines
+        held = [asyncio.create_task(engine.generate(p, Sampling(200, 0.8, seed=i))) for i, p in enumerate(prompts())]
+        for version in (1, 2):
+            await asyncio.sleep(0.1)
+            await group.load(models[version], version)
+        done = await asyncio.gather(*held)
+        assert {version for c in done for version, _ in c.parts} == {0, 1, 2}
+        for prompt, c in zip(prompts(), done, strict=True):
+            assert len(c.token_ids) == len(c.log_probs) == sum(tokens for _, tokens in c.parts)
+            assert c.policy_version == c.parts[-1][0]
+            start = 0
+            for version, tokens in c.parts:
+                end = start + tokens
+                part = Completion(c.token_ids[start:end], c.log_probs[start:end], c.finish_reason)
+                assert worst_gap(models[version], prompt + c.token_ids[:start], part, 0.8) < 2e-5
+                start = end
 
 
 async def test_forked_engines_restart_independently(tmp_path):

@@ -1,0 +1,191 @@
+"""Groups of rollouts that are generated in the background of the updates, for the modes one_step_off and async.
+
+The trainer takes a batch of complete groups, updates the policy, and reports the new weights; meanwhile the rollouts of other
+groups go on. The staleness of a group at an update is the number of updates between the weights that started the group and
+the weights that the update starts from.
+
+one_step_off: the next batch is generated, as a whole and with one version of the weights, during the update of this one.
+async: a new group starts whenever the limits allow it, and requests in flight continue under new weights.
+
+With `wait`, no group exceeds `max_staleness` and none is dropped: if B is the number of groups in a batch and u the number of
+finished updates, at most (u + max_staleness + 1) B groups are started (the rule of AReaL, arXiv 2505.24298, section 5.1), and
+an update waits for the groups that a further update would make too old.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rstar_lab.rl.rollout.context import RolloutTask
+from rstar_lab.rl.trajectory import Trajectory
+
+WhenStale = Literal["wait", "drop", "trim"]
+
+
+@dataclass(slots=True)
+class Group:
+    """A group in progress or complete. version: of the weights that started it. done_at: time at which it was complete."""
+
+    tasks: list[RolloutTask]
+    version: int
+    running: asyncio.Task[list[Trajectory]]
+    done_at: float | None = None
+
+    @property
+    def ledger_entry(self) -> tuple[str, str]:
+        return self.tasks[0].group_id, self.tasks[0].problem.problem_id
+
+    @property
+    def complete(self) -> bool:
+        return self.running.done()
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return self.running.result()
+
+
+@dataclass(slots=True)
+class Batch:
+    """Groups that an update trains on. dropped: complete groups that are too old. waited_s: time until the batch was
+    complete. ages_s: time that each group waited in the buffer. staleness: of each group."""
+
+    groups: list[Group]
+    dropped: list[Group]
+    waited_s: float
+    ages_s: list[float]
+    staleness: list[int]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+@dataclass(slots=True)
+class GroupStream:
+    """See the module docstring.
+
+    next_group: returns the rollouts of the next group, or None if there is no further problem. run_group: generates them.
+    batch_groups: groups of a batch. buffer_groups: most groups in progress or complete that no update has taken.
+    capacity: rollouts that the engines run at the same time; a group does not start beyond it.
+    last_group: number of groups after which none is started, without dropped ones.
+    """
+
+    next_group: Callable[[], list[RolloutTask] | None]
+    run_group: Callable[[list[RolloutTask]], Awaitable[list[Trajectory]]]
+    batch_groups: int
+    max_staleness: int
+    when_stale: WhenStale
+    buffer_groups: int
+    capacity: int
+    last_group: int
+    whole_batches: bool  # one_step_off
+    version: int  # of the engines' weights
+    open: list[Group] = field(default_factory=list)  # in the order of their start
+    versions: list[int] = field(default_factory=list)  # of the trainer's weights, in order
+    started: int = 0  # groups, without dropped ones
+    taken: int = 0  # batches
+    updates: int = 0  # finished ones, also those that did not change the weights
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.versions = [self.version]
+
+    # Reports of the trainer
+
+    def updated(self, version: int | None) -> None:
+        """An update has ended. version: of its weights; None if they did not change."""
+        self.updates += 1
+        if version is not None:
+            self.versions.append(version)
+
+    def loaded(self, version: int) -> None:
+        """The engines serve these weights."""
+        self.version = version
+        self.fill()
+
+    # Groups
+
+    def staleness(self, version: int) -> int:
+        """Return the number of updates between these weights and the trainer's."""
+        return sum(newer > version for newer in self.versions)
+
+    def may_start(self) -> bool:
+        """Whether another group may start now."""
+        if self.started >= self.last_group or len(self.open) >= self.buffer_groups:
+            return False
+        if self.whole_batches:
+            return self.started < (self.taken + 1) * self.batch_groups
+        if self.when_stale == "wait" and self.started >= (self.updates + self.max_staleness + 1) * self.batch_groups:
+            return False
+        in_flight = sum(len(group.tasks) for group in self.open if not group.complete)
+        return not in_flight or in_flight + len(self.open[-1].tasks) <= self.capacity
+
+    def fill(self) -> None:
+        """Start groups while the limits allow it."""
+        while self.error is None and self.may_start():
+            tasks = self.next_group()
+            if tasks is None:
+                return
+            running = asyncio.ensure_future(self.run_group(tasks))
+            group = Group(tasks, self.version, running)
+            self.open.append(group)
+            self.started += 1
+            running.add_done_callback(lambda _, group=group: self._on_end(group))  # type: ignore[misc]
+
+    def _on_end(self, group: Group) -> None:
+        group.done_at = time.monotonic()
+        if group.running.cancelled():
+            return
+        if error := group.running.exception():
+            self.error = error
+        elif not self.whole_batches:
+            self.fill()
+
+    async def take(self) -> Batch:
+        """Wait until a batch is complete and return it, oldest groups first. Raises the error of a rollout."""
+        asked = time.monotonic()
+        dropped: list[Group] = []
+        while True:
+            if self.error:
+                raise self.error
+            if self.when_stale == "drop":
+                dropped += self._drop()
+            complete = [group for group in self.open if group.complete]
+            if len(complete) >= self.batch_groups and not self._overdue():
+                break
+            if not self.open or (len(self.open) < self.batch_groups and all(group.complete for group in self.open)):
+                break  # no problem is left
+            waiting = [group.running for group in self.open if not group.complete]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        now = time.monotonic()
+        groups = complete[: self.batch_groups]
+        self.open = [group for group in self.open if group not in groups]
+        self.taken += 1
+        if not self.whole_batches:
+            self.fill()
+        ages = [now - (group.done_at or now) for group in groups]
+        return Batch(groups, dropped, now - asked, ages, [self.staleness(group.version) for group in groups])
+
+    def _overdue(self) -> bool:
+        """Whether a group is in progress that a further update would make too old."""
+        if self.when_stale != "wait" or self.whole_batches:
+            return False
+        return any(not group.complete and self.staleness(group.version) >= self.max_staleness for group in self.open)
+
+    def _drop(self) -> list[Group]:
+        """Remove the complete groups that are too old, and start others."""
+        stale = [group for group in self.open if group.complete and self.staleness(group.version) > self.max_staleness]
+        self.open = [group for group in self.open if group not in stale]
+        self.started -= len(stale)
+        self.fill()
+        return stale
+
+    async def aclose(self) -> Sequence[Group]:
+        """End the rollouts in progress. Returns their groups."""
+        self.error = self.error or asyncio.CancelledError()
+        for group in self.open:
+            group.running.cancel()
+        await asyncio.gather(*(group.running for group in self.open), return_exceptions=True)
+        return self.open
