@@ -4,8 +4,10 @@ The question controls the rollouts. `chance 0.5, answer 7`: half of the seeds an
 from 2`: rollouts of policy versions below 2 exceed every limit.
 """
 
+import asyncio
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,11 @@ RL = {
 class Player(ScriptedEngine):
     """An engine that answers correctly or not, as the question and the seed determine."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow_s: float = 0.0) -> None:
+        """slow_s: time that a tenth of the completions takes."""
         super().__init__(TOKENIZER, lambda prompt, turn: "")
         self.versions: list[int] = []
+        self.slow_s = slow_s
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         found = re.search(r"chance ([\d.]+), answer (\d+)(?:, brief from (\d+))?", self.tokenizer.decode(prompt_ids))
@@ -41,7 +45,10 @@ class Player(ScriptedEngine):
         words = 10_000 if self.versions[-1] < int(found[3] or 0) else rng.randrange(8)
         response = f"so{' so' * words}</reason><answer>\\boxed{{{answer}}}</answer>"
         self.script = lambda prompt, turn: response
-        return await super().generate(prompt_ids, sampling)
+        completion = replace(await super().generate(prompt_ids, sampling), policy_version=self.versions[-1])
+        if self.slow_s and rng.random() < 0.1:
+            await asyncio.sleep(self.slow_s)
+        return completion
 
     async def load_weights(self, path: Path, version: int) -> None:
         self.versions.append(version)
@@ -73,6 +80,7 @@ async def train(
     *,
     stop_after: int | None = None,
     trainer_class: type[Trainer] = Trainer,
+    slow_s: float = 0.0,
     **rl: Any,
 ) -> tuple[Trainer, Path]:
     """Run a recipe, or resume it. stop_after: step after which the run is stopped."""
@@ -84,7 +92,7 @@ async def train(
             raise Stop
 
     with RunWriter.open(runs_dir, "s-rl", kind="train", recipe=recipe.model_dump(mode="json"), seed=0) as writer:
-        engines = EngineGroup([Player()], runs_dir, 64)  # type: ignore[list-item]
+        engines = EngineGroup([Player(slow_s)], runs_dir, 64)  # type: ignore[list-item]
         trainer = trainer_class(
             recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools={}, reward=right, writer=writer,
             problems=problems, on_step=on_step,

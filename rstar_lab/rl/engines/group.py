@@ -23,7 +23,7 @@ from rstar_lab.rl.engines.weights import Transport, WeightsFile, choose_transpor
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.rollout.driver import Dispatcher, EngineSlot
+from rstar_lab.rl.rollout.driver import BusyClock, Dispatcher, EngineSlot
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.scheduling.base import EngineState
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
@@ -68,6 +68,7 @@ class EngineGroup:
         self.parity_limit, self.scheduler, self.max_tokens = parity_limit, scheduler, max_tokens
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.predictors: dict[int, LengthPredictor] = {}  # by the longest response; kept from step to step
+        self.clock = BusyClock()  # of rollouts that a scheduler dispatches
         self._file: WeightsFile | None = None
         self._ipc_failed = False
 
@@ -96,7 +97,8 @@ class EngineGroup:
         if transport != "cuda-ipc":
             if self._file is None:
                 self._file = WeightsFile(transport, self.work_dir)
-            self._file.write(*tensors_to_send(model.state_dict(), self.dtype))
+            tensors = tensors_to_send(model.state_dict(), self.dtype)
+            await asyncio.to_thread(self._file.write, *tensors)  # rollouts in flight go on
             path = self._file.path
             await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
         for engine in self.engines:
@@ -139,7 +141,7 @@ class EngineGroup:
         predictor = self.predictors.setdefault(longest, LengthPredictor(longest))
         predictor.new_step()
         policy = make_policy(self.scheduler, max_context=self.max_tokens, predictor=predictor)
-        dispatcher = Dispatcher(self.engines, policy, states)
+        dispatcher = Dispatcher(self.engines, policy, states, self.clock)
         for engine, state in zip(self.engines, states, strict=True):
             if isinstance(engine, ServerEngine):
                 engine.on_back = partial(_revive, state, dispatcher)

@@ -58,6 +58,11 @@ class Recipe(Section):
             raise ValueError("rl.rollout: lockstep is not supported with engine.kind: server; set rl.rollout=async")
         for stage in self.stages:
             settings = self.settings(stage)
+            if self.engine.kind == "server" and settings.mode == "async":
+                raise ValueError(
+                    "rl.mode: async is not supported with engine.kind: server, which does not report the weights of each "
+                    "token; set rl.mode=one_step_off"
+                )
             for key in ("tools", "reward", "answer", "prompt_format"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")

@@ -19,6 +19,8 @@ from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.section import NotNegative, Positive, Section
 from rstar_lab.verify import AnswerFormat
 
+Mode = Literal["sync", "one_step_off", "async"]
+WhenStale = Literal["wait", "drop", "trim"]
 CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
@@ -77,6 +79,21 @@ class RlSection(Section):
     carry_over: bool = False
     """Continue a rollout that `step_time_s` cut in the next step, with its group (arXiv 2501.12599). Requires
     `step_time_s` and `old_log_probs: engine`."""
+    mode: Mode = "sync"
+    """`sync`: generate, then update. `one_step_off`: generate the next step's rollouts during the update, with the weights
+    before it. `async`: generation never stops; requests in flight continue under new weights (docs/async.md). The last
+    two require `rollout: async` and a `correction`."""
+    max_staleness: NotNegative = 1
+    """`mode: async`: largest number of updates between the weights that start a group and the weights that the update
+    which trains on it starts from. Default: ours."""
+    when_stale: WhenStale = "wait"
+    """`mode: async`: how `max_staleness` is kept. `wait`: the generator starts no group too early and the trainer waits
+    for slow ones; nothing is dropped. `drop`: leave out groups that are too old. `trim`: leave out their old tokens."""
+    buffer_groups: Positive | None = None
+    """`mode: async`: most groups in progress or complete that no update has used. Default: `problems_per_step *
+    (max_staleness + 1)`."""
+    allow_uncorrected: bool = False
+    """Allow `mode: one_step_off` and `async` without a `correction`."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts. Default: paper, section 4.2."""
     lr: float = Field(1e-6, ge=0)
@@ -145,6 +162,11 @@ class RlSection(Section):
     """Maximum extra rounds of problems that replace groups with equal rewards (arXiv 2503.14476). Default: 0, off."""
     retire_from: float | None = Field(None, gt=0, le=1)
     """Do not draw a problem again after a step with at least this pass rate (arXiv 2510.13786). Default: off."""
+
+    @property
+    def resolved_buffer_groups(self) -> int:
+        """The most groups in progress or complete that no update has used."""
+        return self.buffer_groups or self.problems_per_step * (self.max_staleness + 1)
 
     @property
     def loss_config(self) -> LossConfig:
@@ -233,8 +255,25 @@ class RlSection(Section):
                 raise ValueError(
                     "carry_over cannot be combined with dynamic_sampling: the rewards of unfinished groups are unknown"
                 )
+        if self.mode != "sync":
+            self._check_mode()
         if self.roc_min_positive + self.roc_min_negative > self.group_size:
             raise ValueError(f"roc_min_positive + roc_min_negative must be at most group_size, {self.group_size}")
         if self.overlong_buffer > self.max_response_tokens:
             raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
         return self
+
+    def _check_mode(self) -> None:
+        """Raise ValueError for keys that the modes one_step_off and async do not allow."""
+        if self.rollout == "lockstep":
+            raise ValueError(f"mode: {self.mode} requires rollout: async")
+        if self.resolved_correction[0] == "none" and not self.allow_uncorrected:
+            raise ValueError(
+                f"mode: {self.mode} trains on rollouts of older weights: set correction (for example tis, with "
+                "old_log_probs: trainer), or allow_uncorrected: true"
+            )
+        if self.step_time_s is not None or self.dynamic_sampling:
+            name = "dynamic_sampling" if self.dynamic_sampling else "step_time_s"
+            raise ValueError(f"{name} requires mode: sync")
+        if self.resolved_buffer_groups < self.problems_per_step:
+            raise ValueError(f"buffer_groups must be at least problems_per_step, {self.problems_per_step}")

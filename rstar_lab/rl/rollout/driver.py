@@ -5,6 +5,7 @@ generate. Lockstep (lockstep.py): turns are generated in fixed batches, so that 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -42,11 +43,34 @@ class PendingTurn:
     sending: asyncio.Task[None] | None = None
 
 
+class BusyClock:
+    """Measures how long engines have requests in flight, summed over engines."""
+
+    def __init__(self) -> None:
+        self._seconds, self._busy, self._since = 0.0, 0, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds so far, summed over engines."""
+        return self._seconds + self._busy * (time.monotonic() - self._since)
+
+    def change(self, engines: int) -> None:
+        """Count this many engines more (or less) as busy."""
+        self._seconds, self._since = self.seconds(), time.monotonic()
+        self._busy += engines
+
+
 class Dispatcher:
     """Sends turns to engines as a dispatch policy decides. An engine that fails a request gets no further ones."""
 
-    def __init__(self, engines: Sequence[Engine], policy: DispatchPolicy, states: Sequence[EngineState]):
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        policy: DispatchPolicy,
+        states: Sequence[EngineState],
+        clock: BusyClock | None = None,
+    ):
         self.engines, self.policy, self.states = engines, policy, states
+        self.clock = clock or BusyClock()
         self.pending: dict[int, PendingTurn] = {}
         self.abandoned: set[int] = set()  # rollouts that ended while the policy was holding a turn of theirs
         self.dispatch_scheduled = self.interrupted = False
@@ -75,6 +99,7 @@ class Dispatcher:
 
     async def _send(self, request: TurnRequest, number: int, turn: PendingTurn) -> None:
         state, future = self.states[number], turn.future
+        self.clock.change(int(not state.running))
         state.running += 1
         state.kv_used += len(turn.prompt_ids)
         try:
@@ -99,6 +124,7 @@ class Dispatcher:
         finally:
             state.running -= 1
             state.kv_used -= len(turn.prompt_ids)
+            self.clock.change(-int(not state.running))
 
     def interrupt(self) -> None:
         """End every turn with the tokens generated so far. Requests to engines that are not Interruptible are cancelled,

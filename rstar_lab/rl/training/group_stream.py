@@ -9,19 +9,17 @@ async: a new group starts whenever the limits allow it, and requests in flight c
 
 With `wait`, no group exceeds `max_staleness` and none is dropped: if B is the number of groups in a batch and u the number of
 finished updates, at most (u + max_staleness + 1) B groups are started (the rule of AReaL, arXiv 2505.24298, section 5.1), and
-an update waits for the groups that a further update would make too old.
+an update waits for old groups if those that it leaves could not all be used in time.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from rstar_lab.rl.recipe.rl import WhenStale
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.trajectory import Trajectory
-
-WhenStale = Literal["wait", "drop", "trim"]
 
 
 @dataclass(slots=True)
@@ -69,7 +67,8 @@ class GroupStream:
     next_group: returns the rollouts of the next group, or None if there is no further problem. run_group: generates them.
     batch_groups: groups of a batch. buffer_groups: most groups in progress or complete that no update has taken.
     capacity: rollouts that the engines run at the same time; a group does not start beyond it.
-    last_group: number of groups after which none is started, without dropped ones.
+    last_group: number of groups after which none is started, without dropped ones. whole_batches: one_step_off.
+    version: of the engines' weights. staleness: returns the number of updates since the weights of a version.
     """
 
     next_group: Callable[[], list[RolloutTask] | None]
@@ -80,36 +79,20 @@ class GroupStream:
     buffer_groups: int
     capacity: int
     last_group: int
-    whole_batches: bool  # one_step_off
-    version: int  # of the engines' weights
+    whole_batches: bool
+    version: int
+    staleness: Callable[[int], int]
     open: list[Group] = field(default_factory=list)  # in the order of their start
-    versions: list[int] = field(default_factory=list)  # of the trainer's weights, in order
     started: int = 0  # groups, without dropped ones
     taken: int = 0  # batches
-    updates: int = 0  # finished ones, also those that did not change the weights
+    updates: int = 0  # batches whose update has ended and whose weights the engines serve
+    waiting: bool = True  # the trainer waits for a batch
     error: BaseException | None = None
 
-    def __post_init__(self) -> None:
-        self.versions = [self.version]
-
-    # Reports of the trainer
-
-    def updated(self, version: int | None) -> None:
-        """An update has ended. version: of its weights; None if they did not change."""
-        self.updates += 1
-        if version is not None:
-            self.versions.append(version)
-
     def loaded(self, version: int) -> None:
-        """The engines serve these weights."""
-        self.version = version
+        """The update on the last batch has ended and the engines serve these weights: start further groups."""
+        self.version, self.updates = version, self.taken
         self.fill()
-
-    # Groups
-
-    def staleness(self, version: int) -> int:
-        """Return the number of updates between these weights and the trainer's."""
-        return sum(newer > version for newer in self.versions)
 
     def may_start(self) -> bool:
         """Whether another group may start now."""
@@ -119,6 +102,8 @@ class GroupStream:
             return self.started < (self.taken + 1) * self.batch_groups
         if self.when_stale == "wait" and self.started >= (self.updates + self.max_staleness + 1) * self.batch_groups:
             return False
+        if not self.waiting and sum(group.complete for group in self.open) >= self.batch_groups:
+            return False  # the next batch is ready: further rollouts would only get older while the trainer is busy
         in_flight = sum(len(group.tasks) for group in self.open if not group.complete)
         return not in_flight or in_flight + len(self.open[-1].tasks) <= self.capacity
 
@@ -145,7 +130,7 @@ class GroupStream:
 
     async def take(self) -> Batch:
         """Wait until a batch is complete and return it, oldest groups first. Raises the error of a rollout."""
-        asked = time.monotonic()
+        asked, self.waiting = time.monotonic(), True
         dropped: list[Group] = []
         while True:
             if self.error:
@@ -153,26 +138,38 @@ class GroupStream:
             if self.when_stale == "drop":
                 dropped += self._drop()
             complete = [group for group in self.open if group.complete]
-            if len(complete) >= self.batch_groups and not self._overdue():
+            groups = complete[: self.batch_groups]
+            if len(groups) == self.batch_groups and self._rest_in_time(groups):
                 break
-            if not self.open or (len(self.open) < self.batch_groups and all(group.complete for group in self.open)):
-                break  # no problem is left
+            self.fill()
             waiting = [group.running for group in self.open if not group.complete]
+            if not waiting and len(groups) < self.batch_groups:
+                break  # no problem is left
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         now = time.monotonic()
-        groups = complete[: self.batch_groups]
         self.open = [group for group in self.open if group not in groups]
-        self.taken += 1
+        self.taken, self.waiting = self.taken + 1, False
         if not self.whole_batches:
             self.fill()
         ages = [now - (group.done_at or now) for group in groups]
         return Batch(groups, dropped, now - asked, ages, [self.staleness(group.version) for group in groups])
 
-    def _overdue(self) -> bool:
-        """Whether a group is in progress that a further update would make too old."""
+    async def settle(self) -> None:
+        """Wait until no group is in progress."""
+        await asyncio.gather(*(group.running for group in self.open), return_exceptions=True)
+
+    def _rest_in_time(self, batch: Sequence[Group]) -> bool:
+        """Whether an update on `batch` leaves the other groups young enough to be used in the order of their start.
+
+        The next B of them are used one update later, the B after them two updates later, and so on.
+        """
         if self.when_stale != "wait" or self.whole_batches:
-            return False
-        return any(not group.complete and self.staleness(group.version) >= self.max_staleness for group in self.open)
+            return True
+        rest = [group for group in self.open if group not in batch]
+        return all(
+            self.staleness(group.version) + 1 + place // self.batch_groups <= self.max_staleness
+            for place, group in enumerate(rest)
+        )
 
     def _drop(self) -> list[Group]:
         """Remove the complete groups that are too old, and start others."""

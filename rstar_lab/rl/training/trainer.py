@@ -1,5 +1,6 @@
 """GRPO-RoC on one machine. Each step: generate rollouts, resample them (RoC), update the policy, send its weights to the
-engines. Start reading at `Trainer.step`.
+engines. Start reading at `Trainer.step`. In the modes one_step_off and async, rollouts are generated in the background
+(`group_stream`).
 
 Source: rStar2-Agent, sections 2 and 4. No draw uses global random state: each has a seed derived from what it is for, so
 a run that is resumed from a checkpoint continues exactly as if it had not been interrupted.
@@ -9,29 +10,27 @@ import asyncio
 import copy
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, select_rollouts, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.driver import run_rollouts
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.metrics import rollout_metrics
-from rstar_lab.rl.rollout.plan import draw_problems, rollout_task
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.data_parallel import HelperProcesses
+from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
+from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.update import Learner, MismatchError, UpdateResult
-from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -69,51 +68,80 @@ class Trainer:
         self.learner = Learner(model)
         self.helpers, self.evaluate = helpers, evaluate
         self.state = TrainerState()
-        self.weights_version = (
-            0  # oldest policy version with the current weights: a step without update does not change them
-        )
+        self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights)
         self.far_steps = 0  # consecutive updates whose corrected_share exceeds rl.max_corrected_share
-        self.step_ended = asyncio.Event()  # set when the time of the current step is up
-        self.carried: list[RolloutTask] = []  # all rollouts of the groups that the end of the last step cut off
 
     # The algorithm
 
     async def step(self, stage: str, rl: RlSection, pool: Sequence[Problem]) -> dict[str, Any]:
         """Run one step of GRPO-RoC and return its metrics."""
         step = self.state.step + 1
-        seed, timer = step_seed(self.recipe.seed, step), PhaseTimer()
-        self._start_step_clock(rl)
+        seed, timer, source = step_seed(self.recipe.seed, step), PhaseTimer(), self.rollouts
+        busy_s = self.engines.clock.seconds()
         with timer("generate_s"):
-            trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
+            rollouts = await source.next_step(stage, rl, pool, step, seed)
+        selection, version = rollouts.selection, source.versions[-1]
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
-            update = self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
-            update.check_mismatch(
-                selection, self.recipe.engine.resolved_mismatch_limit, self.weights_version if rl.carry_over else None
-            )
+            update = await self.update(selection, rl, lr_scale, seed)
+            mixed = rl.carry_over or source.stream is not None  # the tokens have different versions
+            update.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit, version if mixed else None)
             self._check_corrected_share(update.metrics.get("corrected_share"), rl)
-            stale = stale_tokens(selection, self.weights_version)
             if selection.trajectories:
-                self.weights_version = step
+                source.versions.append(step)
         with timer("weights_s"):
-            await self.engines.load(self.learner.model, step)
+            if source.stream is None:
+                await self.load_weights(step)
+            elif rl.mode == "async":
+                await source.load_newest(source.stream)
         held_out: dict[str, float] = {}
         if self.evaluate and self.recipe.evaluate.every and step % self.recipe.evaluate.every == 0:
             with timer("evaluate_s"):
-                held_out = await self.evaluate(step)
-                await self.engines.load(self.learner.model, step)  # clears the prefix cache, as a resumed run finds it
+                held_out = await self.evaluate_weights(self.evaluate, step)
         if rl.retire_from is not None:
-            self.state.retired += problems_to_retire(trajectories, rl.retire_from)
-        metrics = rollout_metrics(trajectories) | selection.metrics | update.metrics | held_out
-        metrics |= {"groups": groups, "solved_groups": solved_groups(trajectories), "retired": len(self.state.retired)}
+            self.state.retired += problems_to_retire(rollouts.trajectories, rl.retire_from)
+        trained_on = rollouts.trajectories
+        metrics = rollout_metrics(trained_on) | selection.metrics | update.metrics | held_out | rollouts.metrics
+        metrics |= {"solved_groups": solved_groups(trained_on), "retired": len(self.state.retired)}
+        if mixed:
+            metrics["stale_tokens"] = stale_tokens(selection, version)
         if rl.carry_over:
-            metrics |= {"carried": len(self.carried), "stale_tokens": stale}
+            metrics["carried"] = len(source.carried)
         with timer("store_s"):
-            rows = step_rows(trajectories, training_labels(selection, update), rl.token_arrays)
+            rows = step_rows(trained_on + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
         metrics |= timer.seconds | {"step_s": timer.total()}
+        if rl.rollout == "async":  # per engine; the share of step_s without it is the generator's idle share
+            metrics["engine_busy_s"] = (self.engines.clock.seconds() - busy_s) / len(self.engines.engines)
         self.writer.write_step(stage, step, **rows, metrics=metrics)
         self.state.step, self.state.stage_step = step, self.state.stage_step + 1
+        if source.stream is not None:
+            self.state.carried = [group.ledger_entry for group in source.stream.open]
         return {"stage": stage, "step": step} | metrics
+
+    async def update(self, selection: Selection, rl: RlSection, lr_scale: float, seed: int) -> UpdateResult:
+        """Update the policy. In the modes one_step_off and async the rollouts in flight go on meanwhile."""
+        if self.rollouts.stream is None:
+            return self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
+        return await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=lr_scale, seed=seed)
+
+    async def load_weights(self, version: int) -> None:
+        """Send the weights of the policy to the engines."""
+        await self.engines.load(self.learner.model, version)
+
+    async def evaluate_weights(
+        self, evaluate: Callable[[int], Awaitable[dict[str, float]]], step: int
+    ) -> dict[str, float]:
+        """Evaluate the newest weights with the engines."""
+        if self.rollouts.stream is not None:
+            await self.rollouts.newest_in_engines(self.rollouts.stream)
+            return await evaluate(step)
+        held_out = await evaluate(step)
+        await self.load_weights(step)  # clears the prefix cache, as a resumed run finds it
+        return held_out
+
+    def context(self, rl: RlSection) -> RolloutContext:
+        """Return the context of the rollouts of a stage."""
+        return RolloutContext.for_training(self.codec, self.tools, self.reward, rl)
 
     def _check_corrected_share(self, share: float | None, rl: RlSection) -> None:
         """Raise MismatchError if the correction has changed too many tokens for FAR_STEPS updates in a row."""
@@ -127,75 +155,6 @@ class Trainer:
                 "trains. Check engine.dtype and the weight sync, or use newer rollouts"
             )
 
-    async def collect(
-        self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int
-    ) -> tuple[list[Trajectory], Selection, int]:
-        """Generate and select the rollouts of a step; return (all rollouts, selection, number of groups started).
-
-        With dynamic_sampling, groups without signal are replaced by further problems, for that many rounds.
-        """
-        carried_groups = len({task.group_id for task in self.carried})
-        problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool)
-        trajectories = await self.generate(problems, rl, step)
-        selection = select_rollouts(trajectories, rl.selection_config, seed)
-        groups = rl.problems_per_step
-        for _ in range(rl.dynamic_sampling):
-            missing = rl.problems_per_step - selection.groups
-            if not missing or self.step_ended.is_set():
-                break
-            trajectories += await self.generate(self.draw(stage, missing, pool), rl, step, first_group=groups)
-            selection = select_rollouts(trajectories, rl.selection_config, seed)
-            groups += missing
-        return trajectories, selection, groups
-
-    async def generate(
-        self, problems: Sequence[Problem], rl: RlSection, step: int, first_group: int = 0
-    ) -> list[Trajectory]:
-        """Generate the rollouts of carried groups and of new problems; return those of the groups that are complete.
-
-        Groups that the end of the step cuts off are kept in `carried` for the next step.
-        """
-        new_tasks = [
-            task
-            for number, problem in enumerate(problems, start=first_group)
-            for task in self.group_tasks(problem, rl, step, number)
-        ]
-        tasks, self.carried = self.carried + new_tasks, []
-        trajectories = await run_rollouts(
-            tasks,
-            RolloutContext.for_training(self.codec, self.tools, self.reward, rl),
-            slots=self.engines.slots(tasks, rl.rollout, rl.max_response_tokens),
-            step_ended=self.step_ended if rl.step_time_s is not None else None,
-            carry_over=rl.carry_over,
-        )
-        unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
-        self.carried = [
-            replace(task, partial=t) for task, t in zip(tasks, trajectories, strict=True) if t.group_id in unfinished
-        ]
-        self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
-        return [t for t in trajectories if t.group_id not in unfinished]
-
-    def draw(self, stage: str, count: int, pool: Sequence[Problem]) -> list[Problem]:
-        """Return the next problems of the stage and advance its position."""
-        state = self.state
-        problems, state.position = draw_problems(
-            pool, state.position, count, seed=self.recipe.seed, stage=stage, retired=set(state.retired)
-        )
-        return problems
-
-    def group_tasks(self, problem: Problem, rl: RlSection, step: int, number: int) -> list[RolloutTask]:
-        """Return the rollouts of one group, before selection."""
-        run, seed = self.writer.run_dir.name, self.recipe.seed
-        return [
-            rollout_task(problem, run=run, seed=seed, step=step, group=number, sample=sample)
-            for sample in range(rl.rollouts_per_group)
-        ]
-
-    def _start_step_clock(self, rl: RlSection) -> None:
-        self.step_ended = asyncio.Event()
-        if rl.step_time_s is not None:
-            asyncio.get_running_loop().call_later(rl.step_time_s, self.step_ended.set)
-
     # Stages
 
     async def run(self) -> None:
@@ -203,15 +162,15 @@ class Trainer:
         stages = self.recipe.stages
         base = frozen_copy(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
         self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
-        await self.engines.load(self.learner.model, self.state.step)
-        self.weights_version = self.state.step
+        await self.load_weights(self.state.step)
+        self.rollouts.state, self.rollouts.versions = self.state, [self.state.step]
         if self.helpers is not None:
             ranks = await asyncio.to_thread(self.helpers.lead, "rstar_lab.rl.training.update:run_update_helper")
             self.learner.lead(ranks, self.recipe.rl)
         for number in range(self.state.stage, len(stages)):
             if number > self.state.stage:
                 self.state.enter_stage(number)
-                await self.drop_carried()
+                await self.rollouts.drop_carried()
             await self.run_stage(stages[number], base if number == 0 else None)
         self.learner.dismiss()
         self.writer.finish("finished", result={"stages": stage_table(self.recipe, self.writer.run_dir)})
@@ -220,8 +179,8 @@ class Trainer:
         """Train the remaining steps of a stage. base: reference model of the first stage, if it has a KL term."""
         rl, state = self.recipe.settings(stage), self.state
         pool = await self.problem_pool(stage, rl)
-        if state.carried and not self.carried:
-            self.carried = self.restart_carried(stage, rl)
+        if state.carried and not self.rollouts.carried:
+            self.rollouts.carried = self.rollouts.restart_carried(self.problems[stage.name], rl)
         lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage.name]
         if not self.stage_has_ended(stage, lines, pool):
             reference = base
@@ -230,14 +189,15 @@ class Trainer:
                 reference = frozen_copy(load_model(folder, torch.float32).to(self.learner.device))  # type: ignore[arg-type]
             reset = stage.reset_optimizer and state.stage_step == 0
             self.learner.begin_stage(rl, reset=reset, reference=reference)
-        while not self.stage_has_ended(stage, lines, pool):
-            metrics = await self.step(stage.name, rl, pool)
-            lines.append(metrics)
-            ended = self.stage_has_ended(stage, lines, pool)
-            state.finished = ended and stage is self.recipe.stages[-1]
-            if ended or state.step % rl.checkpoint_every == 0:
-                save_checkpoint(self.writer, state, self.learner, self.tokenizer, rl)
-            self.on_step(metrics)
+        async with self.rollouts.background(stage, rl, pool):
+            while not self.stage_has_ended(stage, lines, pool):
+                metrics = await self.step(stage.name, rl, pool)
+                lines.append(metrics)
+                ended = self.stage_has_ended(stage, lines, pool)
+                state.finished = ended and stage is self.recipe.stages[-1]
+                if ended or state.step % rl.checkpoint_every == 0:
+                    save_checkpoint(self.writer, state, self.learner, self.tokenizer, rl)
+                self.on_step(metrics)
         if checkpoint := self.writer.latest_checkpoint():
             keep_stage_model(checkpoint[1], self.writer.run_dir, stage.name)
 
@@ -249,7 +209,7 @@ class Trainer:
         return await filter_problems(
             problems,
             stage.filter,
-            RolloutContext.for_training(self.codec, self.tools, self.reward, rl),
+            self.context(rl),
             engines=self.engines,
             mode=rl.rollout,
             stage=stage.name,
@@ -262,24 +222,6 @@ class Trainer:
         retired = set(self.state.retired)
         return stage_end_reason(stage, lines) is not None or all(problem.problem_id in retired for problem in pool)
 
-    # Carry-over
-
-    def restart_carried(self, stage: Stage, rl: RlSection) -> list[RolloutTask]:
-        """Return the groups that were in progress at the checkpoint. Their tokens are not stored, so they start again."""
-        problems = {problem.problem_id: problem for problem in self.problems[stage.name]}
-        tasks = []
-        for group_id, problem_id in self.state.carried:
-            step, number = map(int, group_id.split("-"))
-            tasks += self.group_tasks(problems[problem_id], rl, step, number)
-        return tasks
-
-    async def drop_carried(self) -> None:
-        """Drop the carried groups at the end of a stage: the next stage has other limits and problems."""
-        for task in self.carried:
-            for tool in self.tools.values():
-                await tool.close(task.traj_id)
-        self.carried, self.state.carried = [], []
-
 
 def training_labels(selection: Selection, update: UpdateResult) -> dict[str, TrainingLabels]:
     """Return what training adds to the rows of the selected rollouts, by traj_id."""
@@ -288,18 +230,6 @@ def training_labels(selection: Selection, update: UpdateResult) -> dict[str, Tra
         t.traj_id: TrainingLabels(True, advantage, log_probs, entropy)
         for t, advantage, log_probs, entropy in zip(*columns, strict=True)
     }
-
-
-def stale_tokens(selection: Selection, version: int) -> float | None:
-    """Return the share of the model's tokens in the selected rollouts that older weights than those of `version`
-    generated."""
-    versions = [
-        token_version
-        for t in selection.trajectories
-        for token_version, own in zip(t.token_versions, t.loss_mask, strict=True)
-        if own
-    ]
-    return sum(v < version for v in versions) / len(versions) if versions else None
 
 
 def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":

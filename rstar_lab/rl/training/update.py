@@ -280,14 +280,19 @@ class UpdateResult:
         """Compare the log-probs of engine and trainer. Raises MismatchError if their mean difference exceeds the limit.
 
         version: compare only tokens of this policy version or later, whose weights the trainer scored with; None: all.
+        With a version, the metric policy_gap is the mean difference over all tokens: how far the policy has moved since
+        they were generated.
         """
-        gaps = []
+        gaps, all_gaps = [], []
         for t, measured in zip(selection.trajectories, self.log_probs, strict=True):
             if measured is not None:
-                compared = np.asarray(t.loss_mask)
-                if version is not None:
-                    compared = compared & (np.asarray(t.token_versions) >= version)
-                gaps.append(np.abs(np.asarray(measured) - np.asarray(t.log_probs))[compared])
+                own = np.asarray(t.loss_mask)
+                difference = np.abs(np.asarray(measured) - np.asarray(t.log_probs))
+                compared = own if version is None else own & (np.asarray(t.token_versions) >= version)
+                gaps.append(difference[compared])
+                all_gaps.append(difference[own])
+        if version is not None and all_gaps:
+            self.extra["policy_gap"] = float(np.concatenate(all_gaps).mean())
         gap = np.concatenate(gaps) if gaps else np.empty(0)
         if not len(gap):
             return

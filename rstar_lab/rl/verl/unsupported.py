@@ -17,6 +17,8 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             )
         if rl.correction == "geo_mask":
             lines.append(f"stages.{stage.name}: correction: geo_mask: verl changes the loss mask for it; use seq_mask")
+        if rl.mode != "sync":
+            lines.append(f"stages.{stage.name}: mode: {rl.mode}: the verl trainer supports sync only")
         if rl.step_time_s is not None:
             lines.append(
                 f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"

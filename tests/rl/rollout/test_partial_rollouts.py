@@ -306,7 +306,7 @@ async def test_carried_groups_are_neither_lost_nor_counted_twice(tmp_path, monke
         state = json.loads((sorted((run_dir / "checkpoints").iterdir())[-1] / "trainer.json").read_text())
         assert state["carried"], "no group was carried over"
         started = {group for group, _ in state["carried"]}
-        assert started == {task.group_id for task in trainer.carried}
+        assert started == {task.group_id for task in trainer.rollouts.carried}
     trainer, run_dir = await train_scripted(tmp_path, STAGE, POOL, **CARRY)
     reader = RunReader(run_dir)
     lines = reader.metrics()
@@ -324,7 +324,7 @@ async def test_carried_groups_are_neither_lost_nor_counted_twice(tmp_path, monke
         "a rollout of the group ended in the previous step"
     )
     problems = {row["group_id"]: row["problem_id"] for row in rows}
-    carried = {task.group_id: task.problem.problem_id for task in trainer.carried}
+    carried = {task.group_id: task.problem.problem_id for task in trainer.rollouts.carried}
     assert len({**problems, **carried}) == trainer.state.position, (
         "each drawn problem was trained on or is carried over"
     )

@@ -11,7 +11,7 @@ from helpers.trajectories import trajectory
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.config import SelectionConfig
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.training.trainer import stale_tokens
+from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.update import MismatchError
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader
@@ -78,13 +78,13 @@ async def test_a_step_without_update_does_not_make_tokens_stale(tmp_path):
     trainer, _ = await train(
         tmp_path, [{"name": "one", "steps": 2}], {"one": [problem("solved", 1.0)]}, checkpoint_every=5
     )
-    assert trainer.state.step == 2 and trainer.weights_version == 0
+    assert trainer.state.step == 2 and trainer.rollouts.versions[-1] == 0
     generated = replace(trajectory(0, 3, 4), policy_version=1)
-    assert stale_tokens(Selection([generated], [1.0], 0), trainer.weights_version) == 0.0
+    assert stale_tokens(Selection([generated], [1.0], 0), trainer.rollouts.versions[-1]) == 0.0
     trainer, _ = await train(
         tmp_path / "update", [{"name": "one", "steps": 1}], {"one": [problem("mixed", 0.5)]}, dynamic_sampling=20
     )
-    assert trainer.weights_version == 1
+    assert trainer.rollouts.versions[-1] == 1
 
 
 def test_a_step_without_signal_selects_an_empty_batch():

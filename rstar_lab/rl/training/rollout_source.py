@@ -1,0 +1,231 @@
+"""The rollouts of each step of the trainer: generated within the step (sync), or in the background of the updates."""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.driver import run_rollouts
+from rstar_lab.rl.rollout.plan import draw_problems, rollout_task
+from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.group_stream import GroupStream
+from rstar_lab.rl.training.staleness import staleness_metrics, trim
+from rstar_lab.rl.trajectory import StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class StepRollouts:
+    """The rollouts of a step. dropped: complete ones that are too old to be trained on; they are stored."""
+
+    trajectories: list[Trajectory]
+    selection: Selection
+    metrics: dict[str, Any]
+    dropped: list[Trajectory] = field(default_factory=list)
+
+
+class RolloutSource:
+    """Draws problems and generates their groups, for one run."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: str,
+        engines: EngineGroup,
+        context: Callable[[RlSection], RolloutContext],
+        load: Callable[[int], Awaitable[None]],
+    ):
+        """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to the
+        engines as a version."""
+        self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
+        self.state = TrainerState()
+        self.step_ended = asyncio.Event()  # set when the time of the current step is up
+        self.carried: list[RolloutTask] = []  # all rollouts of the groups that the end of the last step cut off
+        # Of the trainer's weights, in order, since the start or the resume; a step without an update adds none.
+        self.versions = [0]
+        self.stream: GroupStream | None = None  # of the current stage; None in mode sync
+
+    async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> StepRollouts:
+        """Return the rollouts of a step. In the modes one_step_off and async they are taken from the stream."""
+        if self.stream is None:
+            self._start_step_clock(rl)
+            trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
+            return StepRollouts(trajectories, selection, {"groups": groups})
+        batch = await self.stream.take()
+        if rl.mode == "one_step_off":
+            # No request is in flight now. The next batch starts with the weights before this update.
+            await self.load_newest(self.stream)
+        selection = select_rollouts(batch.trajectories, rl.selection_config, seed)
+        metrics = {"groups": len(batch.groups)} | staleness_metrics(batch)
+        if rl.mode == "async" and rl.when_stale == "trim":
+            selection, metrics["trimmed_tokens"] = trim(selection, lambda v: self.staleness(v) > rl.max_staleness)
+        dropped = [trajectory for group in batch.dropped for trajectory in group.trajectories]
+        return StepRollouts(batch.trajectories, selection, metrics, dropped)
+
+    async def collect(
+        self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int
+    ) -> tuple[list[Trajectory], Selection, int]:
+        """Generate and select the rollouts of a step; return (all rollouts, selection, number of groups started).
+
+        With dynamic_sampling, groups without signal are replaced by further problems, for that many rounds.
+        """
+        carried_groups = len({task.group_id for task in self.carried})
+        problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool)
+        trajectories = await self.generate(problems, rl, step)
+        selection = select_rollouts(trajectories, rl.selection_config, seed)
+        groups = rl.problems_per_step
+        for _ in range(rl.dynamic_sampling):
+            missing = rl.problems_per_step - selection.groups
+            if not missing or self.step_ended.is_set():
+                break
+            trajectories += await self.generate(self.draw(stage, missing, pool), rl, step, first_group=groups)
+            selection = select_rollouts(trajectories, rl.selection_config, seed)
+            groups += missing
+        return trajectories, selection, groups
+
+    async def generate(
+        self, problems: Sequence[Problem], rl: RlSection, step: int, first_group: int = 0
+    ) -> list[Trajectory]:
+        """Generate the rollouts of carried groups and of new problems; return those of the groups that are complete.
+
+        Groups that the end of the step cuts off are kept in `carried` for the next step.
+        """
+        new_tasks = [
+            task
+            for number, problem in enumerate(problems, start=first_group)
+            for task in self.group_tasks(problem, rl, step, number)
+        ]
+        tasks, self.carried = self.carried + new_tasks, []
+        trajectories = await run_rollouts(
+            tasks,
+            self.context(rl),
+            slots=self.engines.slots(tasks, rl.rollout, rl.max_response_tokens),
+            step_ended=self.step_ended if rl.step_time_s is not None else None,
+            carry_over=rl.carry_over,
+        )
+        unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
+        self.carried = [
+            replace(task, partial=t) for task, t in zip(tasks, trajectories, strict=True) if t.group_id in unfinished
+        ]
+        self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
+        return [t for t in trajectories if t.group_id not in unfinished]
+
+    def draw(self, stage: str, count: int, pool: Sequence[Problem]) -> list[Problem]:
+        """Return the next problems of the stage and advance its position."""
+        state = self.state
+        problems, state.position = draw_problems(
+            pool, state.position, count, seed=self.recipe.seed, stage=stage, retired=set(state.retired)
+        )
+        return problems
+
+    def group_tasks(self, problem: Problem, rl: RlSection, step: int, number: int) -> list[RolloutTask]:
+        """Return the rollouts of one group, before selection."""
+        return [
+            rollout_task(problem, run=self.run, seed=self.recipe.seed, step=step, group=number, sample=sample)
+            for sample in range(rl.rollouts_per_group)
+        ]
+
+    def _start_step_clock(self, rl: RlSection) -> None:
+        self.step_ended = asyncio.Event()
+        if rl.step_time_s is not None:
+            asyncio.get_running_loop().call_later(rl.step_time_s, self.step_ended.set)
+
+    # In the background
+
+    @asynccontextmanager
+    async def background(self, stage: Stage, rl: RlSection, pool: Sequence[Problem]) -> AsyncIterator[None]:
+        """Generate groups in the background of the remaining steps of a stage, if its mode requires it."""
+        if rl.mode == "sync":
+            yield
+            return
+        carried = [list(tasks) for _, tasks in itertools.groupby(self.carried, key=lambda task: task.group_id)]
+        self.carried = []
+        numbers: dict[int, int] = defaultdict(int)  # groups started, by step
+        indices = itertools.count()
+        slot = self.engines.slots([], "async", rl.max_response_tokens)
+        context = self.context(rl)
+
+        def next_group() -> list[RolloutTask] | None:
+            if carried:
+                return carried.pop(0)
+            retired = set(self.state.retired)
+            if all(problem.problem_id in retired for problem in pool):
+                return None
+            step = self.state.step + 1
+            numbers[step] += 1
+            (problem,) = self.draw(stage.name, 1, pool)
+            return self.group_tasks(problem, rl, step, numbers[step] - 1)
+
+        async def run_group(tasks: list[RolloutTask]) -> list[Trajectory]:
+            return await run_rollouts(tasks, context, slots=lambda _, task: slot(next(indices), task))
+
+        self.stream = stream = GroupStream(
+            next_group,
+            run_group,
+            batch_groups=rl.problems_per_step,
+            max_staleness=1 if rl.mode == "one_step_off" else rl.max_staleness,
+            when_stale=rl.when_stale,
+            buffer_groups=rl.resolved_buffer_groups,
+            capacity=self.engines.max_batch * len(self.engines.engines),
+            last_group=(stage.steps - self.state.stage_step) * rl.problems_per_step,
+            whole_batches=rl.mode == "one_step_off",
+            version=self.versions[-1],
+            staleness=self.staleness,
+        )
+        try:
+            stream.fill()
+            yield
+        finally:
+            self.stream = None
+            for group in await stream.aclose():
+                await self.close_tools(group.tasks)
+        if stream.version != self.versions[-1]:
+            await self.load(self.versions[-1])
+
+    async def load_newest(self, stream: GroupStream) -> None:
+        """Send the newest weights to the engines if they do not have them, and start further groups."""
+        if stream.version != self.versions[-1]:
+            await self.load(self.versions[-1])
+        stream.loaded(self.versions[-1])
+
+    async def newest_in_engines(self, stream: GroupStream) -> None:
+        """Make the engines serve the newest weights. In mode one_step_off, wait for the batch in flight, which has older
+        ones."""
+        if stream.version != self.versions[-1]:
+            await stream.settle()
+            await self.load(self.versions[-1])
+            stream.version = self.versions[-1]
+
+    def staleness(self, version: int) -> int:
+        """Return the number of updates between the weights of a version and the newest."""
+        return sum(newer > version for newer in self.versions)
+
+    # Groups in progress at the end of a step or at a checkpoint
+
+    def restart_carried(self, problems_of_stage: Sequence[Problem], rl: RlSection) -> list[RolloutTask]:
+        """Return the groups that were in progress at the checkpoint. Their tokens are not stored, so they start again."""
+        problems = {problem.problem_id: problem for problem in problems_of_stage}
+        tasks = []
+        for group_id, problem_id in self.state.carried:
+            step, number = map(int, group_id.split("-"))
+            tasks += self.group_tasks(problems[problem_id], rl, step, number)
+        return tasks
+
+    async def drop_carried(self) -> None:
+        """Drop the carried groups at the end of a stage: the next stage has other limits and problems."""
+        await self.close_tools(self.carried)
+        self.carried, self.state.carried = [], []
+
+    async def close_tools(self, tasks: Sequence[RolloutTask]) -> None:
+        """Close the tools of rollouts that will not be continued."""
+        tools = self.context(self.recipe.rl).tools
+        for task in tasks:
+            for tool in tools.values():
+                await tool.close(task.traj_id)

@@ -1,0 +1,111 @@
+"""Tests of the modes one_step_off and async: versions of tokens, staleness, resume, and the keys they require."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.scripted_training import problem, recipe_of, train
+from helpers.trajectories import trajectory
+
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.training.staleness import trim
+from rstar_lab.rl.trajectory import Trajectory, Turn
+from rstar_lab.runs.reader import RunReader
+
+KEYS = {"rollout": "async", "correction": "tis", "problems_per_step": 3}
+PROBLEMS = {"one": [problem(f"p{i}", 0.5) for i in range(40)]}
+
+
+def stage(steps: int) -> list[dict[str, Any]]:
+    return [{"name": "one", "steps": steps}]
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return RunReader(run_dir).read("trajectories").to_pylist()
+
+
+@pytest.mark.parametrize("mode", ["one_step_off", "async"])
+async def test_every_group_is_trained_on_once_and_staleness_stays_in_bounds(tmp_path, mode):
+    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.2, mode=mode, max_staleness=2, **KEYS)
+    lines = RunReader(run_dir).metrics()
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert all(line["groups"] == 3 and line["dropped_groups"] == 0 for line in lines)
+    assert max(line["staleness_max"] for line in lines) <= (1 if mode == "one_step_off" else 2)
+    assert max(line["staleness_max"] for line in lines) >= 1
+    groups = {row["group_id"]: row["problem_id"] for row in rows(run_dir)}
+    assert sorted(groups.values()) == sorted({row["problem_id"] for row in rows(run_dir)})
+    assert len(groups) == 36 and len(rows(run_dir)) == 36 * 4
+    # The generation of a step began before the update of the step before it.
+    assert all(row["policy_version"] < row["step"] for row in rows(run_dir))
+    assert any(row["policy_version"] < row["step"] - 1 for row in rows(run_dir))
+
+
+async def test_drop_stores_what_it_leaves_out_and_counts_it(tmp_path):
+    keys = KEYS | {"when_stale": "drop", "max_staleness": 0, "buffer_groups": 12}
+    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.3, mode="async", **keys)
+    lines = RunReader(run_dir).metrics()
+    dropped = sum(line["dropped_groups"] for line in lines)
+    assert dropped > 0 and max(line["staleness_max"] for line in lines) == 0
+    assert len({row["group_id"] for row in rows(run_dir)}) == 36 + dropped
+    assert sum(line["dropped_share"] * (line["groups"] + line["dropped_groups"]) for line in lines) == pytest.approx(
+        dropped
+    )
+
+
+def test_trim_takes_stale_tokens_out_of_the_loss():
+    def generated(*versions: tuple[int, int]) -> Trajectory:
+        turn = Turn(0, 4, "", 0.0, 0.0, 0.0, versions)
+        return replace(trajectory(0, 3, 4), loss_mask=[True] * 4, turns=(turn,))
+
+    both = Selection([generated((1, 2), (3, 2)), generated((1, 4))], [1.0, -1.0], 0)
+    selection, share = trim(both, lambda version: version < 2)
+    assert [t.loss_mask for t in selection.trajectories] == [[False, False, True, True]]
+    assert selection.advantages == [1.0] and share == 6 / 8
+
+
+@pytest.mark.parametrize("mode", ["one_step_off", "async"])
+async def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, mode):
+    keys = KEYS | {"mode": mode, "max_staleness": 2, "checkpoint_every": 2}
+    await train(tmp_path, stage(12), PROBLEMS, stop_after=5, slow_s=0.2, **keys)
+    checkpoint = json.loads((tmp_path / "s-rl" / "checkpoints" / "step=000004" / "trainer.json").read_text())
+    in_flight = {tuple(entry) for entry in checkpoint["carried"]}
+    used = {row["problem_id"] for row in rows(tmp_path / "s-rl") if row["step"] <= 4}
+    assert in_flight and len(used | {name for _, name in in_flight}) == checkpoint["position"]
+    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.2, **keys)
+    assert len(RunReader(run_dir).metrics()) == 12
+    groups = {row["group_id"]: row["problem_id"] for row in rows(run_dir)}
+    assert len(groups) == len(set(groups.values())) == 36  # 40 problems: none was drawn twice
+    assert in_flight <= set(groups.items())
+    assert len({row["traj_id"] for row in rows(run_dir)}) == len(rows(run_dir)) == 36 * 4
+
+
+async def test_stages_can_have_different_modes(tmp_path):
+    stages = [
+        {"name": "one", "steps": 3, "mode": "async"},
+        {"name": "two", "steps": 2, "mode": "sync"},
+        {"name": "three", "steps": 3, "mode": "one_step_off"},
+    ]
+    problems = {stage["name"]: PROBLEMS["one"] for stage in stages}
+    trainer, run_dir = await train(tmp_path, stages, problems, **KEYS)
+    assert [line["stage"] for line in RunReader(run_dir).metrics()] == ["one"] * 3 + ["two"] * 2 + ["three"] * 3
+    assert trainer.engines.engines[0].versions[-1] == trainer.rollouts.versions[-1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rollout": "lockstep"}, "requires rollout: async"),
+        ({"correction": "none"}, "set correction"),
+        ({"correction": "none", "old_log_probs": "engine"}, "allow_uncorrected"),
+        ({"dynamic_sampling": 2}, "dynamic_sampling requires mode: sync"),
+        ({"step_time_s": 5}, "step_time_s requires mode: sync"),
+        ({"buffer_groups": 2}, "at least problems_per_step, 3"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(keys, message):
+    with pytest.raises(RecipeError, match=message):
+        recipe_of(stage(1), **(KEYS | {"mode": "async"} | keys))
+    recipe_of(stage(1), **(KEYS | {"mode": "async", "correction": "none", "allow_uncorrected": True}))
