@@ -237,7 +237,7 @@ class LocalSandbox:
                     result = await self._on_session(session, tier, message, wall_s, slot)
                 except SessionRefused:
                     session.link = None
-                    refused = "[session not started: the sandbox has too many processes; close sessions or try later]\n"
+                    refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
                     return _infrastructure_failure(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
                 except (SupervisorDied, SupervisorUnresponsive):
                     session.link = None

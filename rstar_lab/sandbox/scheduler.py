@@ -5,14 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
+from rstar_lab.sandbox.runtime.pressure import max_waiting_calls
+
 # Calls are preempted only while long calls are rare: at most this share of the last RECENT calls, of at least ENOUGH.
 RARE = 0.1
 RECENT = 64
 ENOUGH = 16
 PREEMPTED_PER_WORKER = 12
-# Calls that sleep or are blocked use no CPU time, but memory: their number is limited.
-WAITING_PER_WORKER = 64
-MAX_WAITING = 1024
 
 
 class SlotState(Enum):
@@ -43,7 +42,7 @@ class Scheduler:
     def __init__(self, workers: int, make_room: bool) -> None:
         self.workers = workers
         self.make_room = make_room
-        self._max_waiting = min(WAITING_PER_WORKER * workers, MAX_WAITING)
+        self._max_waiting = max_waiting_calls()
         self._counts = dict.fromkeys(SlotState, 0)
         self._queue: deque[asyncio.Future[Slot]] = deque()
         self._long: dict[Slot, None] = {}
@@ -111,12 +110,16 @@ class Scheduler:
         self._start_next()
 
     def _preempt_long_calls(self) -> None:
-        """Preempt long calls while calls are queued and long ones are rare. Once some are, the last ones are preempted too."""
+        """Preempt long calls while calls are queued and long ones are rare, or while more calls run than there are slots.
+
+        Once some are preempted, the last ones are preempted too.
+        """
         rare = self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
         limit = PREEMPTED_PER_WORKER * self.workers
-        for slot in [slot for slot in self._long if slot.state is SlotState.RUNNING] if rare else []:
+        for slot in [slot for slot in self._long if slot.state is SlotState.RUNNING]:
             preempted = self._counts[SlotState.PREEMPTED]
-            if preempted >= limit or not (self.depth or preempted):
+            crowded = self.make_room and self._counts[SlotState.RUNNING] > self.workers
+            if preempted >= limit or not (crowded or (rare and (self.depth or preempted))):
                 return
             del self._long[slot]
             slot.on_preempt()

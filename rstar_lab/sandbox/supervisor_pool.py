@@ -19,6 +19,8 @@ TIERS = ("bare", "numpy", "sympy", "scipy")
 START_TIMEOUT_S = 60.0
 # Seconds after a call's limit and slack until a supervisor without an answer is killed.
 SILENCE_S = 2.5
+# Idle supervisors that are kept, per worker.
+IDLE_PER_WORKER = 16
 # Seconds that a supervisor has to end its program after its connection was closed, before it is killed.
 END_S = 5.0
 _BOOT = """import sys
@@ -39,7 +41,7 @@ class SupervisorUnresponsive(Exception):
 
 
 class SessionRefused(Exception):
-    """The sandbox has too many processes for another session."""
+    """The sandbox has too little memory or too many processes for another session."""
 
 
 class SupervisorConnection(asyncio.Protocol):
@@ -244,9 +246,15 @@ class SupervisorPool:
 
     def release(self, link: SupervisorConnection) -> None:
         """Return a supervisor to the pool, if necessary after the killed processes of its call are gone."""
-        link.on_ready = lambda: self._idle[link.tier].append(link)
+        link.on_ready = lambda: self._keep(link)
         if not link.dying:
             link.on_ready()
+
+    def _keep(self, link: SupervisorConnection) -> None:
+        if len(self._idle[link.tier]) < IDLE_PER_WORKER * self._workers:
+            self._idle[link.tier].append(link)
+        else:
+            self.discard(link)
 
     def discard(self, link: SupervisorConnection) -> None:
         """Close the connection to a supervisor, which then ends its program and exits. It is killed if it does not."""

@@ -47,21 +47,26 @@ async def rate_of_short_calls(sandbox: LocalSandbox, seconds: float) -> float:
     return count / seconds
 
 
-@pytest.mark.parametrize("sleepers", [2, 64])
+@pytest.mark.parametrize("sleepers", [2, 64, 200])
 async def test_sleeping_calls_do_not_slow_other_calls(sleepers):
     async with LocalSandbox(Limits(timeout_s=30.0), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("import math") for _ in range(64)))
         shares = []
-        for _ in range(3):
+        for _ in range(6):  # other work on the machine disturbs single measurements
             alone = await rate_of_short_calls(sandbox, 1.5)
             sleeping = [asyncio.create_task(sandbox.run(SLEEPER)) for _ in range(sleepers)]
-            await asyncio.sleep(0.5 + 0.05 * sleepers)
+            await asyncio.sleep(0.5)
+            while sandbox.queue_depth:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)
             shares.append(await rate_of_short_calls(sandbox, 1.5) / alone)
             for task in sleeping:
                 task.cancel()
             await asyncio.gather(*sleeping, return_exceptions=True)
             await asyncio.sleep(0.5)
-        assert max(shares) >= 0.8, shares
+            if shares[-1] >= 0.8:
+                return
+        pytest.fail(f"share of the rate without sleepers: {shares}")
 
 
 async def test_sleeping_calls_end_as_timeout_at_their_limit(sandbox):
@@ -203,18 +208,90 @@ async def test_a_session_cannot_keep_hundreds_of_idle_threads(sandbox):
     assert (await sandbox.run("x", session="few")).value == "1"
 
 
+def limit_file(sandbox: LocalSandbox, *names: str) -> Path:
+    """Return the file of the sandbox's control group with one of these names."""
+    assert sandbox._pool and sandbox._pool._process
+    for name in names:
+        for path in Path("/sys/fs/cgroup").rglob(f"rstar-sandbox-{sandbox._pool._process.pid}/{name}"):
+            return path
+    pytest.skip("no control groups here")
+
+
+async def test_calls_that_wake_up_do_not_take_the_slots_of_others():
+    """Each of these calls uses a half of a CPU, so that they want eight CPUs together."""
+    half = (
+        "import time\nwhile True:\n end = time.perf_counter() + 0.06\n while time.perf_counter() < end: pass\n"
+        " time.sleep(0.06)"
+    )
+    async with LocalSandbox(Limits(timeout_s=30.0), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import math") for _ in range(64)))
+        alone = await rate_of_short_calls(sandbox, 2.0)
+        beside = [asyncio.create_task(sandbox.run(half)) for _ in range(16)]
+        await asyncio.sleep(3.0)
+        rate = await rate_of_short_calls(sandbox, 2.0)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        assert rate > 0.3 * alone, (rate, alone)
+
+
+async def test_calls_with_most_processes_end_before_others_run_out_of_them():
+    async with LocalSandbox(Limits(timeout_s=20.0), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import math") for _ in range(16)))
+        limit_file(sandbox, "pids.max").write_text("2000")
+        greedy = [asyncio.create_task(sandbox.run(HOLD_THREADS.format(480) + "\ntime.sleep(99)")) for _ in range(8)]
+        await asyncio.sleep(3.0)
+        honest = [await sandbox.run("print(1)") for _ in range(100)]
+        assert {(result.outcome, result.stdout) for result in honest} == {(Outcome.OK, "1\n")}
+        ended = [task.result().outcome for task in greedy if task.done()]
+        assert Outcome.KILLED in ended and set(ended) <= {Outcome.KILLED, Outcome.EXCEPTION}, ended
+        for task in greedy:
+            task.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
+
+
+async def test_calls_with_most_memory_end_before_others_run_out_of_it():
+    async with LocalSandbox(Limits(timeout_s=20.0, memory_mb=400), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import math") for _ in range(16)))
+        limit = limit_file(sandbox, "memory.limit_in_bytes", "memory.max")
+        assert int(limit.read_text()) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit.write_text(str(1 << 30))
+        hold = "x = bytearray(150 << 20)\nimport time\ntime.sleep(99)"
+        greedy = [asyncio.create_task(sandbox.run(hold)) for _ in range(12)]
+        await asyncio.sleep(5.0)
+        honest = [await sandbox.run("print(1)") for _ in range(100)]
+        assert {(result.outcome, result.stdout) for result in honest} == {(Outcome.OK, "1\n")}
+        ended = [task.result().outcome for task in greedy if task.done()]
+        assert ended and set(ended) == {Outcome.MEMORY}, ended
+        for task in greedy:
+            task.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
+
+
+async def test_sessions_are_refused_before_calls_run_out_of_memory():
+    async with LocalSandbox(Limits(timeout_s=5.0), workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import sympy") for _ in range(2)))
+        limit_file(sandbox, "memory.limit_in_bytes", "memory.max").write_text(str(1 << 30))
+        results = [await sandbox.run("x = bytearray(200 << 20)", session=str(i)) for i in range(6)]
+        outcomes = [result.outcome for result in results]
+        refused = outcomes.count(Outcome.SANDBOX_ERROR)
+        assert 2 <= refused <= 4 and outcomes == [Outcome.OK] * (6 - refused) + [Outcome.SANDBOX_ERROR] * refused
+        assert "short of memory" in results[-1].stderr
+        assert [(await sandbox.run("len(x) >> 20", session=str(i))).value for i in range(2)] == ["200", "200"]
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+
+
 async def test_sessions_are_refused_before_calls_run_out_of_processes():
     async with LocalSandbox(Limits(timeout_s=5.0), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("import sympy") for _ in range(2)))
-        assert sandbox._pool and sandbox._pool._process
-        limits = [path for path in Path("/sys/fs/cgroup").rglob(f"rstar-sandbox-{sandbox._pool._process.pid}/pids.max")]
-        if not limits:
-            pytest.skip("no control groups here")
-        assert int(limits[0].read_text()) > 1000
-        limits[0].write_text("200")
+        limit = limit_file(sandbox, "pids.max")
+        assert int(limit.read_text()) > 1000
+        limit.write_text("200")
         results = [await sandbox.run(HOLD_THREADS.format(40), session=str(i)) for i in range(5)]
         refused = [result for result in results if result.outcome == Outcome.SANDBOX_ERROR]
-        assert 1 <= len(refused) <= 3 and all("too many processes" in result.stderr for result in refused), results
+        assert 1 <= len(refused) <= 3 and all("short of memory or processes" in result.stderr for result in refused), (
+            results
+        )
         honest = await asyncio.gather(*(sandbox.run("print(1)") for _ in range(16)))
         assert {result.stdout for result in honest} == {"1\n"}
         await asyncio.gather(*(sandbox.close_session(str(i)) for i in range(5)))

@@ -8,12 +8,12 @@ import time
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # CPU shares; an ordinary process has 1024. Rollouts wait for calls, so a call gets four times that. A preempted call gets less
 # than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
-# Limit of processes of a sandbox: a share of those that the machine can still start, and a minimum.
-SANDBOX_SHARE, LEAST_PROCESSES = 0.8, 1024
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
+MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
-def _write(folder: int, name: str, text: str) -> None:
+
+def write_file(folder: int, name: str, text: str) -> None:
     fd = os.open(name, os.O_WRONLY, dir_fd=folder)
     try:
         os.write(fd, text.encode())
@@ -21,7 +21,7 @@ def _write(folder: int, name: str, text: str) -> None:
         os.close(fd)
 
 
-def _read(folder: int, name: str) -> str:
+def read_file(folder: int, name: str) -> str:
     fd = os.open(name, os.O_RDONLY, dir_fd=folder)
     try:
         return os.read(fd, 1 << 16).decode()
@@ -121,7 +121,7 @@ class Group:
         opened now, because they cannot be opened after the process has entered its own cgroup namespace.
         """
         for folder in set(self.folders.values()):
-            _write(folder, "cgroup.procs", "0")
+            write_file(folder, "cgroup.procs", "0")
         self._out, self._back = background._open_procs_file(), self._open_procs_file()
 
     def _open_procs_file(self) -> int:
@@ -151,20 +151,20 @@ class Group:
     def limit(self, memory_mb: int, processes: int) -> None:
         """Set the limits on memory (MiB) and on the number of processes and threads."""
         if memory_mb != self._memory_mb:
-            self._limit_memory(memory_mb)
+            self.limit_memory(memory_mb)
             if self.version == 2 and not self._memory_mb:
                 with contextlib.suppress(OSError):
-                    _write(self.folders["memory"], "memory.swap.max", "0")
+                    write_file(self.folders["memory"], "memory.swap.max", "0")
             self._memory_mb = memory_mb
         if processes != self._processes:
-            _write(self.folders["pids"], "pids.max", str(processes))
+            write_file(self.folders["pids"], "pids.max", str(processes))
             self._processes = processes
 
-    def _limit_memory(self, memory_mb: int) -> None:
-        name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+    def limit_memory(self, memory_mb: int) -> None:
+        """Set the limit on memory (MiB) of this group and the groups below it."""
         for left in range(100, -1, -1):
             try:
-                _write(self.folders["memory"], name, str(memory_mb << 20))
+                write_file(self.folders["memory"], MEMORY_LIMIT[self.version], str(memory_mb << 20))
                 return
             except OSError:
                 # EBUSY: the kernel may still be freeing files of the previous call.
@@ -178,12 +178,12 @@ class Group:
             return
         # cpu.idle, because a group with low shares alone yields to a waking process only after a delay.
         with contextlib.suppress(OSError):
-            _write(self.folders["cpu"], "cpu.idle", str(int(weight == BACKGROUND)))
+            write_file(self.folders["cpu"], "cpu.idle", str(int(weight == BACKGROUND)))
         with contextlib.suppress(OSError) if weight == BACKGROUND else contextlib.nullcontext():
             if self.version == 1:
-                _write(self.folders["cpu"], "cpu.shares", str(min(weight, 2**18)))
+                write_file(self.folders["cpu"], "cpu.shares", str(min(weight, 2**18)))
             else:
-                _write(self.folders["cpu"], "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
+                write_file(self.folders["cpu"], "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
         self._weight = weight
 
     def start_accounting(self) -> None:
@@ -191,7 +191,7 @@ class Group:
         self._cpu_base = self._cpu()
         if self.version == 1:
             with contextlib.suppress(OSError):
-                _write(self.folders["memory"], "memory.max_usage_in_bytes", "0")
+                write_file(self.folders["memory"], "memory.max_usage_in_bytes", "0")
 
     def cpu_s(self) -> float:
         """Return CPU seconds since `start_accounting`."""
@@ -199,13 +199,13 @@ class Group:
 
     def _cpu(self) -> float:
         if self.version == 1:
-            return int(_read(self.folders["cpuacct"], "cpuacct.usage")) / 1e9
-        return int(_read(self.folders["cpuacct"], "cpu.stat").split()[1]) / 1e6
+            return int(read_file(self.folders["cpuacct"], "cpuacct.usage")) / 1e9
+        return int(read_file(self.folders["cpuacct"], "cpu.stat").split()[1]) / 1e6
 
     def out_of_memory(self) -> bool:
         """Return whether the OOM killer has killed a process of this group since the previous call of this method."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        match = re.search(r"^oom_kill (\d+)$", _read(self.folders["memory"], name), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", read_file(self.folders["memory"], name), re.MULTILINE)
         kills = int(match[1]) if match else 0
         more, self._kills = kills > self._kills, kills
         return more
@@ -216,52 +216,20 @@ class Group:
         True if its limit was reached since the previous call of this method or (version 1) it has used half of it.
         """
         if self.version == 1:
-            if int(_read(self.folders["memory"], "memory.max_usage_in_bytes")) >= self._memory_mb << 19:
+            if int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) >= self._memory_mb << 19:
                 return True
-            hits = int(_read(self.folders["memory"], "memory.failcnt"))
+            hits = int(read_file(self.folders["memory"], "memory.failcnt"))
         else:
-            match = re.search(r"^max (\d+)$", _read(self.folders["memory"], "memory.events"), re.MULTILINE)
+            match = re.search(r"^max (\d+)$", read_file(self.folders["memory"], "memory.events"), re.MULTILINE)
             hits = int(match[1]) if match else 0
         more, self._limit_hits = hits > self._limit_hits, hits
         return more
-
-    def limit_all_processes(self) -> None:
-        """Limit the processes of a whole sandbox to a share of those that this machine can still start."""
-        available = _available_processes(os.readlink(f"/proc/self/fd/{self.folders['pids']}"))
-        with contextlib.suppress(OSError):
-            _write(self.folders["pids"], "pids.max", str(max(LEAST_PROCESSES, int(SANDBOX_SHARE * available))))
-
-    def process_share(self) -> float:
-        """Return the processes and threads in this group and below it as a share of the group's limit."""
-        try:
-            limit = _read(self.folders["pids"], "pids.max").strip()
-            return 0.0 if limit == "max" else int(_read(self.folders["pids"], "pids.current")) / max(1, int(limit))
-        except OSError:
-            return 0.0
 
     def tasks(self) -> list[int]:
         """Return the thread ids in this group, as seen in this process's PID namespace."""
         folder = next(iter(self.folders.values()))
         name = "tasks" if self.version == 1 else "cgroup.threads"
-        return [int(line) for line in _read(folder, name).split()]
-
-
-def _available_processes(folder: str) -> int:
-    """Return how many more processes and threads the kernel and all groups above `folder` allow."""
-    limits = []
-    for name in ("pid_max", "threads-max"):
-        with open(f"/proc/sys/kernel/{name}") as file:
-            limits.append(int(file.read()))
-    with open("/proc/loadavg") as file:
-        available = min(limits) - int(file.read().split()[3].partition("/")[2])
-    while len(folder) > 1:
-        folder = os.path.dirname(folder)
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"{folder}/pids.max") as file:
-                limit = int(file.read())
-            with open(f"{folder}/pids.current") as file:
-                available = min(available, limit - int(file.read()))
-    return available
+        return [int(line) for line in read_file(folder, name).split()]
 
 
 def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -295,7 +263,7 @@ def _version_2(name: str) -> dict[str, int]:
             try:
                 at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    _write(at, "cgroup.subtree_control", "+memory +pids +cpu")
+                    write_file(at, "cgroup.subtree_control", "+memory +pids +cpu")
                 finally:
                     os.close(at)
                 os.mkdir(folder)
@@ -304,7 +272,7 @@ def _version_2(name: str) -> dict[str, int]:
                 continue
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _write(fd, "cgroup.subtree_control", "+memory +pids +cpu")
+                write_file(fd, "cgroup.subtree_control", "+memory +pids +cpu")
             except OSError:
                 os.rmdir(folder)
                 return {}
@@ -325,7 +293,6 @@ def create(name: str) -> Group | None:
     if set(folders) != set(CONTROLLERS):
         destroy(group, name)
         return None
-    group.limit_all_processes()
     return group
 
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import random
 import time
 
 from rstar_lab.sandbox.runtime import procfs
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, NORMAL, PREEMPTED, Group
+from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
 
 # Intervals between checks: the first ones are short, so that a call that only sleeps soon releases its slot.
@@ -13,15 +15,17 @@ FIRST_TICKS_S = (0.02, 0.03)
 TICK_S = 0.05
 # A call that has used more CPU time may be preempted by shorter ones.
 LONG_CPU_S = 0.04
-# Background calls and calls that wait are checked less often, because there may be many.
+# Background calls and calls that wait are checked less often, because there may be many. The interval of a call that waits
+# grows with the time it has waited.
 BACKGROUND_TICK_S = 0.2
+WAITING_TICK_SHARE, WAITING_TICK_MOST_S = 1 / 8, 1.0
 # A preempted call moves to the background after this share of its time limit, but not before the given seconds.
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
 # A call waits if none of its threads is ready and it has used less than this share of one CPU since the last check.
 WAITING_CPU_SHARE = 0.5
 # Only small process trees move to the background: forks of a zygote share kernel locks, which a large tree would hold there.
 BACKGROUND_TASKS = 8
-# Starvation is measured on at most this many threads of a call.
+# At most this many threads of a call are looked at in one check; a random sample if it has more.
 MEASURED_TASKS = 64
 
 
@@ -34,14 +38,18 @@ class CallMonitor:
     for a CPU for at least half of the slack because of other work (run delay in schedstat), else `timeout`.
     """
 
-    def __init__(self, request: Request, pid: int, group: Group | None, outputs: tuple[int, int]) -> None:
+    def __init__(
+        self, request: Request, pid: int, group: Group | None, pressure: Pressure | None, outputs: tuple[int, int]
+    ) -> None:
         self.request = request
         self.pid = pid
         self.group = group
+        self.pressure = pressure
         self.outputs = outputs
         self.start = self._last = time.monotonic()
         self.preempted = False
         self.waiting = False
+        self._active = self.start
         self.ticks = 0
         self.last_cpu_s = 0.0
         self._checked_cpu_s = 0.0
@@ -68,6 +76,8 @@ class CallMonitor:
     def next_tick_s(self, check_s: float) -> float:
         """Return the seconds until the next check. check_s: duration of the last check, which must not dominate."""
         tick_s = BACKGROUND_TICK_S if self.in_background or self.waiting else TICK_S
+        if self.waiting:
+            tick_s = max(tick_s, min(WAITING_TICK_SHARE * (self._last - self._active), WAITING_TICK_MOST_S))
         if self.ticks < len(FIRST_TICKS_S):
             tick_s = FIRST_TICKS_S[self.ticks]
         return min(max(tick_s, 4 * check_s), self.left_s(), max(self._needed_s, FIRST_TICKS_S[0]))
@@ -96,10 +106,13 @@ class CallMonitor:
             if self.group.out_of_memory():
                 return "memory" if self.group.limit_was_reached() else "sandbox_error"
             tree = self.group.tasks()
+            if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
+                return outcome
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
         others = [task for task in tree if task not in (self.pid, os.getpid())]
-        self._measure([self.pid, *others])
+        sample = others if len(others) < MEASURED_TASKS else random.sample(others, MEASURED_TASKS - 1)
+        self._measure([self.pid, *sample])
         had_s = self.last_cpu_s + self._idle_s
         if had_s >= request.timeout_s:
             return "timeout"
@@ -121,12 +134,16 @@ class CallMonitor:
         if not ready:
             self._idle_s += max(0.0, elapsed_s - cpu_s)
         self.waiting = not ready and cpu_s < WAITING_CPU_SHARE * elapsed_s
-        stats = {task: procfs.schedstat(task) for task in tasks[:MEASURED_TASKS]}
+        if not self.waiting:
+            self._active = now
+        stats = {task: procfs.schedstat(task) for task in tasks}
         starved_s = 0.0
         for task, stat in stats.items():
             if stat is None:
                 continue
-            ran_before_s, delayed_before_s = self._schedstat.get(task, (0.0, 0.0))
+            # A thread that is new in a random sample is counted from the next check on.
+            new = (0.0, 0.0) if len(tasks) < MEASURED_TASKS else stat
+            ran_before_s, delayed_before_s = self._schedstat.get(task, new)
             # While the other threads of the call ran, a thread waited for them and not for other calls.
             siblings_s = max(0.0, cpu_s - (stat[0] - ran_before_s))
             starved_s = max(starved_s, stat[1] - delayed_before_s - siblings_s)
@@ -152,4 +169,6 @@ class CallMonitor:
                 self.group.enter_background()
                 return
         behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
-        self.group.set_weight(PREEMPTED if self.preempted and stable else BOOSTED if behind else NORMAL)
+        # A call without a slot that uses CPU time now and then must not take it from calls with a slot.
+        light = (self.preempted and stable) or (self.waiting and self.last_cpu_s > LONG_CPU_S)
+        self.group.set_weight(PREEMPTED if light else BOOSTED if behind else NORMAL)

@@ -2,7 +2,7 @@
 
 CALL (a request) and YIELD (preempt the call) go to the supervisor. LONG (the call has used LONG_CPU_S), WAITING and ACTIVE
 (the call sleeps or runs), RESULT and READY (killed processes are gone) come from it. A zygote answers REFUSED instead of
-forking a supervisor for a session, when the sandbox has too many processes.
+forking a supervisor for a session, when the sandbox is short of memory or processes.
 
 Nothing is unpickled on either side. A supervisor keeps no copy of what programs read and wrote, because the next program is
 a fork of it: it receives into one buffer, wipes it, and sends output directly from the file that the program wrote.
@@ -123,10 +123,16 @@ class Channel:
 
     def _fill(self, least: int) -> None:
         while self._used < least:
-            got = self.sock.recv_into(memoryview(self._buffer)[self._used :])
-            if not got:
-                raise Closed
-            self._used += got
+            self._used += self._receive_into(memoryview(self._buffer)[self._used :])
+
+    def _receive_into(self, buffer: memoryview) -> int:
+        try:
+            got = self.sock.recv_into(buffer)
+        except OSError as error:
+            raise Closed from error
+        if not got:
+            raise Closed
+        return got
 
     def _shift(self, size: int) -> None:
         rest = self._buffer[size : self._used]
@@ -142,9 +148,7 @@ class Channel:
         if left:
             chunk = bytearray(1 << 20)
             while left:
-                got = self.sock.recv_into(chunk, min(left, len(chunk)))
-                if not got:
-                    raise Closed
+                got = self._receive_into(memoryview(chunk)[:left])
                 os.write(stdin, memoryview(chunk)[:got])
                 left -= got
             chunk[:] = bytes(len(chunk))
@@ -195,7 +199,10 @@ class Channel:
         for fd, size in zip(outputs, kept, strict=True):
             at = 0
             while at < size:
-                sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
+                try:
+                    sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
+                except OSError as error:
+                    raise Closed from error
                 if not sent:
                     # The file can shrink while it is read if the program's processes live on, as in a session.
                     self._send(bytes(size - at))

@@ -16,6 +16,7 @@ from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
 from rstar_lab.sandbox.runtime.forked_program import Program, ProgramEnvironment, Streams
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
+from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import ACTIVE, LONG, READY, WAITING, YIELD, Channel, Closed, Request
 
 ENDINGS = {
@@ -38,10 +39,13 @@ IDLE_TASKS = 64
 
 
 class Supervisor:
-    def __init__(self, sock: socket.socket, isolation: Isolation, group: Group | None, number: int) -> None:
+    def __init__(
+        self, sock: socket.socket, isolation: Isolation, group: Group | None, pressure: Pressure | None, number: int
+    ) -> None:
         self.channel = Channel(sock)
         self.isolation = isolation
         self.group = group
+        self.pressure = pressure
         self.number = number
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
@@ -78,7 +82,7 @@ class Supervisor:
             self._report_failed_fork(request, streams)
             return
         self.channel.wipe()
-        monitor = CallMonitor(request, running.pid, self.group, streams.outputs)
+        monitor = CallMonitor(request, running.pid, self.group, self.pressure, streams.outputs)
         exceeded, _ = self._wait(monitor, running)
         self._finish_call(request, exceeded, running, monitor)
 
@@ -96,7 +100,7 @@ class Supervisor:
         running = self.running
         running.submit(request, code, streams.stdin)
         self.channel.wipe()
-        monitor = CallMonitor(request, running.pid, self.group, running.streams.outputs)
+        monitor = CallMonitor(request, running.pid, self.group, self.pressure, running.streams.outputs)
         exceeded, done = self._wait(monitor, running)
         if exceeded == "timeout":
             # An interrupt keeps the session's state, unless the cell catches it.
@@ -196,7 +200,10 @@ class Supervisor:
         return False
 
     def _watch_idle_session(self, running: Program) -> None:
-        """Wait for the session's next cell. Raises Closed to end a session that works or keeps many processes meanwhile."""
+        """Wait for the session's next cell.
+
+        Raises Closed to end a session that meanwhile works, keeps many processes, or keeps much of what the sandbox lacks.
+        """
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
         cpu_s, tasks = self._session_usage(running)
@@ -206,6 +213,8 @@ class Supervisor:
             before_s = cpu_s
             cpu_s, tasks = self._session_usage(running)
             if cpu_s - before_s > IDLE_CPU_S or tasks > IDLE_TASKS:
+                raise Closed
+            if self.group and self.pressure and self.pressure.exceeded_limit(self.group, tasks):
                 raise Closed
 
     def _session_usage(self, running: Program) -> tuple[float, int]:
@@ -273,11 +282,16 @@ class Supervisor:
 
 
 def run_supervisor(
-    sock: socket.socket, isolation: Isolation, group: Group | None, background: Group | None, number: int
+    sock: socket.socket,
+    isolation: Isolation,
+    group: Group | None,
+    background: Group | None,
+    pressure: Pressure | None,
+    number: int,
 ) -> None:
     """Run calls from this socket until it closes.
 
-    background: group to which this process moves while its program runs in the background.
+    background: group to which this process moves while its program runs in the background. pressure: of the sandbox.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
@@ -303,4 +317,4 @@ def run_supervisor(
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     if not isolation.has("pid_namespace"):
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    Supervisor(sock, isolation, group, number).serve()
+    Supervisor(sock, isolation, group, pressure, number).serve()

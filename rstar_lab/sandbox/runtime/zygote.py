@@ -14,7 +14,7 @@ import signal
 import socket
 from collections import deque
 
-from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, procfs, program, rootfs
+from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
 from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import run_supervisor
 from rstar_lab.sandbox.runtime.warm_up import LIBRARY_WARM_UPS
@@ -55,8 +55,6 @@ optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), o
 """,
 }
 PREFIX = "rstar-sandbox"
-# No new session starts while the sandbox has more than this share of its processes.
-SESSIONS_SHARE = 0.5
 _DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
@@ -70,6 +68,7 @@ class Zygote:
         self.tier = tier
         self.isolation = layers
         self.group = group
+        self.pressure = pressure.Pressure(group) if group else None
         # The weight of one call is enough: supervisors in this group are almost always asleep.
         self.background = group.child("background") if group else None
         if self.background:
@@ -108,7 +107,7 @@ class Zygote:
                 number = int.from_bytes(data[:4], "little")
                 if fds:
                     sock = socket.socket(fileno=fds[0])
-                    if number & FOR_SESSION and self._is_full():
+                    if number & FOR_SESSION and self.pressure and self.pressure.refuses_sessions():
                         sock.send(HEAD.pack(0, REFUSED))
                         # Kept open: after a failed write the other side would not read the message.
                         self.refused.append(sock)
@@ -126,10 +125,6 @@ class Zygote:
                 return b"", fds
             data += more
         return data, fds
-
-    def _is_full(self) -> bool:
-        """Return whether the sandbox has so many processes that a new session could take those of calls."""
-        return self.group is not None and self.group.process_share() > SESSIONS_SHARE
 
     def _kill(self, number: int) -> None:
         """Kill a supervisor that did not end by itself; its processes then become orphans and are killed too."""
@@ -156,7 +151,7 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            kernel.run_and_exit(run_supervisor, sock, self.isolation, group, self.background, number)
+            kernel.run_and_exit(run_supervisor, sock, self.isolation, group, self.background, self.pressure, number)
         self.supervisors[pid] = name
         sock.close()
         if group:
@@ -245,6 +240,7 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
     if group is None:
         missing["cgroup"] = "this user cannot create a control group with a memory and a pids controller"
     else:
+        pressure.limit_sandbox(group)
         group.set_weight(cgroup.NORMAL * workers)
     root = isolation.create_pid_namespace(missing)
     pid = os.fork()

@@ -1,0 +1,119 @@
+"""Limits of a whole sandbox: while memory or processes run short, the largest calls are ended and no session starts."""
+
+import contextlib
+import math
+import os
+
+from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, read_file, write_file
+
+# Limits of a sandbox: a share of the memory and of the processes that are available when it starts, and minimums.
+SANDBOX_SHARE, LEAST_PROCESSES, LEAST_MEMORY_MB = 0.8, 1024, 1024
+# No new session starts while the sandbox uses more than this share of its memory or of its processes.
+SESSIONS_SHARE = 0.5
+# From this share on, calls are ended that use more than LARGEST_SHARE of the limit. The threshold falls to 0 at the limit.
+PRESSURE_SHARE = 0.8
+LARGEST_SHARE = 0.1
+# Calls that sleep or are blocked take memory: one is allowed for each of these MiB of the machine, up to a maximum.
+MEMORY_PER_WAITING_MB = 32
+MAX_WAITING = 1024
+
+_MEMORY_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_PROCESS_MEMORY = {1: ("total_rss", "total_shmem"), 2: ("anon", "shmem")}
+
+
+def max_waiting_calls() -> int:
+    """Return how many calls of one sandbox may sleep or be blocked at once without holding a slot."""
+    memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    return max(1, min(MAX_WAITING, memory_mb // MEMORY_PER_WAITING_MB))
+
+
+def limit_sandbox(sandbox: Group) -> None:
+    """Limit memory and processes of a whole sandbox to a share of what this machine has available."""
+    pids, memory = (os.readlink(f"/proc/self/fd/{sandbox.folders[name]}") for name in ("pids", "memory"))
+    with contextlib.suppress(OSError):
+        most = max(LEAST_PROCESSES, int(SANDBOX_SHARE * _available_processes(pids)))
+        write_file(sandbox.folders["pids"], "pids.max", str(most))
+    with contextlib.suppress(OSError):
+        sandbox.limit_memory(max(LEAST_MEMORY_MB, int(SANDBOX_SHARE * _available_memory_mb(memory))))
+
+
+class Pressure:
+    """Compares the usage of all calls with the limits of the sandbox's control group."""
+
+    def __init__(self, sandbox: Group) -> None:
+        self.sandbox = sandbox
+
+    def refuses_sessions(self) -> bool:
+        """Return whether a new session could take memory or processes from calls."""
+        return self._memory_share() > SESSIONS_SHARE or self._process_share() > SESSIONS_SHARE
+
+    def exceeded_limit(self, group: Group, tasks: int) -> str | None:
+        """Return the outcome with which a call must end because the sandbox is short of memory or processes; else None.
+
+        group: the call's control group. tasks: its processes and threads.
+        """
+        if tasks > _threshold(self._process_share()) * self._process_limit():
+            return "killed"
+        # The cheap counter includes reclaimable caches, so it is only a first check.
+        charged_mb = int(read_file(self.sandbox.folders["memory"], _MEMORY_USAGE[group.version])) / 2**20
+        if charged_mb < PRESSURE_SHARE * self._memory_limit_mb():
+            return None
+        return "memory" if _used_mb(group) > _threshold(self._memory_share()) * self._memory_limit_mb() else None
+
+    def _memory_limit_mb(self) -> float:
+        return _limit(read_file(self.sandbox.folders["memory"], MEMORY_LIMIT[self.sandbox.version])) / 2**20
+
+    def _memory_share(self) -> float:
+        return _used_mb(self.sandbox) / self._memory_limit_mb()
+
+    def _process_limit(self) -> float:
+        return _limit(read_file(self.sandbox.folders["pids"], "pids.max"))
+
+    def _process_share(self) -> float:
+        return int(read_file(self.sandbox.folders["pids"], "pids.current")) / self._process_limit()
+
+
+def _threshold(share: float) -> float:
+    """Return the share of the limit that one call may use while all calls together use `share` of it."""
+    if share < PRESSURE_SHARE:
+        return 1.0
+    return LARGEST_SHARE * max(0.0, 1.0 - share) / (1.0 - PRESSURE_SHARE)
+
+
+def _used_mb(group: Group) -> float:
+    """Return MiB of processes and of files in memory of a group and the groups below it, without caches."""
+    lines = [line.split() for line in read_file(group.folders["memory"], "memory.stat").splitlines()]
+    return sum(int(size) for name, size in lines if name in _PROCESS_MEMORY[group.version]) / 2**20
+
+
+def _limit(text: str) -> float:
+    return math.inf if text.strip() == "max" else float(text)
+
+
+def _read_numbers(folder: str, name: str) -> list[float]:
+    """Return the numbers in the files of this name in all groups above `folder`."""
+    numbers = []
+    while len(folder) > 1:
+        folder = os.path.dirname(folder)
+        with contextlib.suppress(OSError, ValueError), open(f"{folder}/{name}") as file:
+            numbers.append(_limit(file.read()))
+    return numbers
+
+
+def _available_processes(folder: str) -> float:
+    """Return how many more processes and threads the kernel and all groups above `folder` allow."""
+    limits = []
+    for name in ("pid_max", "threads-max"):
+        with open(f"/proc/sys/kernel/{name}") as file:
+            limits.append(float(file.read()))
+    with open("/proc/loadavg") as file:
+        running = int(file.read().split()[3].partition("/")[2])
+    groups = zip(_read_numbers(folder, "pids.max"), _read_numbers(folder, "pids.current"), strict=False)
+    return min([min(limits) - running, *(most - used for most, used in groups)])
+
+
+def _available_memory_mb(folder: str) -> float:
+    """Return the available memory of the machine, or the smallest limit of the groups above `folder`."""
+    with open("/proc/meminfo") as file:
+        available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    return min([available, *_read_numbers(folder, MEMORY_LIMIT[1]), *_read_numbers(folder, MEMORY_LIMIT[2])]) / 2**20
