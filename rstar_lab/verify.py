@@ -104,29 +104,29 @@ def _strip(text: str) -> str:
     return text
 
 
-def same_answer(candidate: str, answer: str) -> bool:
+def same_answer(candidate: str, answer: str, *, slice_s: float | None = None) -> bool:
     r"""Return whether two answers (without tags and box) are equal. Returns within 5 s, in any thread.
 
-    A percentage equals its number and its fraction: `50\%` equals 50 and 0.5.
+    A percentage equals its number and its fraction: `50\%` equals 50 and 0.5. slice_s: see `verify`.
     Raises UserError if math-verify is needed and not installed.
     """
     deadline = time.monotonic() + TOTAL_S
     candidate, answer = _strip(candidate), _strip(answer)
     percent, percent_answer = _PERCENTAGE.fullmatch(candidate), _PERCENTAGE.fullmatch(answer)
     if percent and percent_answer:
-        return _equal(percent[1], percent_answer[1], deadline)
+        return _equal(percent[1], percent_answer[1], deadline, slice_s)
     if percent:
-        return any(_equal(value, answer, deadline) for value in _percentage_values(percent[1]))
+        return any(_equal(value, answer, deadline, slice_s) for value in _percentage_values(percent[1]))
     if percent_answer:
-        return any(_equal(candidate, value, deadline) for value in _percentage_values(percent_answer[1]))
-    return _equal(candidate, answer, deadline)
+        return any(_equal(candidate, value, deadline, slice_s) for value in _percentage_values(percent_answer[1]))
+    return _equal(candidate, answer, deadline, slice_s)
 
 
 def _percentage_values(number: str) -> tuple[str, str]:
     return number, rf"\frac{{{number.replace(',', '')}}}{{100}}"
 
 
-def _equal(candidate: str, answer: str, deadline: float) -> bool:
+def _equal(candidate: str, answer: str, deadline: float, slice_s: float | None) -> bool:
     if not candidate or not answer:
         return False
     if candidate == answer:
@@ -136,17 +136,20 @@ def _equal(candidate: str, answer: str, deadline: float) -> bool:
         return left == right
     if max(len(candidate), len(answer)) > MAX_EXPRESSION:
         return False
-    return workers.compare(candidate, answer, max(0.0, deadline - time.monotonic()))
+    return workers.compare(candidate, answer, max(0.0, deadline - time.monotonic()), slice_s)
 
 
-def verify(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> bool:
+def verify(
+    response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged", slice_s: float | None = None
+) -> bool:
     """Return whether the final answer of a response equals `answer`.
 
     Returns within 5 s for any input, in any thread or event loop. answer_format: see `extract_answer`.
+    slice_s: CPU seconds after which a comparison stops and raises verify_workers.Undecided; None: no such limit.
     Raises UserError if math-verify is needed and not installed.
     """
     candidate = extract_answer(response_text, answer_format)
-    return candidate is not None and same_answer(candidate, answer)
+    return candidate is not None and same_answer(candidate, answer, slice_s=slice_s)
 
 
 def verify_many(

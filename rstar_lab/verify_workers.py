@@ -30,7 +30,14 @@ MEMORY_BYTES = 2 << 30
 MAX_WORKERS = 32  # includes workers that hang; each of them ends after WALL_S
 IDLE_WORKERS = min(4, os.cpu_count() or 1)
 
+# Environment variables that the fork server gets: what starts Python, and none of the caller's secrets.
+ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
+
 _log = logging.getLogger(__name__)
+
+
+class Undecided(Exception):
+    """A comparison used up its slice of CPU time."""
 
 
 # --- caller ----------------------------------------------------------------------------------------------------------
@@ -62,11 +69,13 @@ class WorkerPool:
         if not self.compare("1/2", "0.5", timeout_s):
             _fail(f"math-verify did not start within {timeout_s:g} s")
 
-    def compare(self, candidate: str, answer: str, timeout_s: float = TOTAL_S) -> bool:
+    def compare(self, candidate: str, answer: str, timeout_s: float = TOTAL_S, slice_s: float | None = None) -> bool:
         """Return whether math-verify finds the two expressions equal; False after `timeout_s`.
 
+        slice_s: CPU seconds after which the comparison stops and raises Undecided, so that a caller can do others first.
         Raises UserError if math-verify is not installed.
         """
+        cpu_s = CPU_S if slice_s is None else slice_s
         deadline = time.monotonic() + timeout_s
         slots = self._slots
         if not slots.acquire(timeout=timeout_s):
@@ -80,7 +89,7 @@ class WorkerPool:
                     continue
                 started = time.monotonic()
                 try:
-                    connection.sendall(json.dumps([candidate, answer]).encode() + b"\n")
+                    connection.sendall(json.dumps([candidate, answer, cpu_s]).encode() + b"\n")
                     reply = _receive(connection, deadline)
                 except OSError:
                     reply = b""
@@ -88,8 +97,12 @@ class WorkerPool:
                     self._return_to_pool(connection)
                 else:
                     connection.close()
-                if reply or time.monotonic() - started >= CPU_S:
+                if reply:
                     return reply in (b"1", b"I")
+                if time.monotonic() - started >= cpu_s:
+                    if slice_s is not None:
+                        raise Undecided
+                    return False
             _log.warning(
                 "no worker was ready within %g s to compare answers; counted as different (see warm_up)", timeout_s
             )
@@ -189,7 +202,7 @@ def _start_server() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
+            env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {"PYTHONHASHSEED": "0"},
         )
     return ours, process
 
@@ -251,9 +264,9 @@ def _run_worker(connection: socket.socket, server: int) -> None:
         line = requests.readline()
         if not line:
             break
-        candidate, answer = json.loads(line)
+        candidate, answer, cpu_s = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, WALL_S)
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         reusable = True
         try:
             equal = _equal(candidate, answer)

@@ -16,6 +16,7 @@ import pytest
 from rstar_lab import verify_workers
 from rstar_lab.errors import UserError
 from rstar_lab.verify import canonical_integer, extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
+from rstar_lab.verify_workers import Undecided
 
 DEADLINE_S = 5.0
 
@@ -317,3 +318,22 @@ def test_answers_of_real_sets_verify_only_against_themselves(name):
     integers = [answer for answer in answers if canonical_integer(answer) and len(answer) < 8][:50]
     assert all(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', ''))}}}{{2}}"), a) for a in integers]))
     assert not any(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', '')) + 2}}}{{2}}"), a) for a in integers]))
+
+
+def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
+    hang = "(x+1)^{2000}+9^{9^{9}}"
+    with pytest.raises(Undecided):
+        same_answer(hang, "1/3", slice_s=0.1)
+    assert same_answer("\\frac{2}{6}", "1/3", slice_s=0.1)
+    assert not same_answer(hang, "1/3")
+
+
+def test_workers_do_not_get_the_environment_of_the_caller():
+    code = (
+        "import os, pathlib; os.environ['SECRET_TOKEN'] = 'x'\n"
+        "from rstar_lab.verify_workers import workers\n"
+        "workers.warm_up()\n"
+        "print('SECRET' in pathlib.Path(f'/proc/{workers._process.pid}/environ').read_text())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr

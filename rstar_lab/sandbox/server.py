@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -23,7 +24,7 @@ from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, r
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# JSON bytes of all outputs in one response that is not streamed; results past it have no output.
+# JSON bytes of all outputs in one response, of a streamed one those that are not sent yet; results past it have no output.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_BODY = MAX_STDIN_BYTES + 64 * 1024 * 1024
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -172,10 +173,20 @@ def make_app(
 async def result_lines(service: Service, work: list[Work]) -> AsyncIterator[bytes]:
     """Yield the body of a response to /calls; then release the admitted calls."""
     done: asyncio.Queue[bytes] = asyncio.Queue()
+    unsent = 0
 
     async def one(index: int, item: Work) -> None:
+        nonlocal unsent
         result = await service.run(item)
-        done.put_nowait(dumps({"index": index, **result_to_dict(result)}) + b"\n")
+        line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
+        if unsent + len(line) > MAX_RESPONSE_BYTES:
+            note = (
+                f"[output left out: {unsent} bytes of results were not read yet; read faster or send smaller batches]\n"
+            )
+            result = replace(result, stdout="", stderr=note, value=None)
+            line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
+        unsent += len(line)
+        done.put_nowait(line)
 
     tasks = [asyncio.create_task(one(index, item)) for index, item in enumerate(work)]
     try:
@@ -185,7 +196,9 @@ async def result_lines(service: Service, work: list[Work]) -> AsyncIterator[byte
             while not done.empty():
                 lines.append(done.get_nowait())
             left -= len(lines)
-            yield b"".join(lines)
+            body = b"".join(lines)
+            yield body
+            unsent -= len(body)
     finally:
         for task in tasks:
             task.cancel()
@@ -224,8 +237,10 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
             raise GoneError
         return running.result()
     finally:
-        running.cancel()
-        hung_up.cancel()
+        for future in (running, hung_up):
+            future.cancel()
+            # Otherwise asyncio logs the exception of a cancelled `gather` as an error.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def as_json(model: BaseModel, hide: Any = None) -> Response:

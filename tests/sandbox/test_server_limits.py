@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import server
 from rstar_lab.sandbox.access import AccessMiddleware, BusyError
-from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.sandbox.server import MAX_RESPONSE_BYTES, make_app
 from rstar_lab.sandbox.service import Service
@@ -175,3 +176,17 @@ def test_a_connection_that_sends_half_of_its_headers_is_closed():
                     assert connection.recv(4096) == b""
                 assert time.monotonic() - start < 5
         assert json.loads(httpx.get(f"{ready['url']}/ping", trust_env=False).text) == "pong"
+
+
+async def test_a_client_that_does_not_read_does_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(server, "MAX_RESPONSE_BYTES", 1_000_000)
+    service = Service(EchoBackend(), max_calls=100, max_bytes=10**9)
+    service.admit(51)
+    lines = server.result_lines(service, [Call(""), *[Call("x" * 100_000)] * 50])
+    first = await anext(lines)
+    await asyncio.sleep(0.1)  # all other calls end before the first result is sent
+    results = [json.loads(line) for line in (first + b"".join([part async for part in lines])).splitlines()]
+    complete = [result for result in results if result["stdout"]]
+    assert len(results) == 51 and len(complete) <= 10
+    assert {result["outcome"] for result in results} == {"ok"}
+    assert sum("output left out" in result["stderr"] for result in results) == 50 - len(complete)
