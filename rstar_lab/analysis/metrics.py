@@ -238,12 +238,28 @@ METRICS: dict[str, Metric] = {
 
 
 def get_metric(name: str) -> Metric:
-    """Return the metric. Raises RunStoreError with the known names if there is none of this name."""
+    """Return the metric of a name, or for `metrics.<name>` the mean of that entry of the column `metrics`.
+
+    Raises RunStoreError with the known names if there is none of this name.
+    """
+    if name.startswith(OWN):
+        own = name.removeprefix(OWN)
+        quoted = own.replace("'", "''")
+        value = f"metrics['{quoted}']"
+        return Metric(
+            name,
+            own,
+            f"mean of metrics['{own}'], of the reward or environment",
+            value,
+            f"({value} IS NOT NULL)::INT",
+            None,
+        )
     if name not in METRICS:
         raise RunStoreError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
     return METRICS[name]
 
 
+OWN = "metrics."  # start of the names of metrics that a reward function or an environment reports
 SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 

@@ -200,13 +200,20 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
     if not files:
         nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
         return f"SELECT {nothing} WHERE false"
-    columns = ", ".join(f'"{field.name}"' for field in LEVELS[level])
-    complete = ", ".join(_quoted(file.path) for file in files if not file.partial)
-    selects = [f"SELECT {columns} FROM read_parquet([{complete}], hive_partitioning=false)"] if complete else []
-    for file in files:
-        if file.partial:
-            source = f"read_parquet({_quoted(file.path)}, hive_partitioning=false)"
-            selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({', '.join(map(str, file.steps))})")
+    selects = []
+    for lacking in dict.fromkeys(file.lacking for file in files):
+        columns = ", ".join(
+            f'NULL::{_sql_type(field.type)} AS "{field.name}"' if field.name in lacking else f'"{field.name}"'
+            for field in LEVELS[level]
+        )
+        alike = [file for file in files if file.lacking == lacking]
+        complete = ", ".join(_quoted(file.path) for file in alike if not file.partial)
+        if complete:
+            selects.append(f"SELECT {columns} FROM read_parquet([{complete}], hive_partitioning=false)")
+        for file in alike:
+            if file.partial:
+                source = f"read_parquet({_quoted(file.path)}, hive_partitioning=false)"
+                selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({', '.join(map(str, file.steps))})")
     return " UNION ALL ".join(selects)
 
 
@@ -237,6 +244,8 @@ def _quoted(path: Path) -> str:
 def _sql_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return _sql_type(kind.value_type) + "[]"
+    if pa.types.is_map(kind):
+        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
     return {
         pa.string(): "VARCHAR",
         pa.bool_(): "BOOLEAN",
@@ -244,4 +253,5 @@ def _sql_type(kind: pa.DataType) -> str:
         pa.int32(): "INTEGER",
         pa.float16(): "FLOAT",
         pa.float32(): "FLOAT",
+        pa.float64(): "DOUBLE",
     }[kind]

@@ -30,7 +30,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
     prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(["{}"], rl.prompt_format)
     return {
         "model": model,
-        "problems": _hash([problem.model_dump(mode="json") for problem in problems]),
+        "problems": _hash([problem.as_row() for problem in problems]),
         "prompt": _hash([rl.prompt_format, prompt]),
         "tools": [_named(name) for name in rl.tools],
         "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],

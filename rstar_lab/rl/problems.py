@@ -19,7 +19,8 @@ class Problem(BaseModel):
     """A problem.
 
     answer: the true answer, which `verify` compares with. difficulty: as its source defines it; if measured, the share of
-    rollouts that failed.
+    rollouts that failed. info: free metadata, JSON values by name; tools, rewards and environments can read it.
+    environment: name of an entry of the recipe key `rl.environments`; empty: the task of `rl.tools` and `rl.reward`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,9 +30,17 @@ class Problem(BaseModel):
     answer: str = Field(min_length=1)
     source: str = ""
     difficulty: float | None = Field(default=None, allow_inf_nan=False)
+    info: dict[str, Any] = Field(default_factory=dict)
+    environment: str = ""
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the fields as JSON values, without `info` and `environment` if they are empty."""
+        empty = {name for name in _OPTIONAL if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=empty)
 
 
 FIELDS = tuple(Problem.model_fields)
+_OPTIONAL = ("info", "environment")  # not written if empty
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
@@ -61,7 +70,14 @@ def final_answer(text: str) -> str:
 
 
 def _plain(value: Any, field: str) -> Any:
-    """Return a value as we store it: numbers as text, lists of answers joined by commas, the last user turn of messages."""
+    """Return a value as we store it: numbers as text, lists of answers joined by commas, the last user turn of messages.
+    Metadata in JSON (of a Parquet file) is parsed; metadata without values is None."""
+    if field == "info":
+        try:
+            value = json.loads(value) if isinstance(value, str) and value else value
+        except ValueError:
+            return value
+        return dict(value) if isinstance(value, Mapping) and value else (value or None)
     if isinstance(value, list | tuple):
         if field == "question":
             turns = [turn.get("content") for turn in value if isinstance(turn, Mapping) and turn.get("role") == "user"]
@@ -89,6 +105,8 @@ def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id:
     for ours in FIELDS:
         theirs = fields.get(ours, ours)
         value = _plain(_look_up(row, theirs), ours)
+        if ours in _OPTIONAL and ours not in fields and not isinstance(value, str if ours == "environment" else dict):
+            value = None  # a column of the source with another meaning
         if value is None or value == "":
             if ours in ("question", "answer") or ours in fields:
                 raise ProblemError(
@@ -193,12 +211,15 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     if path.suffix == ".jsonl":
         with temporary.open("w", encoding="utf-8") as file:
             for problem in problems:
-                file.write(json.dumps(problem.model_dump(), ensure_ascii=False) + "\n")
+                file.write(json.dumps(problem.as_row(), ensure_ascii=False) + "\n")
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        types = [(name, pa.float64() if name == "difficulty" else pa.string()) for name in FIELDS]
-        rows = [problem.model_dump() for problem in problems]
+        rows = [problem.as_row() for problem in problems]
+        for row in rows:
+            row |= {"info": json.dumps(row["info"], ensure_ascii=False)} if "info" in row else {}
+        names = [name for name in FIELDS if name not in _OPTIONAL or any(name in row for row in rows)]
+        types = [(name, pa.float64() if name == "difficulty" else pa.string()) for name in names]
         pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), temporary)
     temporary.replace(path)

@@ -3,16 +3,20 @@
 Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.verify import AnswerFormat, extract_answer, verify, verify_many, warm_up
 
-__all__ = ["extract_answer", "make_reward", "reward", "verify", "verify_many", "warm_up"]
+__all__ = ["RewardInputs", "UserReward", "extract_answer", "make_reward", "reward", "verify", "verify_many", "warm_up"]
 
 
 def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> float:
@@ -23,28 +27,74 @@ def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "ta
     return float(verify(response_text, answer, answer_format=answer_format))
 
 
+@dataclass(frozen=True, slots=True)
+class RewardInputs:
+    """What a user's reward function can take besides text and answer, as keyword-only parameters of these names.
+
+    problem: with its `info`. calls: the tool calls of the rollout, with outcome and response. tools: by the name of the
+    tool, the final instance of a tool that is a class; None if the rollout did not call it.
+    """
+
+    problem: Problem
+    calls: Sequence[ToolCallRecord] = ()
+    tools: Mapping[str, Any] = field(default_factory=dict)
+
+
+SUPPLIED = tuple(RewardInputs.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class UserReward:
+    """A reward function of the user: `function(text, answer)`, optionally with keyword-only parameters of RewardInputs.
+
+    It returns a finite number, or (number, metrics), where metrics maps names to numbers. supplied: the keyword-only
+    parameters that the function takes.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    supplied: frozenset[str]
+
+    def __call__(self, response_text: str, answer: str) -> float:
+        """Return the reward, for callers that only have the text. Raises UserError if the function takes more."""
+        if self.supplied:
+            raise UserError(f"rl.reward: {self.name} takes {', '.join(sorted(self.supplied))}, which are not stored")
+        return self.score(response_text, answer, None)[0]
+
+    def score(self, response_text: str, answer: str, inputs: RewardInputs | None) -> tuple[float, dict[str, float]]:
+        """Return (reward, metrics). Raises UserError if the function fails or returns something else."""
+        values = {name: getattr(inputs, name) for name in self.supplied}
+        try:
+            result: Any = self.function(response_text, answer, **values)
+            number, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+            value = float(number)
+            named = {str(name): float(metric) for name, metric in metrics.items()}
+        except Exception as error:
+            raise UserError(f"rl.reward: {self.name} failed: {type(error).__name__}: {error}") from error
+        if not all(map(math.isfinite, (value, *named.values()))):
+            raise UserError(f"rl.reward: {self.name} returned {result!r}; expected finite numbers")
+        return value, named
+
+
 def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, str], float]:
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
-    name: recipe key `rl.reward`: `verify`, or `module:function`. A user function returns a finite number and is called
-    from several threads. RoC treats a rollout as correct if its reward is above 0.
+    name: recipe key `rl.reward`: `verify`, or `module:function` (see `UserReward`). A user function is called from several
+    threads. RoC treats a rollout as correct if its reward is above 0.
     answer: recipe key `rl.answer`: where `verify` reads the answer. A user function ignores it.
-    Raises UserError if the function does not exist, and if a call of it fails or returns no finite number.
+    Raises UserError if the function does not exist or has parameters that are not supplied. A call raises UserError if the
+    function fails or returns no finite number.
     """
     if name == "verify":
         return reward if answer == "tagged" else partial(reward, answer_format=answer)
     function = load_named(name, "rl.reward")
     if not callable(function):
         raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
-
-    def checked(response_text: str, answer: str) -> float:
-        try:
-            result: Any = function(response_text, answer)
-            value = float(result)
-        except Exception as error:
-            raise UserError(f"rl.reward: {name} failed: {type(error).__name__}: {error}") from error
-        if not math.isfinite(value):
-            raise UserError(f"rl.reward: {name} returned {result!r}; expected a finite number")
-        return value
-
-    return checked
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin without a signature
+        parameters = []
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
+        raise UserError(f"rl.reward: {name}: parameter {unknown[0]}: choose from {', '.join(SUPPLIED)}")
+    return UserReward(name, function, frozenset(p.name for p in keywords if p.name in SUPPLIED))

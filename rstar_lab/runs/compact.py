@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import atomic_write, name_disk_errors
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, filter_steps
+from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, filter_steps, with_all_columns
 from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, step_file
 from rstar_lab.runs.tables import ROLLUP, rollup_row
 from rstar_lab.runs.writer import parquet_options, row_group_size, write_rollup
@@ -82,7 +82,7 @@ def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
         pending: list[pa.Table] = []
         rows = 0
         for file in batch:
-            for table in _tables(file):
+            for table in _tables(file, level):
                 pending.append(table.replace_schema_metadata(marks))
                 rows += table.num_rows
                 wanted = row_group_size(level, pending[0])
@@ -97,11 +97,12 @@ def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
                 file.path.unlink()
 
 
-def _tables(file: StoredFile) -> Iterator[pa.Table]:
+def _tables(file: StoredFile, level: str) -> Iterator[pa.Table]:
     """Yield the rows of the committed steps of a file, one row group at a time."""
     source = pq.ParquetFile(file.path)
     for group in range(source.num_row_groups):
-        table = source.read_row_group(group)
+        table = with_all_columns(source.read_row_group(group), file.lacking)
+        table = table.select(LEVELS[level].names)
         yield filter_steps(table, file.steps) if file.partial else table
 
 

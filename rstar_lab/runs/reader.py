@@ -6,7 +6,7 @@ Temporary files and files of uncommitted steps are ignored. A damaged file of a 
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.lock import is_locked
-from rstar_lab.runs.schema import LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, step_range_of
+from rstar_lab.runs.schema import ADDED_COLUMNS, LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, step_range_of
 from rstar_lab.runs.tables import ROLLUP
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
@@ -36,6 +36,7 @@ class StoredFile:
     steps: tuple[int, ...]
     partial: bool
     rows: int  # number of rows in the file
+    lacking: frozenset[str] = frozenset()  # columns that are newer than the file
 
 
 class RunReader:
@@ -142,7 +143,7 @@ class RunReader:
             held = footer.steps or tuple(inside)
             inside = [step for step in inside if step in held]
             covered.update(inside)
-            stored.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows))
+            stored.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows, footer.lacking))
         return sorted(stored, key=lambda file: file.steps)
 
     def rollup(self) -> pa.Table:
@@ -191,10 +192,19 @@ def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
     """Return columns of the rows of a file's steps. Row groups without these steps are not read."""
     first, last = min(file.steps), max(file.steps)
     inside = (pc.field("step") >= first) & (pc.field("step") <= last)
-    table = pq.read_table(file.path, columns=sorted({*columns, "step"}), filters=inside, partitioning=None)
+    stored = sorted({*columns, "step"} - file.lacking)
+    table = with_all_columns(pq.read_table(file.path, columns=stored, filters=inside, partitioning=None), file.lacking)
     if len(file.steps) <= last - first:  # the file may contain rows of other steps in between
         table = filter_steps(table, file.steps)
     return table.select(columns)
+
+
+def with_all_columns(table: pa.Table, lacking: Iterable[str]) -> pa.Table:
+    """Return the table with columns of nulls for those of its level that are newer than its file."""
+    for name in sorted(lacking):
+        kind = next(schema.field(name).type for schema in LEVELS.values() if name in schema.names)
+        table = table.append_column(name, pa.nulls(table.num_rows, kind))
+    return table
 
 
 def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
@@ -206,6 +216,7 @@ def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
 class Footer:
     rows: int
     steps: tuple[int, ...]  # of a merged file; else empty
+    lacking: frozenset[str]  # see StoredFile
 
 
 def check_file(path: Path, level: str) -> Footer:
@@ -227,7 +238,8 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     if VERSION_KEY.encode() not in marks or marks.get(LEVEL_KEY.encode()) != level.encode():
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
     _check_version(path, int(marks[VERSION_KEY.encode()]))
-    return Footer(footer.num_rows, tuple(json.loads(marks.get(STEPS_KEY.encode(), b"[]"))))
+    lacking = frozenset(ADDED_COLUMNS.get(level, ())) - set(footer.schema.to_arrow_schema().names)
+    return Footer(footer.num_rows, tuple(json.loads(marks.get(STEPS_KEY.encode(), b"[]"))), lacking)
 
 
 @lru_cache(maxsize=256)

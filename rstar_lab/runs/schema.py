@@ -42,8 +42,12 @@ TRAJECTORIES = pa.schema(
         ("tool_s", pa.float32()),
         ("queue_s", pa.float32()),
         ("engine", pa.string()),
+        ("environment", pa.string()),  # entry of `rl.environments`; null for the task of `rl.tools` and `rl.reward`
+        ("metrics", pa.map_(pa.string(), pa.float64())),  # of the user's reward or environment; null if there are none
     ]
 )
+# Files written before a column existed lack it; readers return null.
+ADDED_COLUMNS = {"trajectories": ("environment", "metrics")}
 
 CALLS = pa.schema(
     [

@@ -86,7 +86,9 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
     try:
         if pa.types.is_list(field.type) and field.type.value_type in _DTYPES:
             return _number_lists(values, field.type)
-        if pa.types.is_floating(field.type):
+        if pa.types.is_map(field.type):
+            values = [None if value is None else list(dict(value).items()) for value in values]
+        elif pa.types.is_floating(field.type):
             values = [None if value is None or math.isnan(value) else float(value) for value in values]
         elif pa.types.is_integer(field.type):
             values = [None if value is None else int(value) for value in values]

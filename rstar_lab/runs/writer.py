@@ -22,7 +22,15 @@ from rstar_lab.runs import provenance
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import atomic_write, json_safe, name_disk_errors, remove_folder, sync_folder, write_json
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, check_file, checkpoints, filter_steps, read_metrics_lines
+from rstar_lab.runs.reader import (
+    STEPS_KEY,
+    RunReader,
+    check_file,
+    checkpoints,
+    filter_steps,
+    read_metrics_lines,
+    with_all_columns,
+)
 from rstar_lab.runs.schema import (
     LEVEL_KEY,
     LEVELS,
@@ -299,15 +307,19 @@ def parquet_options(level: str) -> dict[str, Any]:
     fields = LEVELS[level]
     return {
         "compression": {
-            _leaf(field): "zstd" if one_at_a_time and pa.types.is_list(field.type) else "lz4" for field in fields
+            leaf: "zstd" if one_at_a_time and pa.types.is_list(field.type) else "lz4"
+            for field in fields
+            for leaf in _leaves(field)
         },
-        "use_dictionary": [_leaf(field) for field in fields if field.name not in different],
+        "use_dictionary": [leaf for field in fields if field.name not in different for leaf in _leaves(field)],
     }
 
 
-def _leaf(field: pa.Field) -> str:
-    """Return Parquet's name of the column with the values of a field."""
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+def _leaves(field: pa.Field) -> list[str]:
+    """Return Parquet's names of the columns with the values of a field."""
+    if pa.types.is_map(field.type):
+        return [f"{field.name}.key_value.key", f"{field.name}.key_value.value"]
+    return [f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name]
 
 
 def row_group_size(level: str, table: pa.Table) -> int:
@@ -320,7 +332,7 @@ def row_group_size(level: str, table: pa.Table) -> int:
 
 def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
     """Replace a merged file by one with fewer steps."""
-    table = filter_steps(pq.ParquetFile(path).read(), steps)
+    table = with_all_columns(filter_steps(pq.ParquetFile(path).read(), steps), check_file(path, level).lacking)
     stage = path.parent.name.removeprefix("stage=")
     smaller = step_file(path.parents[2], level, stage, min(steps), max(steps))
     write_table(smaller, level, table, steps)

@@ -41,6 +41,8 @@ def rows(step: int, groups: int = 2, size: int = 4, tokens: int = 12) -> dict:
                 "tool_s": 0.25,
                 "queue_s": 0.0,
                 "engine": "0",
+                "environment": "sql",
+                "metrics": [("rows", float(number))],
             }
         )
         calls += [

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.problems import Problem, final_answer, load_problems, parse_fields, write_problems
+from rstar_lab.rl.problems import Problem, ProblemError, final_answer, load_problems, parse_fields, write_problems
 
 ROWS = [
     {"problem_id": "a", "question": "1+1?", "answer": "2", "source": "s", "difficulty": 0.5},
@@ -138,3 +138,22 @@ def test_the_real_sets_load_as_they_are(name, fields, count):
     problems = load_problems(Path(REAL or "") / name, fields=parse_fields(fields))
     assert len(problems) == count
     assert not any("####" in problem.answer or "\\boxed" in problem.answer for problem in problems)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_metadata_is_kept(tmp_path, suffix):
+    info = {"tables": ["a"], "rows": 3, "nested": {"x": None}}
+    problems = [
+        Problem(problem_id="1", question="q", answer="1", source="s", info=info, environment="sql"),
+        Problem(problem_id="2", question="r", answer="2", source="s"),
+    ]
+    write_problems(tmp_path / f"p{suffix}", problems)
+    assert load_problems(tmp_path / f"p{suffix}") == problems
+    assert "info" not in problems[1].as_row()
+
+
+def test_a_column_info_with_another_meaning_is_ignored(tmp_path):
+    rows = [{"question": "q", "answer": "1", "info": "some text"}]
+    assert load_problems(jsonl(tmp_path / "p.jsonl", rows))[0].info == {}
+    with pytest.raises(ProblemError, match="field 'info'"):
+        load_problems(tmp_path / "p.jsonl", fields={"info": "info"})

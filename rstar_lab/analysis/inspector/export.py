@@ -141,7 +141,12 @@ def _header(
         ("Tool calls", row.get("calls")), ("Tool errors", row.get("errors")), ("Tokens", row.get("response_tokens")),
         ("Model tokens", row.get("model_tokens")), ("Entropy", row.get("entropy")), ("Stopped by", row.get("stop_reason")),
     ]  # fmt: skip
-    listed = "".join(f"<div><dt>{name}</dt><dd>{escape(format_value(value))}</dd></div>" for name, value in facts)
+    if row.get("environment"):
+        facts.append(("Environment", row["environment"]))
+    facts += (row.get("metrics") or {}).items()
+    listed = "".join(
+        f"<div><dt>{escape(visible(name))}</dt><dd>{escape(format_value(value))}</dd></div>" for name, value in facts
+    )
     mark = "✓ Correct" if correct else "✗ Wrong"
     tags = "".join(f'<span class="rl-chip">{escape(visible(tag))}</span>' for tag in note.get("tags", []))
     written = f'<p class="rl-note">{escape(visible(note["note"]))}</p>' if note.get("note") else ""

@@ -7,8 +7,32 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 
-_EXACT = ("run_id", "stage", "step", "group_id", "problem_id", "traj_id", "policy_version", "stop_reason", "engine")
-_OTHER = ("steps", "problem", "correct", "kept", "errors", "truncated", "outcome", "noted", "ranges", "any", "sql")
+_EXACT = (
+    "run_id",
+    "stage",
+    "step",
+    "group_id",
+    "problem_id",
+    "traj_id",
+    "policy_version",
+    "stop_reason",
+    "engine",
+    "environment",
+)
+_OTHER = (
+    "steps",
+    "problem",
+    "correct",
+    "kept",
+    "errors",
+    "truncated",
+    "outcome",
+    "noted",
+    "ranges",
+    "metrics",
+    "any",
+    "sql",
+)
 
 
 def sql_literal(value: Any) -> str:
@@ -29,13 +53,14 @@ def sql_literal(value: Any) -> str:
 def where_clause(filters: Mapping[str, Any], noted: Iterable[str] = ()) -> str:
     """Return the SQL condition for these filters. All of them must hold. Without filters the condition is "TRUE".
 
-    run_id, stage, step, group_id, problem_id, traj_id, policy_version, stop_reason, engine: a value or a list of values.
+    run_id, stage, step, group_id, problem_id, traj_id, policy_version, stop_reason, engine, environment: a value or a list
+    of values.
     steps: (first, last), both included.
     problem: text that the problem id contains, in any case.
     correct, kept, errors, truncated: bool. correct means reward > 0.
     outcome: an outcome of a tool call.
     noted: bool, whether the trajectory has a note or tag; `noted` as an argument holds the ids of those that have.
-    ranges: column to (low, high), high excluded.
+    ranges: column to (low, high), high excluded. metrics: the same for names of the column `metrics`.
     any: a list of filters of which at least one must hold.
     sql: an SQL condition on the columns of trajectories.
     Raises UserError for an unknown key.
@@ -72,6 +97,11 @@ def _condition(key: str, value: Any, noted: Iterable[str]) -> str:
             return " AND ".join(
                 f"{column} >= {sql_literal(low)} AND {column} < {sql_literal(high)}"
                 for column, (low, high) in value.items()
+            )
+        case "metrics":
+            return " AND ".join(
+                f"metrics[{sql_literal(name)}] >= {sql_literal(low)} AND metrics[{sql_literal(name)}] < {sql_literal(high)}"
+                for name, (low, high) in value.items()
             )
         case "any":
             return "(" + " OR ".join(f"({where_clause(each, noted)})" for each in value) + ")"

@@ -229,6 +229,8 @@ def to_json_value(value: Any) -> Any:
         return visible(value)
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, dict):
+        return {str(name): to_json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json_value(item) for item in value]
     if value is None or value is pd.NaT or value is pd.NA:

@@ -26,7 +26,9 @@ class Problems(Section):
 
     file: Path | None = None
     """Parquet, JSON or JSONL file with one problem per row."""
-    fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty"], str] = Field({})
+    fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty", "info", "environment"], str] = (
+        Field({})
+    )
     """Column names of the file, by our field name, for example `{question: problem, answer: solution}`."""
     synthetic: Synthetic | None = None
     """Problems generated from the synthetic families."""

@@ -7,17 +7,19 @@ Source: rStar2-Agent, section 2.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn, parse_tool_calls
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
+from rstar_lab.rl.reward import RewardInputs, UserReward
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.tools.base import ToolResult
+from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
+from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.verify import extract_answer
 
@@ -40,17 +42,20 @@ async def run_rollout(
     StopReason.TIME_LIMIT; with carry_over it is returned as StopReason.UNFINISHED, without a reward, to be continued by
     a later call. A failure of the engine ends the rollout with StopReason.ENGINE_ERROR and does not raise.
     """
+    CURRENT_PROBLEM.set(task.problem)
     rollout = _Rollout.start(task, context)
     stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over)
     if rollout.open_turn:
         rollout.turns.append(rollout.open_turn)
     text = "\n".join(turn.text for turn in rollout.turns)
     errors, calls = count_errors([call.outcome for call in rollout.calls])
-    reward = 0.0
+    reward, metrics = 0.0, dict[str, float]()
     if stop is not StopReason.UNFINISHED:
-        for tool in context.tools.values():
-            await tool.close(task.traj_id)
-        reward = float(await asyncio.to_thread(context.reward, text, task.problem.answer))
+        try:
+            reward, metrics = await _reward(task, context, text, rollout.calls)
+        finally:
+            for tool in context.tools.values():
+                await tool.close(task.traj_id)
     return Trajectory(
         traj_id=task.traj_id,
         problem_id=task.problem.problem_id,
@@ -72,7 +77,20 @@ async def run_rollout(
         p_format=format_penalty(text.count(ANSWER_TAG), len(rollout.turns)),
         engine=rollout.engine,
         policy_version=rollout.policy_version,
+        environment=task.problem.environment,
+        metrics=metrics,
     )
+
+
+async def _reward(
+    task: RolloutTask, context: RolloutContext, text: str, calls: Sequence[ToolCallRecord]
+) -> tuple[float, dict[str, float]]:
+    """Return (reward, metrics) of a rollout that has ended."""
+    reward, answer = context.reward, task.problem.answer
+    if not isinstance(reward, UserReward):
+        return float(await asyncio.to_thread(reward, text, answer)), {}
+    states = {name: tool.state(task.traj_id) for name, tool in context.tools.items() if isinstance(tool, UserTool)}
+    return await asyncio.to_thread(reward.score, text, answer, RewardInputs(task.problem, tuple(calls), states))
 
 
 @dataclass(slots=True)

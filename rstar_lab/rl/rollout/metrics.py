@@ -1,6 +1,6 @@
 """Metrics of a step that are computed from its rollouts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +17,18 @@ def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:
-    """Return the metrics over all rollouts of a step, including dropped ones."""
+    """Return the metrics over all rollouts of a step, including dropped ones. `metrics/<name>`: mean of a
+    metric of the user over the rollouts that have it."""
     correct = [t for t in trajectories if t.reward > 0]
     outcomes = Counter(call.outcome for t in trajectories for call in t.calls)
 
     def mean(values: Sequence[float]) -> float | None:
         return float(np.mean(values)) if values else None
 
+    values: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            values[f"metrics/{name}"].append(value)
     return {
         "rollouts": len(trajectories),
         "reward": mean([t.reward for t in trajectories]),
@@ -40,4 +45,4 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
         "sandbox_failures": sum(outcomes[outcome] for outcome in INFRASTRUCTURE_FAILURES),
         "engine_failures": sum(not t.usable for t in trajectories),
         "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),
-    }
+    } | {name: mean(values[name]) for name in sorted(values)}

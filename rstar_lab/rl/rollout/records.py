@@ -77,6 +77,8 @@ def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, 
         "tool_s": sum(turn.tool_s for turn in turns),
         "queue_s": sum(turn.queue_s for turn in turns),
         "engine": trajectory.engine,
+        "environment": trajectory.environment or None,
+        "metrics": dict(trajectory.metrics) or None,
     }
 
 

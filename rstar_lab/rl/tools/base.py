@@ -1,11 +1,15 @@
 """The tool protocol: JSON arguments in; an outcome and the text for the model out."""
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.problems import Problem
 
 RETRIES = 2  # of a call that failed through the infrastructure
+# The problem of the rollout that runs in this task. Set by the agent loop; None in chat.
+CURRENT_PROBLEM: ContextVar[Problem | None] = ContextVar("current_problem", default=None)
 
 
 @dataclass(frozen=True, slots=True)

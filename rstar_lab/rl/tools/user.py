@@ -20,10 +20,10 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.tools.base import RETRIES, Tool, ToolResult, tool_name
+from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, Tool, ToolResult, tool_name
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
-SUPPLIED = ("seed", "traj_id")  # keyword-only parameters of these names are filled in by the agent loop
+SUPPLIED = ("seed", "traj_id", "problem")  # keyword-only parameters of these names are filled in by the agent loop
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,15 @@ class UserTool:
         function = own.__call__ if inspect.isclass(own) else own  # type: ignore[operator]
         self.is_async = inspect.iscoroutinefunction(function)
         self.schema, self.arguments, self.supplied = describe(name, function, method=self.stateful)
+        constructor = inspect.signature(own).parameters if inspect.isclass(own) else {}
+        self.takes_problem = "problem" in constructor
         self._threads = asyncio.Semaphore(THREADS)
         self._instances: dict[str, Any] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        values = {name: value for name, value in (("seed", seed), ("traj_id", traj_id)) if name in self.supplied}
+        supplied = {"seed": seed, "traj_id": traj_id, "problem": CURRENT_PROBLEM.get()}
+        values = {name: value for name, value in supplied.items() if name in self.supplied}
         for name, value in arguments.items():
             try:
                 values[name] = self.arguments[name].validate_json(json.dumps(value), strict=True)
@@ -66,6 +69,10 @@ class UserTool:
             result = await run_with_retries(lambda: self._run(self.own, values))
         return replace(result, code=json.dumps(arguments, sort_keys=True))
 
+    def state(self, traj_id: str) -> Any:
+        """Return the instance of a trajectory; None if it made no call, or if the tool is a function."""
+        return self._instances.get(traj_id)
+
     async def close(self, traj_id: str) -> None:
         self._locks.pop(traj_id, None)
         close = getattr(self._instances.pop(traj_id, None), "close", None)
@@ -79,11 +86,12 @@ class UserTool:
 
     def _instance(self, traj_id: str) -> Callable[..., Any]:
         """Return a function that calls the instance of a trajectory, which it creates if needed."""
+        given = {"problem": CURRENT_PROBLEM.get()} if self.takes_problem else {}
 
         def call(**values: Any) -> Any:
             instance = self._instances.get(traj_id)
             if instance is None:
-                instance = self._instances[traj_id] = self.own()
+                instance = self._instances[traj_id] = self.own(**given)
             return instance(**values)
 
         return call

@@ -8,7 +8,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import make_reward, warm_up
+from rstar_lab.rl.reward import UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
@@ -77,14 +77,17 @@ class RstarAgentLoop(AgentLoopBase):
             sample=int(kwargs["session_id"]),
         )
 
-        def watched_reward(text: str, truth: str) -> float:
+        reward = worker.context.reward
+        function = reward.function if isinstance(reward, UserReward) else reward
+
+        def watched(*values: Any, **named: Any) -> Any:
             with PENDING.of(task.traj_id, "reward"):
-                return worker.context.reward(text, truth)
+                return function(*values, **named)
 
         engine = ServerEngine(self.server_manager, task.traj_id, task.problem.problem_id)
         context = replace(
             worker.context,
-            reward=watched_reward,
+            reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched,
             temperature=sampling_params["temperature"],
             top_p=sampling_params["top_p"],
         )

@@ -58,7 +58,9 @@ export class Detail {
       h("span", { class: `rl-chip ${correct(row) ? "rl-ok" : "rl-bad"}` }, correct(row) ? "✓ Correct" : "✗ Wrong"),
       h("h2", { title: `${row.problem_id}` }, heading(this.opened.question ?? row.problem_id)), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
       h("span", { class: "rl-answer" }, answerLine(row)),
-      h("span", { class: "rl-selection" }, `${rocStatus(row, this.opened.siblings)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`));
+      h("span", { class: "rl-selection" }, `${rocStatus(row, this.opened.siblings)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`),
+      row.environment ? h("span", { class: "rl-environment" }, `environment ${row.environment}`) : null,
+      row.metrics ? h("span", { class: "rl-metrics" }, Object.entries(row.metrics).map(([name, value]) => `${name} ${show(value)}`).join(" · ")) : null);
     fill(this.group, strip(this.opened.siblings, row.traj_id, this.select));
     this.note.value = row.note?.note ?? "";
     this.tags.value = (row.note?.tags ?? []).join(", ");

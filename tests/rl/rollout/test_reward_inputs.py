@@ -1,0 +1,130 @@
+"""Tests of what tools and rewards of the user can read (problem, calls, final state) and of the metrics they report."""
+
+import sys
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.analysis.inspector.filters import where_clause
+from rstar_lab.analysis.metrics import measure
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.rollout.records import NOT_KEPT, step_rows, trajectory_row
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.schema import LEVELS
+from rstar_lab.runs.writer import RunWriter
+
+TOKENIZER = train_tokenizer(["a text"], 300)
+PROBLEM = Problem(problem_id="p", question="How many apples?", answer="5", info={"start": 3})
+MODULE = '''
+from rstar_lab.rl.problems import Problem
+
+class Basket:
+    def __init__(self, problem: Problem):
+        self.apples = problem.info["start"]
+        self.closed = False
+
+    def __call__(self, add: int, *, problem: Problem) -> str:
+        """Add apples to the basket.
+
+        Args:
+            add: Number of apples.
+        """
+        self.apples += add
+        return f"{self.apples} of {problem.problem_id}"
+
+    def close(self):
+        self.closed = True
+
+def full(text, answer, *, problem, calls, tools):
+    basket = tools["Basket"]
+    assert not basket.closed
+    right = basket.apples == int(answer)
+    return float(right), {"apples": basket.apples, "ok_calls": sum(call.outcome == "ok" for call in calls)}
+
+def strange(text, answer, *, weather):
+    return 1.0
+
+def infinite(text, answer):
+    return 1.0, {"x": float("inf")}
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "baskets.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "baskets", raising=False)
+
+
+async def roll(add: int, reward="baskets:full", sample: int = 0):
+    tools = make_tools(["baskets:Basket"], None)
+    turns = [f"</reason>\n{render_tool_call('Basket', {'add': add})}", "</reason>\n<answer>5</answer>"]
+    context = RolloutContext(Codec(TOKENIZER, tools), tools, make_reward(reward), RolloutLimits(4000))
+    task = RolloutTask(PROBLEM, f"r-{sample}", "g", sample, seed=1)
+    return await run_rollout(task, ScriptedEngine(TOKENIZER, lambda prompt, turn: turns[turn]), context)
+
+
+async def test_tools_and_reward_read_the_problem_and_the_final_state(module):
+    trajectory = await roll(add=2)
+    assert trajectory.calls[0].response == "5 of p"
+    assert trajectory.reward == 1.0 and trajectory.metrics == {"apples": 5.0, "ok_calls": 1.0}
+    assert (await roll(add=1)).reward == 0.0
+
+
+async def test_metrics_reach_the_store_sql_filters_and_curves(module, tmp_path):
+    trajectories = [await roll(add, sample=add) for add in (1, 2)]
+    metrics = rollout_metrics(trajectories)
+    assert metrics["metrics/apples"] == 4.5
+    with RunWriter.open(tmp_path / "runs", "r", kind="train", recipe={"rl": {"reward": "verify"}}, seed=0) as writer:
+        writer.write_step("rl", 1, **step_rows(trajectories, {}, "all"), metrics=metrics)
+        writer.finish("finished")
+    runs = open_runs(tmp_path / "runs")
+    assert runs.sql("SELECT metrics['apples'] AS a FROM trajectories ORDER BY sample").a.tolist() == [4.0, 5.0]
+    assert runs.count(where_clause({"metrics": {"apples": (5, 6)}})) == 1
+    assert measure(runs, ["metrics.apples"])["value"][0] == 4.5
+    assert runs.steps()["metrics/apples"][0] == 4.5
+    assert dict(RunReader(tmp_path / "runs" / "r").read("trajectories")["metrics"][0].as_py())["apples"] == 4.0
+
+
+async def test_files_without_the_new_columns_are_read_and_compacted(module, tmp_path, monkeypatch):
+    from rstar_lab.runs.compact import compact
+
+    trajectory = await roll(add=2)
+    with RunWriter.open(tmp_path / "runs", "r", kind="train", recipe={}, seed=0) as writer:
+        rows = {"trajectories": [trajectory_row(trajectory, NOT_KEPT)], "calls": [], "transcripts": []}
+        old = {
+            **rows,
+            "trajectories": [{k: v for k, v in rows["trajectories"][0].items() if k not in ("metrics", "environment")}],
+        }
+        schema = LEVELS["trajectories"]
+        without = schema.remove(schema.get_field_index("metrics"))
+        with monkeypatch.context() as patch:
+            patch.setitem(LEVELS, "trajectories", without.remove(without.get_field_index("environment")))
+            writer.write_step("rl", 1, **old, metrics={})
+        rows["trajectories"][0]["traj_id"] = "r-new"
+        writer.write_step("rl", 2, **rows, metrics={})
+        writer.finish("finished")
+    for _ in range(2):
+        frame = open_runs(tmp_path / "runs").sql("SELECT step, metrics['apples'] AS a FROM trajectories ORDER BY step")
+        assert frame.a.isna().tolist() == [True, False]
+        assert RunReader(tmp_path / "runs" / "r").read("trajectories")["metrics"].null_count == 1
+        compact(tmp_path / "runs" / "r")
+
+
+async def test_wrong_parameters_and_metrics_are_named(module):
+    with pytest.raises(UserError, match="strange: parameter weather: choose from problem, calls, tools"):
+        make_reward("baskets:strange")
+    with pytest.raises(UserError, match="takes calls, problem, tools, which are not stored"):
+        make_reward("baskets:full")("text", "5")
+    with pytest.raises(UserError, match=r"infinite returned .*finite numbers"):
+        await roll(add=1, reward="baskets:infinite")
