@@ -35,3 +35,16 @@ class CallResult:
     value: str | None
     duration_s: float
     queue_s: float = 0.0
+
+
+# Separates the name of the first session from the rest of a copy's name.
+COPY_SEPARATOR = "~"
+
+
+class ForkError(RuntimeError):
+    """The interpreter of a session cannot be forked."""
+
+
+def first_session(name: str) -> str:
+    """Return the name of the session from which this one was forked, directly or not. Both are on the same machine."""
+    return name.partition(COPY_SEPARATOR)[0]

@@ -14,9 +14,18 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import SessionEnd, Work, dumps, failure, result_from_dict, session_of, work_to_dict
+from rstar_lab.sandbox.wire import (
+    SessionEnd,
+    SessionFork,
+    Work,
+    dumps,
+    failure,
+    result_from_dict,
+    session_of,
+    work_to_dict,
+)
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
@@ -107,6 +116,15 @@ class SandboxClient:
     async def close_session(self, name: str) -> None:
         """End a session's interpreter. An unknown name is ignored."""
         await self.submit(SessionEnd(name))
+
+    async def fork(self, session: str, n: int) -> list[str]:
+        """Fork the live interpreter of a session `n` times; see LocalSandbox.fork."""
+        result = await self.submit(SessionFork(session, n))
+        if result.outcome is Outcome.INVALID_ARGUMENTS:
+            raise ValueError(result.stderr)
+        if result.outcome is not Outcome.OK or result.value is None:
+            raise ForkError(result.stderr or str(result.outcome))
+        return json.loads(result.value)
 
     async def verify(self, response_text: str, answer: str) -> bool:
         """Run rstar_lab.verify.verify on the service. Raises RuntimeError if there is no result before the deadline."""

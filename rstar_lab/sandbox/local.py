@@ -16,6 +16,7 @@ from rstar_lab.sandbox.check import layers
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
+from rstar_lab.sandbox.session_fork import Forker
 from rstar_lab.sandbox.sessions import ENDED, Session, Sessions
 from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorDied, SupervisorPool, SupervisorUnresponsive
 
@@ -141,6 +142,29 @@ class LocalSandbox:
         self._sessions.drop(name, None)
         self._sessions.pop_loss(name)
 
+    async def fork(self, session: str, n: int) -> list[str]:
+        """Fork the live interpreter of a session `n` times; return the names of the new sessions.
+
+        A copy has the state of the original: variables, modules, and a copy of the working folder. Memory is shared until it
+        is written. Threads and child processes of the original are not copied, and random numbers differ between copies.
+        Close each copy with `close_session`; it can outlive the original. A copy exists only in memory, like any session.
+
+        Raises ValueError if the session does not exist or `n` is not in [1, max_sessions), and ForkError if the interpreter
+        cannot be forked: it does not answer, or a limit on memory, processes or sessions is reached.
+        """
+        if not 1 <= n < self.limits.max_sessions:
+            raise ValueError(f"n: {n!r} must lie in [1, {self.limits.max_sessions})")
+        original = self._sessions.find(session)
+        if original is None or not original.alive:
+            raise ValueError(f"session: {session!r} is not live; run a cell in it first")
+        original.users += 1
+        try:
+            async with original.lock, self._slot():
+                forker = Forker(await self._running_pool(), self._sessions, self._request(Call("", session=session)))
+                return await forker.fork(original, n)
+        finally:
+            self._sessions.done(original)
+
     async def _run(self, call: Call) -> CallResult:
         request = self._request(call)
         message = self._message(call, request)
@@ -246,8 +270,7 @@ class LocalSandbox:
                         Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued, note
                     )
                 if not result.alive and session.link is not None:
-                    session.link.close()
-                    session.link = None
+                    session.end()
                     self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
                 return _to_call_result(result, self.limits.output_bytes, started - queued, note)

@@ -1,6 +1,7 @@
 """Backend that runs code in a LocalSandbox and verifies answers in processes of this machine."""
 
 import asyncio
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import SessionEnd, Work
+from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work
 from rstar_lab.verify import verify, warm_up
 from rstar_lab.verify_workers import Undecided
 
@@ -42,6 +43,9 @@ class LocalBackend:
         if isinstance(work, SessionEnd):
             await self.sandbox.close_session(work.session)
             return CallResult(Outcome.OK, "", "", None, 0.0)
+        if isinstance(work, SessionFork):
+            names = await self.sandbox.fork(work.session, work.n)
+            return CallResult(Outcome.OK, "", "", json.dumps(names), 0.0)
         return await self.sandbox.run(
             work.code,
             work.stdin,

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 
+from rstar_lab.sandbox.runtime.protocol import END
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection
 
 REMEMBERED = 10_000
@@ -12,10 +13,15 @@ ENDED = "[the session's interpreter has ended; the next call starts a new one]\n
 
 
 class Session:
-    """A session. link: its supervisor; None before the first cell and after its interpreter ended."""
+    """A session.
+
+    link: its supervisor; None before the first cell and after its interpreter ended. family: the sessions whose interpreters
+    were forked from one another; None for a session that was not forked.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.family: Family | None = None
         self.lock = asyncio.Lock()
         self.users = 0
         self.link: SupervisorConnection | None = None
@@ -24,6 +30,38 @@ class Session:
     @property
     def alive(self) -> bool:
         return self.link is not None and self.link.alive
+
+    def end(self) -> None:
+        """End the interpreter; copies of it live on."""
+        link, family = self.link, self.family
+        self.link = self.family = None
+        if family is not None:
+            family.leave(self, link)
+        elif link is not None:
+            link.close()
+
+
+class Family:
+    """Sessions that were forked from one another. The supervisor of the first one (`root`) holds their PID namespace."""
+
+    def __init__(self, first: Session) -> None:
+        assert first.link is not None
+        self.root = first.link
+        self.members = {first}
+
+    def join(self, session: Session) -> None:
+        session.family = self
+        self.members.add(session)
+
+    def leave(self, session: Session, link: SupervisorConnection | None) -> None:
+        """End the interpreter of one session; the root supervisor ends with the last one."""
+        self.members.discard(session)
+        if link is self.root and self.members:
+            link.send(END)
+        elif link is not None:
+            link.close()
+        if not self.members:
+            self.root.close()
 
 
 class Sessions:
@@ -42,15 +80,23 @@ class Sessions:
         """Return the session of this name and mark it as most recently used. The caller must call `done` after use."""
         session = self._live.get(name)
         if session is None:
-            session = self._live[name] = Session(name)
-            for other in list(self._live.values()):
-                if len(self._live) <= self.most:
-                    break
-                if not other.users and other is not session:
-                    self.drop(other.name, "too many sessions")
+            session = Session(name)
+            self.add(session)
         session.users += 1
         self._live.move_to_end(name)
         return session
+
+    def find(self, name: str) -> Session | None:
+        return self._live.get(name)
+
+    def add(self, session: Session) -> None:
+        """Add a session; if there are too many, drop the least recently used ones that are not in use."""
+        self._live[session.name] = session
+        for other in list(self._live.values()):
+            if len(self._live) <= self.most:
+                break
+            if not other.users and other is not session:
+                self.drop(other.name, "too many sessions")
 
     def done(self, session: Session) -> None:
         session.users -= 1
@@ -61,10 +107,9 @@ class Sessions:
         session = self._live.pop(name, None)
         if session is None:
             return
-        if session.link is not None:
-            session.link.close()
-            if reason:
-                self.record_loss(name, reason)
+        if session.link is not None and reason:
+            self.record_loss(name, reason)
+        session.end()
 
     def record_loss(self, name: str, reason: str) -> None:
         self._lost[name] = reason

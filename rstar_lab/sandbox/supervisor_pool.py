@@ -128,8 +128,12 @@ class SupervisorConnection(asyncio.Protocol):
 
     def preempt(self) -> None:
         """Tell the supervisor to lower the priority of its call."""
+        self.send(protocol.YIELD)
+
+    def send(self, kind: bytes) -> None:
+        """Send a message without a body."""
         if self._transport is not None:
-            self._transport.write(protocol.HEAD.pack(0, protocol.YIELD))
+            self._transport.write(protocol.HEAD.pack(0, kind))
 
     def close(self) -> None:
         self.alive = False

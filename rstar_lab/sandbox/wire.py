@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import Call, CallResult, first_session
 from rstar_lab.sandbox.verification import Verification
 
 MAX_BATCH = 4096  # calls in one request
@@ -23,7 +23,15 @@ class SessionEnd:
     session: str
 
 
-Work = Call | Verification | SessionEnd
+@dataclass(frozen=True, slots=True)
+class SessionFork:
+    """Request to fork the interpreter of a session `n` times. The value of the result is a JSON list of the copies' names."""
+
+    session: str
+    n: int
+
+
+Work = Call | Verification | SessionEnd | SessionFork
 
 
 class CallModel(BaseModel):
@@ -55,6 +63,19 @@ class SessionEndModel(BaseModel):
         return SessionEnd(self.session)
 
 
+class SessionForkModel(BaseModel):
+    """Validates a SessionFork received from a client."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["fork"]
+    session: str
+    n: int = Field(ge=1, le=MAX_BATCH, description="copies")
+
+    def work(self) -> SessionFork:
+        return SessionFork(self.session, self.n)
+
+
 class VerificationModel(BaseModel):
     """Validates a Verification received from a client."""
 
@@ -76,18 +97,22 @@ def kind_of(work: Any) -> str:
 WorkModel = Annotated[
     Annotated[CallModel, Tag("code")]
     | Annotated[VerificationModel, Tag("math")]
-    | Annotated[SessionEndModel, Tag("end")],
+    | Annotated[SessionEndModel, Tag("end")]
+    | Annotated[SessionForkModel, Tag("fork")],
     Discriminator(kind_of),
 ]
-WORK: TypeAdapter[CallModel | VerificationModel | SessionEndModel] = TypeAdapter(WorkModel)
+WORK: TypeAdapter[CallModel | VerificationModel | SessionEndModel | SessionForkModel] = TypeAdapter(WorkModel)
 
 
-KINDS = {Call: "code", Verification: "math", SessionEnd: "end"}
+KINDS = {Call: "code", Verification: "math", SessionEnd: "end", SessionFork: "fork"}
 
 
 def session_of(work: Work) -> str | None:
-    """Return the session of this work or None. Work of a session must go to its worker, and must not run twice."""
-    return None if isinstance(work, Verification) else work.session
+    """Return the session of this work or None. Work of a session must go to its worker, and must not run twice.
+
+    A copy of a session is on the worker of the first session.
+    """
+    return None if isinstance(work, Verification) or work.session is None else first_session(work.session)
 
 
 def dumps(value: Any) -> bytes:

@@ -20,7 +20,7 @@ async def client(service):
         yield client
 
 
-@pytest.mark.parametrize("method", ["run", "run_many", "start", "aclose", "close_session"])
+@pytest.mark.parametrize("method", ["run", "run_many", "start", "aclose", "close_session", "fork"])
 def test_client_methods_have_the_signatures_of_localsandbox(method):
     ours, local = (inspect.signature(getattr(kind, method)) for kind in (SandboxClient, LocalSandbox))
     assert list(ours.parameters.values()) == [

@@ -32,7 +32,11 @@ async def main():
                  "import tempfile\\ntempfile.TemporaryFile().write(b'x')",
                  "import os\\nif os.fork() == 0:\\n os.setsid()\\n import time\\n time.sleep(60)\\nprint('left')"]
         results = [await sandbox.run(call) for call in calls]
-        session = [await sandbox.run(code, session="s") for code in ("x = 20", "x + 1")]
+        await sandbox.run("x = 20", session="s")
+        names = await sandbox.fork("s", 2)
+        session = [await sandbox.run("x + 1", session=name) for name in ("s", *names)]
+        await sandbox.close_session(names[0])
+        assert (await sandbox.run("x", session=names[1])).value == "20"
         missing = sorted(sandbox.missing_layers)
     try:
         await LocalSandbox(strict=True).start()

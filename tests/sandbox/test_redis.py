@@ -22,7 +22,7 @@ from rstar_lab.sandbox import Call, transport
 from rstar_lab.sandbox.launch import serving, temporary_redis
 from rstar_lab.sandbox.redis_backend import RedisBackend
 from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import SessionEnd, dumps, work_to_dict
+from rstar_lab.sandbox.wire import SessionEnd, SessionFork, dumps, work_to_dict
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,12 @@ async def test_calls_of_a_session_go_to_one_worker(calm):
     async with backend(calm) as client:
         await client.run(Call("x = 41", session="a"))
         assert (await client.run(Call("x + 1", session="a"))).value == "42"
+        fork = await client.run(SessionFork("a", 2))
+        copies = json.loads(fork.value or "[]")
+        assert [(await client.run(Call("x", session=copy))).value for copy in copies] == ["41", "41"]
         assert (await client.run(SessionEnd("a"))).outcome is Outcome.OK
+        for copy in copies:
+            assert (await client.run(SessionEnd(copy))).outcome is Outcome.OK
         assert (await client.run(Call("x", session="a"))).outcome is Outcome.EXCEPTION
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import time
 
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
@@ -10,6 +11,8 @@ CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
+# Seconds in which killed processes of a group must end.
+KILL_S = 2.0
 MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
@@ -78,6 +81,7 @@ class Group:
         self._kills = self._limit_hits = 0
         self._cpu_base = 0.0
         self._out = self._back = -1
+        self._entries: list[int] = []
         self.in_background = False
 
     def child(self, name: str) -> "Group":
@@ -123,6 +127,23 @@ class Group:
         for folder in set(self.folders.values()):
             write_file(folder, "cgroup.procs", "0")
         self._out, self._back = background._open_procs_file(), self._open_procs_file()
+        self._entries = [
+            os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder) for folder in set(self.folders.values())
+        ]
+
+    def add(self, pid: int) -> None:
+        """Move a process into this group."""
+        for entry in self._entries:
+            os.write(entry, b"%d" % pid)
+
+    def kill(self, kept: set[int]) -> None:
+        """Kill the processes of this group that are not in `kept`, also those that they fork meanwhile."""
+        deadline = time.monotonic() + KILL_S
+        while (others := set(self.tasks()) - kept) and time.monotonic() < deadline:
+            for task in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(task, signal.SIGKILL)
+            time.sleep(0.001)
 
     def _open_procs_file(self) -> int:
         """Open the file that moves a process into this group's CPU hierarchy (version 2: into the group) by writing 0."""

@@ -7,23 +7,29 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 from typing import NamedTuple
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime.cgroup import KILL_S, Group
 from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
-from rstar_lab.sandbox.runtime.protocol import Request
+from rstar_lab.sandbox.runtime.protocol import Copy, Request
+
+# struct ucred: process id, user id, group id.
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class Streams:
     """The program's standard streams as memory files, so that no process has to copy them while the program runs."""
 
-    def __init__(self) -> None:
-        self.stdin = os.memfd_create("stdin")
-        self.stdout, self.stderr = (
-            os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) for name in ("stdout", "stderr")
-        )
-        self.fds = [self.stdin, self.stdout, self.stderr]
+    def __init__(self, fds: list[int] | None = None) -> None:
+        """fds: existing files for stdin, stdout and stderr."""
+        if fds is None:
+            outputs = [os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) for name in ("stdout", "stderr")]
+            fds = [os.memfd_create("stdin"), *outputs]
+        self.fds = fds
+        self.stdin, self.stdout, self.stderr = fds
 
     @property
     def outputs(self) -> tuple[int, int]:
@@ -35,14 +41,8 @@ class Streams:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 
     def attach(self) -> None:
-        """In the program: open the files as descriptors 0, 1 and 2.
-
-        They are opened again, so that the program does not share offset and flags with the supervisor's descriptors.
-        """
-        for target, flags in ((0, os.O_RDONLY), (1, os.O_RDWR | os.O_APPEND), (2, os.O_RDWR | os.O_APPEND)):
-            fd = os.open(f"/proc/self/fd/{self.fds[target]}", flags)
-            os.dup2(fd, target)
-            os.close(fd)
+        """In the program: open the files as descriptors 0, 1 and 2."""
+        program.attach_streams(*self.fds)
 
     def rewind(self, stdin: int) -> None:
         """Prepare for the next cell of a session: empty the outputs and copy the file `stdin` to the input."""
@@ -66,6 +66,7 @@ class ProgramEnvironment(NamedTuple):
     """
 
     isolation: Isolation
+    group: Group | None
     report: program.Report
     own_pid_namespace: int
     number: int
@@ -78,6 +79,9 @@ class Program:
     def __init__(self, environment: ProgramEnvironment, request: Request, code: memoryview, streams: Streams) -> None:
         self.streams = streams
         self.report = environment.report
+        self.group = environment.group
+        # Whether copies of this interpreter live in its PID namespace, whose init must then not be killed.
+        self.has_copies = False
         self.channel: socket.socket | None = None
         self.cell = -1
         self._status: int | None = None
@@ -167,9 +171,32 @@ class Program:
             return False
         return True if self.report.answered(self._secret) else None
 
+    def fork(self, count: int, within_s: float) -> list[tuple[int, list[int]]]:
+        """Have a session's interpreter fork itself; return (process id, descriptors) of each copy.
+
+        Fewer copies than `count` mean that a limit was reached or that the interpreter did not answer within `within_s`.
+        """
+        assert self.channel is not None
+        self.has_copies = True
+        deadline = time.monotonic() + within_s
+        copies = []
+        for first in range(0, count, program.COPIES_PER_MESSAGE):
+            files = [_CopyFiles() for _ in range(min(program.COPIES_PER_MESSAGE, count - first))]
+            try:
+                socket.send_fds(self.channel, [b"f"], [fd for file in files for fd in file.theirs])
+            except OSError:
+                deadline = 0.0
+            for file in files:
+                pid = file.wait(deadline)
+                if pid:
+                    copies.append((pid, file.ours))
+        return copies
+
     def kill(self) -> None:
         """Kill all its processes; without a PID namespace only the first one."""
-        if self.init or self._status is None:
+        if self.has_copies:
+            self._kill_group()
+        elif self.init or self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.init or self.pid, signal.SIGKILL)
 
@@ -179,7 +206,7 @@ class Program:
         if not select.select([self.pidfd], [], [], within_s)[0]:
             return False
         self._reap()
-        if not self.init:
+        if not self.init or self.has_copies:
             return True
         pidfd = os.pidfd_open(self.init)
         try:
@@ -197,7 +224,9 @@ class Program:
         """Kill all processes that still run; return the program's wait status."""
         self.kill()
         status = self._reap()
-        if self.init:
+        if self.has_copies:
+            pass
+        elif self.init:
             os.waitpid(self.init, 0)
         else:
             procfs.end_all(os.getpid())
@@ -208,8 +237,82 @@ class Program:
         self._close()
         return status
 
+    def _kill_group(self) -> None:
+        """Kill the processes of this session, and not those of its copies, which share the PID namespace."""
+        if self.group:
+            self.group.kill({os.getpid(), self.init})
+            return
+        for pid in (self.pid, *procfs.descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _close(self) -> None:
         self._started.close()
         if self.channel is not None:
             self.channel.close()
             os.close(self.cell)
+
+
+class AdoptedProgram(Program):
+    """A copy of a session's interpreter, which another interpreter has forked. Raises OSError if it has ended."""
+
+    def __init__(self, copy: Copy, group: Group | None) -> None:
+        holder = os.pidfd_open(copy.holder)
+        try:
+            channel, self.cell, *streams, report = [kernel.pidfd_getfd(holder, fd) for fd in copy.fds]
+        finally:
+            os.close(holder)
+        self.channel = socket.socket(fileno=channel)
+        self.channel.setblocking(False)
+        self.streams = Streams(streams)
+        self.report = program.Report(report)
+        os.close(report)
+        self.group = group
+        self.has_copies = True
+        self.init, self.pid = 0, copy.pid
+        self.pidfd = os.pidfd_open(copy.pid)
+        self._status = None
+        self._secret = b""
+        if group:
+            group.add(copy.pid)
+
+    @property
+    def started(self) -> bool:
+        return True
+
+    def _reap(self) -> int:
+        """Wait for the end of the process. Its status goes to the init of its namespace; it counts as killed."""
+        select.select([self.pidfd], [], [], KILL_S)
+        return signal.SIGKILL
+
+    def _close(self) -> None:
+        assert self.channel is not None
+        self.channel.close()
+        os.close(self.cell)
+
+
+class _CopyFiles:
+    """The descriptors of a copy that is being forked."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        # The kernel adds the process id of the sender to its messages, as seen in this process's namespace.
+        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        files = [os.memfd_create("cell"), *Streams().fds, os.memfd_create("report")]
+        os.ftruncate(files[-1], program.REPORT_BYTES)
+        self.theirs = [self._theirs.fileno(), *files]
+        self.ours = [self._ours.fileno(), *files]
+
+    def wait(self, deadline: float) -> int:
+        """Return the process id of the copy when it is ready; 0 if it is not ready in time. Then `ours` is closed."""
+        self._theirs.close()
+        ready = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]
+        if ready:
+            message, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            if message == b"r":
+                self._ours.detach()
+                return _CREDENTIALS.unpack(ancillary[0][2])[0]
+        self._ours.close()
+        for fd in self.ours[1:]:
+            os.close(fd)
+        return 0

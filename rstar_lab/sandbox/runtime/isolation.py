@@ -222,7 +222,8 @@ class Isolation:
             others = 0 if self.has("user_namespace") else procfs.threads_of_user(os.geteuid())
             _bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))
             _bound(resource.RLIMIT_AS, (request.memory_mb + 1024) << 20)
-        elif self.has("user_namespace"):
+        elif self.has("user_namespace") and not request.session:
+            # Not for sessions: their copies share the namespace. The control group limits each of them.
             _bound(resource.RLIMIT_NPROC, request.processes)
         if not request.session:
             _bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)

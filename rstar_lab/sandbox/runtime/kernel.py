@@ -34,6 +34,7 @@ PR_SET_NO_NEW_PRIVS = 38
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
 SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 SYS_CLOSE_RANGE = 436
+SYS_PIDFD_GETFD = 438
 SYS_MOUNT_SETATTR = 442
 SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
@@ -86,6 +87,11 @@ def drop_capabilities() -> None:
     """Drop all capabilities of this process."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _checked(libc.syscall(SYS_CAPSET, header, bytes(24)), "capset")
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """Return a duplicate of another process's descriptor."""
+    return _checked(libc.syscall(SYS_PIDFD_GETFD, pidfd, fd, 0), "pidfd_getfd")
 
 
 def close_from(fd: int) -> None:

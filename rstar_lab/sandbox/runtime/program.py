@@ -14,6 +14,7 @@ import mmap
 import os
 import random
 import signal
+import socket
 import struct
 import sys
 import traceback
@@ -26,14 +27,20 @@ _HEAD = struct.Struct("=BBI")
 _SECRET_BYTES = 16
 _CHALLENGE = slice(REPORT_BYTES - 2 * _SECRET_BYTES, REPORT_BYTES - _SECRET_BYTES)
 _ANSWER = slice(REPORT_BYTES - _SECRET_BYTES, REPORT_BYTES)
+# Descriptors of a copy of a session: channel, cell, stdin, stdout, stderr, report.
+FDS_PER_COPY = 6
+COPIES_PER_MESSAGE = 16
 NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
 
 
 class Report:
-    """Shared memory in which the program stores how it ended and its value. No descriptor refers to it."""
+    """Shared memory in which the program stores how it ended and its value. The program has no descriptor of it.
 
-    def __init__(self) -> None:
-        self._map = mmap.mmap(-1, REPORT_BYTES)
+    fd: a file in memory that is mapped, for a copy of a session; -1 for anonymous memory.
+    """
+
+    def __init__(self, fd: int = -1) -> None:
+        self._map = mmap.mmap(fd, REPORT_BYTES)
 
     def clear(self) -> None:
         """Free the pages, so that they hold nothing of the previous program."""
@@ -209,10 +216,98 @@ def flush() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
+def attach_streams(stdin: int, stdout: int, stderr: int) -> None:
+    """Open files in memory as descriptors 0, 1 and 2.
+
+    They are opened again, so that the program does not share offset and flags with the supervisor's descriptors.
+    """
+    for target, file, flags in (
+        (0, stdin, os.O_RDONLY),
+        (1, stdout, os.O_RDWR | os.O_APPEND),
+        (2, stderr, os.O_RDWR | os.O_APPEND),
+    ):
+        fd = os.open(f"/proc/self/fd/{file}", flags)
+        os.dup2(fd, target)
+        os.close(fd)
+
+
+def copy_working_folder() -> None:
+    """Give a copy of a session its own working folder, with the files of the original."""
+    original = os.getcwd()
+    folder = f"{os.path.dirname(original)}/fork-{os.getpid()}"
+    try:
+        os.mkdir(folder, 0o700)
+    except OSError:
+        return  # outside of the writable folders: there is nothing to copy
+    copy_files(original, folder)
+    os.chdir(folder)
+
+
+def copy_files(source: str, target: str) -> None:
+    """Copy files, folders and symbolic links. Not with shutil.copytree, which reads extended attributes."""
+    for entry in os.scandir(source):
+        copy = f"{target}/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), copy)
+        elif entry.is_dir():
+            os.mkdir(copy)
+            copy_files(entry.path, copy)
+        elif entry.is_file():
+            with open(entry.path, "rb") as reading, open(copy, "wb") as writing:
+                while data := reading.read(1 << 20):
+                    writing.write(data)
+            os.chmod(copy, entry.stat().st_mode & 0o777)
+
+
+def become_copy(channel: int, cell: int, fds: list[int]) -> Report:
+    """In a fork of a session's interpreter: attach the descriptors of the copy; return its report."""
+    theirs, cell_file, *streams, report_file = fds
+    attach_streams(*streams)
+    os.dup2(theirs, channel)
+    os.dup2(cell_file, cell)
+    report = Report(report_file)
+    report.hide_from_children()
+    return report
+
+
+def fork_copies(channel: int, cell: int, fds: list[int]) -> Report | None:
+    """Fork the interpreter of a session, once for each six descriptors. Returns the report in a copy, None in the original.
+
+    The copies are forked by a child that exits, so that the namespace's init reaps them, and not the user's code.
+    """
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1  # a limit: the supervisor sees that the descriptors are closed
+    if pid:
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        return None
+    for first in range(0, len(fds), FDS_PER_COPY):
+        try:
+            child = os.fork()
+        except OSError:
+            break
+        if child == 0:
+            report = become_copy(channel, cell, fds[first : first + FDS_PER_COPY])
+            for fd in fds:
+                os.close(fd)
+            copy_working_folder()
+            reseed(None)
+            return report
+    os._exit(0)
+
+
 def run_session(channel: int, cell: int, most: int, report: Report) -> None:
-    """Be the interpreter of a session: run a cell for each byte on the channel. Does not return."""
+    """Be the interpreter of a session: run a cell, or fork, for each byte on the channel. Does not return."""
     me = os.getpid()
     report.hide_from_children()
+    reports = [
+        report
+    ]  # never freed: in a copy, the addresses of the original's report can be in use for something else
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         reseed(None)
@@ -221,7 +316,15 @@ def run_session(channel: int, cell: int, most: int, report: Report) -> None:
         number = 0
         while True:
             try:
-                if os.read(channel, 1) != b".":
+                message, fds = receive_message(channel)
+                if message == b"f":
+                    copy = fork_copies(channel, cell, fds)
+                    if copy is not None:
+                        me, report = os.getpid(), copy
+                        reports.append(copy)
+                        os.write(channel, b"r")
+                    continue
+                if message != b".":
                     return
                 number += 1
                 os.lseek(0, 0, os.SEEK_SET)
@@ -242,6 +345,16 @@ def run_session(channel: int, cell: int, most: int, report: Report) -> None:
             os.write(channel, b".")
     finally:
         os._exit(0)
+
+
+def receive_message(channel: int) -> tuple[bytes, list[int]]:
+    """Return the next byte on a session's channel and the descriptors sent with it."""
+    sock = socket.socket(fileno=channel)
+    try:
+        message, fds, _, _ = socket.recv_fds(sock, 1, FDS_PER_COPY * COPIES_PER_MESSAGE)
+        return message, list(fds)
+    finally:
+        sock.detach()
 
 
 def run_program(code: bytes, seed: int | None, most: int, report: Report) -> None:

@@ -1,6 +1,8 @@
 """Messages between the sandbox and its supervisors over a socket pair: a length, a kind, a body of fixed layout.
 
-CALL (a request) and YIELD (preempt the call) go to the supervisor. LONG (the call has used LONG_CPU_S), WAITING and ACTIVE
+CALL (a request) and YIELD (preempt the call) go to the supervisor, and for forks of a session: FORK (copy the interpreter, code
+is the number of copies), ADOPT (become the supervisor of a copy, code is a Copy), RELEASE (the copies are adopted) and END
+(end the interpreter, not its copies). FORK and ADOPT have the layout of CALL. LONG (the call has used LONG_CPU_S), WAITING and ACTIVE
 (the call sleeps or runs), RESULT and READY (killed processes are gone) come from it. A zygote answers REFUSED instead of
 forking a supervisor for a session, when the sandbox is short of memory or processes.
 
@@ -15,6 +17,7 @@ from typing import NamedTuple
 
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
+FORK, ADOPT, RELEASE, END = b"k", b"o", b"e", b"x"
 LONG, WAITING, ACTIVE, RESULT, READY, REFUSED = b"l", b"w", b"a", b"r", b"d", b"f"
 _REQUEST = struct.Struct("=?q?ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
@@ -60,9 +63,21 @@ class Result(NamedTuple):
     value: bytes | None
 
 
-def pack_request(request: Request, code: bytes, stdin: bytes) -> bytes:
+class Copy(NamedTuple):
+    """A copy of a session's interpreter that waits for its supervisor.
+
+    pid: of the copy. holder: process id of the supervisor that holds its descriptors. fds: numbers of those descriptors:
+    channel, cell, stdin, stdout, stderr, report.
+    """
+
+    pid: int
+    holder: int
+    fds: list[int]
+
+
+def pack_request(request: Request, code: bytes, stdin: bytes, kind: bytes = CALL) -> bytes:
     fields = _REQUEST.pack(request.seed is not None, request.seed or 0, *request[1:], len(code), len(stdin))
-    return b"".join((HEAD.pack(len(fields) + len(code) + len(stdin), CALL), fields, code, stdin))
+    return b"".join((HEAD.pack(len(fields) + len(code) + len(stdin), kind), fields, code, stdin))
 
 
 def unpack_result(body: bytes) -> Result:
@@ -100,14 +115,21 @@ class Channel:
     def fileno(self) -> int:
         return self.sock.fileno()
 
+    @property
+    def pending(self) -> bool:
+        """Whether a part of the next message is already in the buffer."""
+        return self._used > 0
+
     def receive(self, stdin: int | None = None) -> tuple[bytes, Request | None, memoryview]:
-        """Return the next message: its kind and, for a CALL, the limits and the code. The input is written to the file `stdin`.
+        """Return the next message: its kind and, unless it has no body, the limits and the code.
+
+        The input is written to the file `stdin`.
 
         The code is valid until `wipe`. Raises Closed.
         """
         self._fill(HEAD.size)
         size, kind = HEAD.unpack_from(self._buffer)
-        if kind != CALL or stdin is None:
+        if kind not in (CALL, FORK, ADOPT) or stdin is None:
             self._shift(HEAD.size)
             return kind, None, memoryview(b"")
         start = HEAD.size + _REQUEST.size

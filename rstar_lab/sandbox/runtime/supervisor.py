@@ -5,6 +5,7 @@ memory use and exit status that it reports come from the kernel.
 """
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -13,11 +14,25 @@ import time
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
-from rstar_lab.sandbox.runtime.forked_program import Program, ProgramEnvironment, Streams
+from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram, Program, ProgramEnvironment, Streams
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
 from rstar_lab.sandbox.runtime.pressure import Pressure
-from rstar_lab.sandbox.runtime.protocol import ACTIVE, LONG, READY, WAITING, YIELD, Channel, Closed, Request
+from rstar_lab.sandbox.runtime.protocol import (
+    ACTIVE,
+    ADOPT,
+    END,
+    FORK,
+    LONG,
+    READY,
+    RELEASE,
+    WAITING,
+    YIELD,
+    Channel,
+    Closed,
+    Copy,
+    Request,
+)
 
 ENDINGS = {
     program.DONE: "ok",
@@ -51,16 +66,26 @@ class Supervisor:
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         self.running: Program | None = None
         self.scratch = ""
+        # Descriptors of copies of the session that their supervisors have not taken yet.
+        self.offered: list[int] = []
+        # PID namespaces of interpreters that have ended, in which copies can live on.
+        self.inits: list[int] = []
 
     def serve(self) -> None:
         """Run calls until the socket closes."""
         try:
             while True:
-                if self.running is not None:
+                if self.running is not None and not self.channel.pending:
                     self._watch_idle_session(self.running)
                 streams = Streams()
-                _, request, code = self.channel.receive(streams.stdin)
-                if request is not None:
+                kind, request, code = self.channel.receive(streams.stdin)
+                if request is None:
+                    self._manage_copies(kind)
+                elif kind == FORK:
+                    self._run_fork(request, code, streams)
+                elif kind == ADOPT:
+                    self._adopt(request, code, streams)
+                else:
                     run = self._run_cell if request.session else self._run_call
                     run(request, code, streams)
                 if self.running is None or self.running.streams is not streams:
@@ -68,6 +93,11 @@ class Supervisor:
         except Closed:
             if self.running is not None:
                 self.running.end()
+                self._keep_namespace(self.running)
+            # The copies of this session end with the PID namespace.
+            for init in self.inits:
+                os.kill(init, signal.SIGKILL)
+                os.waitpid(init, 0)
             if self.scratch:
                 import shutil
 
@@ -117,13 +147,59 @@ class Supervisor:
         alive = self._session_usage(running)[1] <= IDLE_TASKS
         if not alive:
             running.end()
+            self._keep_namespace(running)
             self.running = None
         self._send_result(request, outcome, value, running.streams, duration_s, cpu_s, alive=alive)
         if not alive:
             running.streams.close()
 
+    def _run_fork(self, request: Request, code: memoryview, streams: Streams) -> None:
+        """Have the session's interpreter fork copies of itself, and report their descriptors for other supervisors."""
+        count = int(bytes(code))
+        self.channel.wipe()
+        started, copies = time.monotonic(), []
+        if self.running is not None:
+            self._prepare(request)
+            copies = self.running.fork(count, request.timeout_s)
+        self.offered += [fd for _, fds in copies for fd in fds]
+        text = json.dumps([Copy(pid, os.getpid(), fds) for pid, fds in copies]).encode()
+        duration_s = time.monotonic() - started
+        self._send_result(request, "ok", memoryview(text), streams, duration_s, 0.0, alive=True)
+
+    def _adopt(self, request: Request, code: memoryview, streams: Streams) -> None:
+        """Become the supervisor of a copy of a session's interpreter."""
+        copy = Copy(*json.loads(bytes(code)))
+        self.channel.wipe()
+        self._prepare(request)
+        try:
+            self.running = running = AdoptedProgram(copy, self.group)
+        except OSError:
+            self._send_result(request, "sandbox_error", None, streams, 0.0, 0.0)
+            return
+        self.report = running.report
+        self._send_result(request, "ok", None, streams, 0.0, 0.0, alive=True)
+
+    def _manage_copies(self, kind: bytes) -> None:
+        """Handle the messages that follow a fork."""
+        if kind == RELEASE:
+            for fd in self.offered:
+                os.close(fd)
+            self.offered.clear()
+        elif kind == END and self.running is not None:
+            self.running.end()
+            self.running.streams.close()
+            self._keep_namespace(self.running)
+            self.running = None
+
+    def _keep_namespace(self, ended: Program) -> None:
+        """Keep the PID namespace of an interpreter that has ended if copies of it can live on."""
+        if ended.has_copies and ended.init:
+            self.inits.append(ended.init)
+
     def _environment(self) -> ProgramEnvironment:
-        return ProgramEnvironment(self.isolation, self.report, self.own_pid_namespace, self.number, self.scratch)
+        return ProgramEnvironment(
+            self.isolation, self.group, self.report, self.own_pid_namespace, self.number, self.scratch
+        )
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
@@ -237,6 +313,7 @@ class Supervisor:
         if exceeded and dying:
             self._send_result(request, exceeded, None, running.streams, duration_s, cpu_s, dying=True)
         outcome, value = self._ending(request, exceeded, running)
+        self._keep_namespace(running)
         self.running = None
         if dying:
             self.channel.send_message(READY)

@@ -1,0 +1,88 @@
+"""Forks the interpreter of a session: copies are forked by the interpreter itself, and each gets a supervisor of its own."""
+
+import asyncio
+import json
+import uuid
+
+from rstar_lab.sandbox.call import COPY_SEPARATOR, ForkError, first_session
+from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.sessions import Family, Session, Sessions
+from rstar_lab.sandbox.supervisor_pool import (
+    SessionRefused,
+    SupervisorConnection,
+    SupervisorDied,
+    SupervisorPool,
+    SupervisorUnresponsive,
+)
+
+# Copies that are adopted at once; each is a new supervisor process.
+AT_ONCE = 16
+# Seconds in which an interpreter must fork AT_ONCE copies.
+ANSWER_S = 5.0
+
+
+class Forker:
+    """Forks sessions of one sandbox. request: the limits of a copy."""
+
+    def __init__(self, pool: SupervisorPool, sessions: Sessions, request: protocol.Request) -> None:
+        self.pool = pool
+        self.sessions = sessions
+        self.request = request._replace(timeout_s=ANSWER_S)
+
+    async def fork(self, original: Session, n: int) -> list[str]:
+        """Return the names of `n` copies. Raises ForkError; then no copy is left."""
+        copies: list[Session] = []
+        try:
+            while len(copies) < n:
+                copies += await self._fork_some(original, min(AT_ONCE, n - len(copies)))
+        except BaseException:
+            for copy in copies:
+                self.sessions.drop(copy.name, None)
+            raise
+        return [copy.name for copy in copies]
+
+    async def _fork_some(self, original: Session, count: int) -> list[Session]:
+        link = original.link
+        if link is None or not link.alive:
+            raise ForkError("the session has ended")
+        try:
+            result = await link.call(self._message(protocol.FORK, str(count)), ANSWER_S)
+        except (SupervisorDied, SupervisorUnresponsive) as error:
+            raise ForkError("the session has ended") from error
+        offered = [protocol.Copy(*fields) for fields in json.loads(result.value or b"[]")]
+        if offered and original.family is None:
+            Family(original).join(original)
+        adopted = await asyncio.gather(*(self._adopt(original, copy) for copy in offered), return_exceptions=True)
+        link.send(protocol.RELEASE)
+        copies = [session for session in adopted if isinstance(session, Session)]
+        if len(copies) < count:
+            for session in copies:
+                self.sessions.drop(session.name, None)
+            errors = [error for error in adopted if isinstance(error, BaseException)]
+            if errors and isinstance(errors[0], SessionRefused):
+                raise ForkError("the sandbox is short of memory or processes; close sessions or try later")
+            raise ForkError(
+                "the interpreter did not fork: it does not answer, or reached its limit of memory or processes"
+            )
+        return copies
+
+    async def _adopt(self, original: Session, copy: protocol.Copy) -> Session:
+        """Start the supervisor of a copy and register its session."""
+        assert original.link is not None and original.family is not None
+        link: SupervisorConnection = await self.pool.start_supervisor(original.link.zygote, session=True)
+        try:
+            result = await link.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
+        except BaseException:
+            self.pool.discard(link)
+            raise
+        if not result.alive:
+            self.pool.discard(link)
+            raise ForkError("the copy has ended")
+        session = Session(f"{first_session(original.name)}{COPY_SEPARATOR}{uuid.uuid4().hex[:16]}")
+        session.link = link
+        original.family.join(session)
+        self.sessions.add(session)
+        return session
+
+    def _message(self, kind: bytes, text: str) -> bytes:
+        return protocol.pack_request(self.request, text.encode(), b"", kind)

@@ -1,0 +1,201 @@
+"""Tests of forked sessions: copies of a live interpreter."""
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+from rstar_lab.sandbox.call import ForkError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox():
+    async with LocalSandbox(Limits(timeout_s=5, wall_slack_s=10, memory_mb=256), workers=2) as sandbox:
+        yield sandbox
+
+
+@contextlib.asynccontextmanager
+async def session(sandbox: LocalSandbox, name: str, code: str):
+    """Run the first cell of a session; close it and all its copies at the end."""
+    assert (await sandbox.run(code, session=name)).outcome == Outcome.OK
+    yield name
+    for other in [live for live in sandbox._sessions._live if live.startswith(name)]:
+        await sandbox.close_session(other)
+
+
+async def values(sandbox: LocalSandbox, names: list[str], code: str) -> list[str | None]:
+    return [(await sandbox.run(code, session=name)).value for name in names]
+
+
+async def test_copies_have_the_state_and_are_independent(sandbox):
+    async with session(sandbox, "state", "import math\nx = [1]\ndef grow(n):\n    x.append(n)\n    return x") as name:
+        copies = await sandbox.fork(name, 20)
+        assert len(set(copies)) == 20
+        grown = await asyncio.gather(
+            *(sandbox.run(f"grow({i})", session=copy) for i, copy in enumerate(copies)), sandbox.run("x", session=name)
+        )
+        assert [result.value for result in grown] == [f"[1, {i}]" for i in range(20)] + ["[1]"]
+        assert await values(sandbox, copies, "len(x), math.pi > 3, _") == [f"(2, True, [1, {i}])" for i in range(20)]
+
+
+async def test_a_copy_can_be_forked_again(sandbox):
+    async with session(sandbox, "tree", "path = 'root'") as name:
+        nodes = [name]
+        for depth in range(3):
+            children = [child for node in nodes for child in await sandbox.fork(node, 2)]
+            for number, child in enumerate(children):
+                await sandbox.run(f"path += '/{depth}.{number}'", session=child)
+            nodes = children
+        assert (await values(sandbox, nodes, "path"))[-1] == "'root/0.1/1.3/2.7'"
+
+
+async def test_copies_outlive_the_original_and_end_with_the_last_session(sandbox):
+    before = set(psutil.Process(os.getpid()).children(recursive=True))
+    async with session(sandbox, "first", "x = 1") as name:
+        copies = await sandbox.fork(name, 3)
+        await sandbox.close_session(name)
+        assert await values(sandbox, copies, "x") == ["1"] * 3
+        with pytest.raises(ValueError, match="not live"):
+            await sandbox.fork(name, 1)
+        deeper = await sandbox.fork(copies[0], 2)
+        for copy in copies:
+            await sandbox.close_session(copy)
+        assert await values(sandbox, deeper, "x + 1") == ["2"] * 2
+    deadline = time.monotonic() + 10
+    while (left := set(psutil.Process(os.getpid()).children(recursive=True)) - before) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    assert not left
+
+
+async def test_each_copy_has_its_own_working_folder_with_the_files(sandbox):
+    code = "import os\nos.mkdir('d')\nopen('d/a', 'w').write('1')\nos.symlink('d/a', 'l')"
+    async with session(sandbox, "files", code) as name:
+        copies = await sandbox.fork(name, 2)
+        await sandbox.run("open('d/a', 'w').write('2')", session=copies[0])
+        assert await values(sandbox, [name, *copies], "open('l').read()") == ["'1'", "'2'", "'1'"]
+
+
+async def test_copies_have_different_random_numbers_unless_seeded(sandbox):
+    draw = "import random, numpy\nrandom.random(), numpy.random.rand()"
+    async with session(sandbox, "random", draw) as name:
+        copies = await sandbox.fork(name, 4)
+        assert len(set(await values(sandbox, [name, *copies], draw))) == 5
+        assert len({(await sandbox.run(draw, session=copy, seed=3)).value for copy in copies}) == 1
+
+
+ENDINGS = {
+    "x = []\nwhile True: x.append(bytearray(1 << 20))": Outcome.MEMORY,
+    "import os\nos._exit(1)": Outcome.KILLED,
+    "while True: print('x' * 999)": Outcome.OUTPUT_LIMIT,
+    "import time\ntry: time.sleep(99)\nexcept BaseException: time.sleep(99)": Outcome.TIMEOUT,
+}
+
+
+@pytest.mark.parametrize("code", ENDINGS)
+@pytest.mark.parametrize("of", ["a copy", "the original"])
+async def test_the_end_of_one_interpreter_does_not_end_the_others(sandbox, of, code):
+    async with session(sandbox, "ends", "x = 1") as name:
+        copies = await sandbox.fork(name, 2)
+        ended = copies[0] if of == "a copy" else name
+        others = [copy for copy in (name, *copies) if copy != ended]
+        result = await sandbox.run(code, session=ended, timeout_s=2.0)
+        assert result.outcome == ENDINGS[code] and "has ended" in result.stderr
+        assert await values(sandbox, others, "x") == ["1", "1"]
+        restarted = await sandbox.run("x", session=ended)
+        assert restarted.outcome == Outcome.EXCEPTION and "earlier state is gone" in restarted.stderr
+
+
+async def test_an_interrupted_copy_keeps_its_state(sandbox):
+    async with session(sandbox, "interrupt", "x = 1") as name:
+        (copy,) = await sandbox.fork(name, 1)
+        assert (await sandbox.run("x = 2\nwhile True: pass", session=copy, timeout_s=0.5)).outcome == Outcome.TIMEOUT
+        assert await values(sandbox, [copy, name], "x") == ["2", "1"]
+
+
+async def test_children_of_an_ended_copy_are_killed(sandbox):
+    async with session(sandbox, "daemons", "x = 1") as name:
+        copies = await sandbox.fork(name, 2)
+        daemon = "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(99)\n os._exit(0)"
+        await sandbox.run(daemon, session=copies[0])
+        count = "import os\nsum(name.isdigit() for name in os.listdir('/proc'))"
+        (before,) = await values(sandbox, [copies[1]], count)
+        await sandbox.close_session(copies[0])
+        await asyncio.sleep(1.0)
+        (after,) = await values(sandbox, [copies[1]], count)
+        assert int(after or 0) <= int(before or 0) - 2
+
+
+HOSTILE = {
+    "the channel is closed": "import os\nos.close(3)",
+    "nobody reads the channel": "import os\nos.dup2(os.open('/dev/null', 0), 3)",
+    "no descriptors are left": "import os\nx = []\nwhile True:\n try: x.append(os.open('/dev/null', 0))\n except OSError: break",
+    "fork is replaced": "import os\nos.fork = lambda: 77",
+    "a handler raises in the fork": "import os\nos.register_at_fork(after_in_child=lambda: os._exit(0))",
+    "the children of the fork hang": "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(99))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_an_interpreter_that_cannot_be_forked_harms_nobody(sandbox, name):
+    await sandbox.run(HOSTILE[name], session=name)
+    with pytest.raises((ForkError, ValueError)):
+        await sandbox.fork(name, 2)
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
+    async with session(sandbox, "honest", "x = 1") as honest:
+        assert await values(sandbox, await sandbox.fork(honest, 2), "x") == ["1", "1"]
+    await sandbox.close_session(name)
+
+
+async def test_impossible_forks_are_refused(sandbox):
+    with pytest.raises(ValueError, match="not live"):
+        await sandbox.fork("unknown", 1)
+    with pytest.raises(ValueError, match="n: 0"):
+        await sandbox.fork("unknown", 0)
+
+
+async def test_a_fork_is_refused_before_calls_run_out_of_memory():
+    async with LocalSandbox(Limits(timeout_s=5.0), workers=2) as sandbox:
+        await sandbox.run("x = bytearray(300 << 20)", session="large")
+        assert sandbox._pool and sandbox._pool._process
+        group = f"rstar-sandbox-{sandbox._pool._process.pid}"
+        names = ("memory.limit_in_bytes", "memory.max")
+        files = [file for name in names for file in Path("/sys/fs/cgroup").rglob(f"{group}/{name}")]
+        if not files:
+            pytest.skip("no control groups here")
+        files[0].write_text(str(512 << 20))
+        with pytest.raises(ForkError, match="short of memory"):
+            await sandbox.fork("large", 4)
+        assert (await sandbox.run("len(x) >> 20", session="large")).value == "300"
+        assert sandbox.sessions == 1
+
+
+async def test_sessions_are_forked_over_http(service):
+    async with SandboxClient(service["url"], deadline_s=60) as client:
+        await client.run("x = 1", session="http")
+        copies = await client.fork("http", 3)
+        results = [await client.run(f"x += {i}\nx", session=copy) for i, copy in enumerate(copies)]
+        assert [result.value for result in results] == ["1", "2", "3"]
+        with pytest.raises(ValueError, match="not live"):
+            await client.fork("unknown", 1)
+        for name in ("http", *copies):
+            await client.close_session(name)
+
+
+@pytest.mark.soak
+async def test_1000_forks_of_a_session_with_libraries_and_50_mb():
+    async with LocalSandbox(Limits(timeout_s=20.0, max_sessions=2000), workers=2) as sandbox:
+        await sandbox.run("import numpy, sympy\nx = numpy.arange(6_553_600.0)", session="big")
+        copies = await sandbox.fork("big", 1000)
+        results = await asyncio.gather(
+            *(sandbox.run(f"x[0] = {i}\nx[0]", session=copy) for i, copy in enumerate(copies))
+        )
+        assert [result.value for result in results] == [f"np.float64({i}.0)" for i in range(1000)]
