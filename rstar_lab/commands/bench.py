@@ -14,6 +14,7 @@ app = typer.Typer()
 MODULES = {
     "trainer": "rl.bench.trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench.rollout",
     "scheduler": "rl.bench.scheduler", "store": "analysis.bench", "verl": "rl.bench.verl", "gpu": "rl.bench.gpu",
+    "async": "rl.bench.asynchronous",
 }  # fmt: skip
 ROW = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
 
