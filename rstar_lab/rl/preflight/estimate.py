@@ -4,6 +4,7 @@ Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardwar
 `rstar_lab.rl.preflight.published` compares the estimate with published steps of other systems.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rstar_lab.profiles import Profile
@@ -178,17 +179,12 @@ def exposed_communication(
     return old, update
 
 
-def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Recipe | None = None) -> StepTime:
-    """Estimate one step of a stage by FORMULA. recipe: for the memory that limits the batch of the engine."""
+def decode_seconds(model: Architecture, rl: RlSection, profile: Profile) -> Callable[[float], float]:
+    """Return a function: sequences in the batch of a replica -> seconds for one more token of each (t(B) in FORMULA)."""
     hardware, engine, measured = profile.hardware, profile.engine, profile.measured
-    kept = rl.problems_per_step * rl.group_size
-    rollouts = kept * (1 if rl.roc == "none" else rl.oversample)
-    response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
-    context = PROMPT_TOKENS + response / 2
-    tensor = engine.tensor_parallel
-    replicas = max(1, hardware.gpus // tensor)
-    bandwidth = hardware.hbm_tb_per_s * 1e12 * tensor * measured.decode_bandwidth_share
-    flops = hardware.bf16_tflops * 1e12
+    context = PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.max_response_tokens / 2
+    bandwidth = hardware.hbm_tb_per_s * 1e12 * engine.tensor_parallel * measured.decode_bandwidth_share
+    flops = hardware.bf16_tflops * 1e12 * engine.tensor_parallel * measured.prefill_mfu
 
     def read_bytes(batch: float) -> float:
         """The weights that a batch touches: with few sequences not every expert is used."""
@@ -199,13 +195,27 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
         weights = 2 * (model.active_parameters + share * experts)
         return weights + batch * context * model.kv_bytes(engine.kv_cache_dtype_bytes)
 
-    def decode_step(batch: float) -> float:
-        compute = model.forward_flops(batch, context) / (flops * tensor * measured.prefill_mfu)
-        return max(read_bytes(batch) / bandwidth, compute)
+    return lambda batch: max(read_bytes(batch) / bandwidth, model.forward_flops(batch, context) / flops)
 
-    per_replica = rollouts / replicas
+
+def replica_batch(model: Architecture, recipe: Recipe | None, rl: RlSection, profile: Profile) -> float:
+    """Return the sequences that a replica can run together: its limit, and the room in its KV cache."""
+    response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
     room = memory(model, recipe or Recipe(model="-"), rl, profile).kv_tokens / (PROMPT_TOKENS + response)
-    batch = max(1.0, min(per_replica, engine.max_sequences, room))
+    return max(1.0, min(profile.engine.max_sequences, room))
+
+
+def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Recipe | None = None) -> StepTime:
+    """Estimate one step of a stage by FORMULA. recipe: for the memory that limits the batch of the engine."""
+    hardware, engine, measured = profile.hardware, profile.engine, profile.measured
+    kept = rl.problems_per_step * rl.group_size
+    rollouts = kept * (1 if rl.roc == "none" else rl.oversample)
+    response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
+    replicas = max(1, hardware.gpus // engine.tensor_parallel)
+    flops = hardware.bf16_tflops * 1e12
+    decode_step = decode_seconds(model, rl, profile)
+    per_replica = rollouts / replicas
+    batch = max(1.0, min(per_replica, replica_batch(model, recipe, rl, profile)))
     trained = model.forward_flops(kept * (PROMPT_TOKENS + response), PROMPT_TOKENS + response)
     forward = trained / (max(1, hardware.gpus) * flops * measured.training_mfu)
     old = 0.0 if rl.old_log_probs == "engine" else forward

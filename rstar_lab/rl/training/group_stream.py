@@ -13,7 +13,6 @@ an update waits for old groups if those that it leaves could not all be used in 
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -86,7 +85,6 @@ class GroupStream:
     started: int = 0  # groups, without dropped ones
     taken: int = 0  # batches
     updates: int = 0  # batches whose update has ended and whose weights the engines serve
-    waiting: bool = True  # the trainer waits for a batch
     error: BaseException | None = None
 
     def loaded(self, version: int) -> None:
@@ -102,8 +100,6 @@ class GroupStream:
             return self.started < (self.taken + 1) * self.batch_groups
         if self.when_stale == "wait" and self.started >= (self.updates + self.max_staleness + 1) * self.batch_groups:
             return False
-        if not self.waiting and sum(group.complete for group in self.open) >= self.batch_groups:
-            return False  # the next batch is ready: further rollouts would only get older while the trainer is busy
         in_flight = sum(len(group.tasks) for group in self.open if not group.complete)
         return not in_flight or in_flight + len(self.open[-1].tasks) <= self.capacity
 
@@ -120,7 +116,7 @@ class GroupStream:
             running.add_done_callback(lambda _, group=group: self._on_end(group))  # type: ignore[misc]
 
     def _on_end(self, group: Group) -> None:
-        group.done_at = time.monotonic()
+        group.done_at = asyncio.get_running_loop().time()
         if group.running.cancelled():
             return
         if error := group.running.exception():
@@ -130,7 +126,7 @@ class GroupStream:
 
     async def take(self) -> Batch:
         """Wait until a batch is complete and return it, oldest groups first. Raises the error of a rollout."""
-        asked, self.waiting = time.monotonic(), True
+        asked = asyncio.get_running_loop().time()
         dropped: list[Group] = []
         while True:
             if self.error:
@@ -146,9 +142,9 @@ class GroupStream:
             if not waiting and len(groups) < self.batch_groups:
                 break  # no problem is left
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         self.open = [group for group in self.open if group not in groups]
-        self.taken, self.waiting = self.taken + 1, False
+        self.taken += 1
         if not self.whole_batches:
             self.fill()
         ages = [now - (group.done_at or now) for group in groups]
