@@ -15,6 +15,7 @@ from rstar_lab.commands import (
     demo,
     evaluate,
     notebooks,
+    plan,
     preflight,
     recipes,
     rehearse,
@@ -66,7 +67,21 @@ def options(
     """
 
 
-for command in (demo, recipes, train, evaluate, rescore, report, serve, chat, preflight, rehearse, bench, notebooks):
+for command in (
+    demo,
+    recipes,
+    train,
+    evaluate,
+    rescore,
+    report,
+    serve,
+    chat,
+    preflight,
+    plan,
+    rehearse,
+    bench,
+    notebooks,
+):
     app.add_typer(command.app)
 
 

@@ -35,7 +35,7 @@ class PublishedStep:
         return step_time(KNOWN[self.model], self.rl, self.profile)
 
 
-def _profile(name: str, nodes: int, gpu: dict[str, object], **engine: object) -> Profile:
+def make_profile(name: str, nodes: int, gpu: dict[str, object], **engine: object) -> Profile:
     hardware = Hardware(nodes=nodes, gpus_per_node=8, cpus_per_node=96, memory_gb_per_node=1000, disk_gb=1, **gpu)  # type: ignore[arg-type]
     return Profile(
         name=name, description=name, backend="ray", trainer="verl", hardware=hardware,
@@ -44,7 +44,7 @@ def _profile(name: str, nodes: int, gpu: dict[str, object], **engine: object) ->
     )  # fmt: skip
 
 
-def _rl(problems: int, group: int, limit: int, mini_batches: int = 1) -> RlSection:
+def make_rl(problems: int, group: int, limit: int, mini_batches: int = 1) -> RlSection:
     return RlSection(
         problems_per_step=problems, group_size=group, roc="none", oversample=1, max_response_tokens=limit,
         mini_batches=mini_batches, checkpoint_every=10_000_000,
@@ -54,17 +54,17 @@ def _rl(problems: int, group: int, limit: int, mini_batches: int = 1) -> RlSecti
 PUBLISHED = (
     PublishedStep(
         "Qwen3-30B-A3B on 8 MI300X", "miles, March 2026", "Qwen3-30B-A3B",
-        _profile("miles", 1, MI300X, tensor_parallel=1), _rl(32, 8, 8192),
+        make_profile("miles", 1, MI300X, tensor_parallel=1), make_rl(32, 8, 8192),
         rollout=152.8, train=95.3, sync=33.9, step=388.5, assumed="FSDP instead of Megatron; 107 s of the step are in no phase",
     ),
     PublishedStep(
         "ReTool, Qwen2.5-7B on 32 H20", "verl, docs/advance/fully_async.md, colocate", "Qwen2.5-7B",
-        _profile("retool", 4, H20, tensor_parallel=1), _rl(64, 16, 16_384, 4),
+        make_profile("retool", 4, H20, tensor_parallel=1), make_rl(64, 16, 16_384, 4),
         rollout=228.0, train=147.0, sync=None, step=375.5, assumed="16 rollouts per problem and a limit of 16,384 tokens",
     ),
     PublishedStep(
         "Qwen3-30B-A3B on 128 H20", "verl, docs/advance/fully_async.md, colocate", "Qwen3-30B-A3B",
-        _profile("verl-30b", 16, H20, tensor_parallel=1), _rl(512, 16, 8192, 4),
+        make_profile("verl-30b", 16, H20, tensor_parallel=1), make_rl(512, 16, 8192, 4),
         rollout=348.1, train=115.0, sync=15.8, step=497.9, assumed="FSDP instead of Megatron; reference model (21 s) left out",
     ),
 )  # fmt: skip

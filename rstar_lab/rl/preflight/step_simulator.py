@@ -21,8 +21,8 @@ from rstar_lab.rl.recipe.rl import Mode
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.group_stream import GroupStream
 
-MOST_ROLLOUTS = 768  # of a simulated step: larger steps are scaled down, together with the engines
-STEPS, WARM_UP = 14, 4
+MOST_ROLLOUTS = 512  # of a simulated step: larger steps are scaled down, together with the engines
+STEPS, WARM_UP = 10, 3
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class GroupStream:
 
     next_group: returns the rollouts of the next group, or None if there is no further problem. run_group: generates them.
     batch_groups: groups of a batch. buffer_groups: most groups in progress or complete that no update has taken.
-    capacity: rollouts that the engines run at the same time; a group does not start beyond it.
+    capacity: rollouts that the engines run at the same time; while there are more, no group starts.
     last_group: number of groups after which none is started, without dropped ones. whole_batches: one_step_off.
     version: of the engines' weights. staleness: returns the number of updates since the weights of a version.
     """
@@ -100,8 +100,7 @@ class GroupStream:
             return self.started < (self.taken + 1) * self.batch_groups
         if self.when_stale == "wait" and self.started >= (self.updates + self.max_staleness + 1) * self.batch_groups:
             return False
-        in_flight = sum(len(group.tasks) for group in self.open if not group.complete)
-        return not in_flight or in_flight + len(self.open[-1].tasks) <= self.capacity
+        return sum(len(group.tasks) for group in self.open if not group.complete) < self.capacity
 
     def fill(self) -> None:
         """Start groups while the limits allow it."""
