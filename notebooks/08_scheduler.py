@@ -35,19 +35,29 @@ mean_tokens = 3000
 tool_s = 0.3
 grid_engines = 4  # size of the grid at the end; the reference is 64
 calibration = ""  # JSON file of `python -m rstar_lab.rl.bench.calibration`; empty: the record in the package
+plan_recipe = "qwen3_14b_mi300x"  # recipe and profile of the predicted steps at the end
+plan_profile = "mi300x_8x8"
 remeasure = False  # start two vLLM servers here and measure again (minutes)
 
 # %%
-import pandas as pd
+from pathlib import Path
 
-from rstar_lab.analysis import LinkedFigure
+import pandas as pd
+from IPython.display import display
+
+from rstar_lab.analysis import LinkedFigure, open_runs
+from rstar_lab.analysis.asynchrony import plot_staleness
+from rstar_lab.profiles import load_profile
 from rstar_lab.rl.bench.scheduler import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
 from rstar_lab.rl.bench.calibration import calibrate, disagreements, recorded_measurements
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.preflight.plan import make_plan, plot_plan
 from rstar_lab.rl.scheduling.recorded import recorded_rollouts
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
 from rstar_lab.rl.bench.figures import plot_calibration
 from rstar_lab.rl.scheduling.simulator import lower_bound, simulate
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
+from rstar_lab.runs import RunReader
 
 # %% [markdown]
 # ## The step
@@ -134,3 +144,24 @@ pd.DataFrame(
         for m in measured
     ]
 ).set_index("policy").sort_values("predicted_s").round(1)
+
+# %% [markdown]
+# ## Whole steps: update beside generation
+#
+# `rstar-lab plan` simulates whole steps: generation, tools, update and weight sync. The trainer's own code decides when groups
+# start and which an update takes, so the modes `sync`, `one_step_off` and `async` can be compared for every split of the GPUs
+# (see `docs/async.md`). These are predictions from formulas, not measurements.
+
+# %%
+LinkedFigure(plot_plan(make_plan(load_recipe(plan_recipe, {}), load_profile(plan_profile))), None)
+
+# %% [markdown]
+# Staleness and idle time of a recorded run in mode `one_step_off` or `async`; the last panel shows whether long and hard
+# problems were starved.
+
+# %%
+recorded = Path(run) if run else None
+if recorded and any("staleness_mean" in line for line in RunReader(recorded).metrics()):
+    display(LinkedFigure(plot_staleness(open_runs(recorded.parent, run_ids=[recorded.name]), recorded.name), None))
+else:
+    print("set `run` to the folder of an asynchronous run")

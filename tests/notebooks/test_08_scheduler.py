@@ -9,6 +9,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     parameters = {"engines": 2, "rollouts": 64, "kv_tokens": 60_000, "mean_tokens": 1000, "grid_engines": 1}
+    parameters |= {"plan_recipe": "qwen3_14b_h100x8", "plan_profile": "h100x8"}
     return execute("08_scheduler.ipynb", tmp_path_factory.mktemp("notebook"), parameters, cwd=NOTEBOOKS, timeout_s=200)
 
 
@@ -20,7 +21,7 @@ def test_every_policy_is_compared_with_the_bound(executed):
 
 
 def test_figures_are_shown(executed):
-    for call in ("plot_gantt(", 'plot_turns(results["adaptive"]', "plot_calibration("):
+    for call in ("plot_gantt(", 'plot_turns(results["adaptive"]', "plot_calibration(", "plot_plan("):
         assert "application/vnd.plotly" in outputs(executed, call)
 
 

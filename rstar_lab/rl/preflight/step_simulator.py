@@ -11,6 +11,7 @@ import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,8 +246,13 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 def run_in_virtual_time(work: Coroutine[Any, Any, SimulatedRun]) -> SimulatedRun:
     """Run a coroutine on an event loop whose clock jumps from event to event."""
-    loop = _VirtualLoop()
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        loop.close()
+
+    def run() -> SimulatedRun:
+        loop = _VirtualLoop()
+        try:
+            return loop.run_until_complete(work)
+        finally:
+            loop.close()
+
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop runs in the caller's thread
+        return thread.submit(run).result()

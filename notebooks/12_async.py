@@ -1,0 +1,114 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Asynchronous training: is it faster, and does it learn the same?
+#
+# In mode `sync`, the trainer waits for the longest rollout of a step, and the engines wait for the update. `one_step_off`
+# generates the next step's rollouts during the update. In mode `async` generation never stops: requests in flight continue
+# under new weights, and every token keeps the version of the weights that generated it.
+#
+# Rollouts of older weights need an off-policy correction (`rl.correction`). This notebook compares the modes by held-out
+# pass@1 at equal trained tokens and at equal time, with and without the correction, and with and without RoC.
+
+# %% tags=["parameters"]
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+recipe = "tiny_fast"
+name = "async"
+seeds = [0, 1, 2, 3, 4]
+steps = 30
+lr = 1.5e-4
+overrides = {}  # further keys of all runs
+train = False  # True: train the runs here (about an hour); False: show the recorded curves
+
+# %%
+from IPython.display import Markdown, display
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.analysis.asynchrony import learning_curves, learning_table, plot_learning, plot_staleness, recorded_curves
+from rstar_lab.jobs import run_grid
+from rstar_lab.runs import find_runs_dir
+
+side_by_side = {"rl.mode": "async", "rl.max_staleness": 2, "engine.count": 1, "processes": 1}
+arms = {
+    "sync": {},
+    "one step off": side_by_side | {"rl.mode": "one_step_off"},
+    "async, staleness 1": side_by_side | {"rl.max_staleness": 1},
+    "async, staleness 2": side_by_side,
+    "async, staleness 4": side_by_side | {"rl.max_staleness": 4},
+    "async, staleness 2, no correction": side_by_side | {"rl.correction": "none", "rl.allow_uncorrected": True},
+    "sync, no RoC": {"rl.roc": "none"},
+    "async, staleness 2, no RoC": side_by_side | {"rl.roc": "none"},
+}
+keys = {
+    "stages.0.steps": steps,
+    "rl.rollout": "async",
+    "rl.old_log_probs": "trainer",
+    "rl.correction": "tis",
+    "rl.mini_batches": 1,
+    "rl.lr": lr,
+    "rl.token_arrays": "sampled",
+    "evaluate.every": max(1, steps // 3),
+    "evaluate.sets.held_out.synthetic.count": 200,
+    "evaluate.samples": 2,
+}
+
+# %% [markdown]
+# ## The runs
+#
+# Every arm starts from one SFT model, with several seeds. In sync, two engines generate and then two processes update. In the
+# other modes one engine generates while one process updates, so all arms use two cores.
+
+# %%
+if train:
+    runs_dir = find_runs_dir(runs_dir)
+    made = run_grid(recipe, arms, seeds, runs_dir=runs_dir, name=name, overrides=keys | overrides)
+    runs = open_runs(runs_dir, run_ids=made)
+    curves = learning_curves(runs)
+else:
+    made, curves = [], recorded_curves()
+curves.groupby("arm", sort=False).agg(seeds=("seed", "nunique"), evaluations=("step", "size"))
+
+# %% [markdown]
+# ## Held-out pass@1 by trained tokens and by time
+#
+# Means over seeds with 95% intervals (Student's t).
+
+# %%
+plot_learning(curves, "tokens")
+
+# %%
+plot_learning(curves, "seconds")
+
+# %%
+Markdown(learning_table(curves).to_markdown())
+
+# %% [markdown]
+# The same with twice the learning rate, from the record: the weights change more between two versions, so the same staleness
+# costs more.
+
+# %%
+Markdown(learning_table(recorded_curves("async-fast")).to_markdown())
+
+# %% [markdown]
+# ## Staleness and idle time of a run
+#
+# With `when_stale: wait`, the default, no group is dropped: the generator starts no group too early, and the trainer waits for
+# slow ones. With `drop`, the third panel shows whether long and hard problems were starved.
+
+# %%
+for run in made[1:2]:
+    display(plot_staleness(runs, run))
+
+# %% [markdown]
+# Notebook `08_scheduler` predicts the step time of each mode on GPUs.
