@@ -14,6 +14,7 @@ from rstar_lab.commands import (
     chat,
     demo,
     evaluate,
+    monitor,
     notebooks,
     plan,
     preflight,
@@ -80,6 +81,7 @@ for command in (
     plan,
     rehearse,
     bench,
+    monitor,
     notebooks,
 ):
     app.add_typer(command.app)

@@ -1,0 +1,113 @@
+"""Prometheus metrics of the runs in a folder: `rstar-lab monitor`.
+
+Everything is read from the run store at each scrape, so it works for every trainer, for verl and for runs that are mirrored from
+another machine, and needs nothing in the training process.
+"""
+
+import hmac
+import math
+import re
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.reader import RunReader, run_folders
+from rstar_lab.sandbox.access import check_exposure, is_loopback
+from rstar_lab.sandbox.metrics import CONTENT_TYPE
+
+RECENT_S = 24 * 3600.0  # finished runs older than this are not exported
+GAUGES = {
+    "rstar_lab_run_running": "1 while the run is running, else 0",
+    "rstar_lab_run_step": "last finished step",
+    "rstar_lab_run_last_step_timestamp_seconds": "time at which the last step was written",
+    "rstar_lab_run_metric": "metric of the last step, by name",
+}
+
+
+class RunCollector(Collector):
+    """Collects the gauges of all runs that are running or ended recently. runs_dir: folder of runs."""
+
+    def __init__(self, runs_dir: Path):
+        self.runs_dir = runs_dir
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families = {
+            name: GaugeMetricFamily(
+                name, text, labels=("run", "stage", "name") if name.endswith("_metric") else ("run",)
+            )
+            for name, text in GAUGES.items()
+        }
+        for folder in run_folders(self.runs_dir):
+            try:
+                self._add(folder, families)
+            except (OSError, RunStoreError):
+                continue  # a run that is being created or removed
+        yield from families.values()
+
+    def _add(self, folder: Path, families: dict[str, GaugeMetricFamily]) -> None:
+        reader = RunReader(folder)
+        lines = reader.metrics()
+        written = (folder / "metrics.jsonl").stat().st_mtime if lines else folder.stat().st_mtime
+        running = reader.status == "running"
+        if not running and time.time() - written > RECENT_S:
+            return
+        run = [reader.run_id]
+        families["rstar_lab_run_running"].add_metric(run, float(running))
+        families["rstar_lab_run_last_step_timestamp_seconds"].add_metric(run, written)
+        if not lines:
+            return
+        last = lines[-1]
+        families["rstar_lab_run_step"].add_metric(run, last["step"])
+        for name, value in last.items():
+            if name != "step" and _is_number(value):
+                families["rstar_lab_run_metric"].add_metric([*run, last["stage"], clean_name(name)], float(value))
+
+
+def clean_name(name: str) -> str:
+    """Return the value of the label `name`: `eval/held_out/pass1` becomes `eval_held_out_pass1`."""
+    return re.sub(r"\W", "_", name)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> ThreadingHTTPServer:
+    """Return a server of `/metrics`; `serve_forever` runs it.
+
+    Raises UserError if it would be reachable from other machines without a token.
+    """
+    check_exposure(host, token)
+    registry = CollectorRegistry()
+    registry.register(RunCollector(runs_dir))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given = self.headers.get("Authorization", "")
+            if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                self._answer(401, b"send the token as `Authorization: Bearer TOKEN`\n")
+            elif token is None and not is_loopback(self.headers.get("Host", "").encode()):
+                self._answer(400, b"this service answers only to localhost: it has no token\n")
+            elif self.path != "/metrics":
+                self._answer(404, b"the metrics are at /metrics\n")
+            else:
+                self._answer(200, generate_latest(registry))
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Scrapes are not logged."""
+
+    return ThreadingHTTPServer((host, port), Handler)

@@ -1,0 +1,117 @@
+"""Tests of `rstar-lab monitor`, and that dashboard and alerts use only metrics that exist."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from helpers.run_rows import rows
+from prometheus_client.parser import text_string_to_metric_families
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.exporter import GAUGES, make_exporter
+from rstar_lab.runs import RunWriter
+from rstar_lab.sandbox.metrics import Metrics
+
+MONITORING = Path(__file__).parents[2] / "cluster" / "monitoring"
+LAST = {"correct": 0.5, "mismatch": 1e-6, "eval/held_out/pass1": 0.25, "reward": None, "loss": float("nan")}
+
+
+@pytest.fixture
+def runs_dir(tmp_path):
+    writer = RunWriter.open(tmp_path / "runs", "alive", kind="train", recipe={}, seed=0)
+    writer.write_step("one", 1, **rows(1), metrics={"correct": 0.1})
+    writer.write_step("one", 2, **rows(2), metrics=LAST)
+    with RunWriter.open(tmp_path / "runs", "done", kind="train", recipe={}, seed=0) as finished:
+        finished.finish("finished")
+    (tmp_path / "runs" / "half").mkdir()
+    (tmp_path / "runs" / "half" / "run.json").write_text("{")
+    yield tmp_path / "runs"
+    writer.close()
+
+
+def scrape(url: str, **headers: str) -> httpx.Response:
+    return httpx.get(url, headers=headers)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(*arguments) -> str:
+        server = make_exporter(*arguments)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}/metrics"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_last_step_of_every_run_is_exported(runs_dir, serve):
+    page = scrape(serve(runs_dir, "127.0.0.1", 0, None)).text
+    found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    samples = {(sample.name, sample.labels["run"]): sample.value for sample in found}
+    assert samples["rstar_lab_run_running", "alive"] == 1 and samples["rstar_lab_run_running", "done"] == 0
+    assert samples["rstar_lab_run_step", "alive"] == 2
+    metrics = {sample.labels["name"]: sample.value for sample in found if "name" in sample.labels}
+    assert metrics == {"correct": 0.5, "mismatch": 1e-6, "eval_held_out_pass1": 0.25}
+    assert ("rstar_lab_run_step", "done") not in samples, "a run without a step has no last step"
+
+
+def test_a_token_is_required_beyond_this_machine(runs_dir, serve):
+    with pytest.raises(UserError, match="token is required"):
+        make_exporter(runs_dir, "0.0.0.0", 0, None)
+    token = "0123456789abcdef"
+    url = serve(runs_dir, "127.0.0.1", 0, token)
+    assert scrape(url).status_code == 401 and scrape(url, Authorization="Bearer wrong").status_code == 401
+    assert scrape(url, Authorization=f"Bearer {token}").status_code == 200
+    assert scrape(serve(runs_dir, "127.0.0.1", 0, None), Host="attacker.example").status_code == 400
+
+
+def test_the_command_serves_until_it_is_stopped(runs_dir):
+    command = [sys.executable, "-m", "rstar_lab.cli", "monitor", "--runs-dir", str(runs_dir), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert 'rstar_lab_run_running{run="alive"} 1.0' in scrape(url).text
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:rstar_lab_|vllm:)\w+", expression)) - {"rstar_lab_"}
+
+
+def test_every_query_uses_metrics_that_exist():
+    sandbox = Metrics({"workers": ("", lambda: 1.0)})
+    exported = set(GAUGES) | {"vllm:num_requests_running", "vllm:num_requests_waiting"}
+    for family in sandbox.registry.collect():
+        exported |= {family.name + suffix for suffix in ("", "_count", "_sum", "_bucket", "_total")}
+    dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    queries = {panel["title"]: [t["expr"] for t in panel["targets"]] for panel in dashboard["panels"]}
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
+    queries |= {rule["alert"]: [rule["expr"]] for rule in rules}
+    for title, expressions in queries.items():
+        for expression in expressions:
+            used = names_in(expression)
+            assert used <= exported, f"{title}: {used - exported} is not exported"
+            assert used or expression.startswith("up{")
+    # Names of step metrics are those that trainers write.
+    source = "\n".join(path.read_text() for path in (Path(__file__).parents[2] / "rstar_lab" / "rl").rglob("*.py"))
+    for name in re.findall(r'name="(\w+)"', json.dumps(queries).replace("\\", "")):
+        assert f'"{name}"' in source or f"{name}=" in source or name.startswith("scheduler_"), (
+            f"no trainer writes {name}"
+        )
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}) == len(
+        dashboard["panels"]
+    )
