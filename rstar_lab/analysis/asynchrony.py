@@ -138,7 +138,8 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
     """Compare the arms of `learning_curves` with a control.
 
     Tokens and seconds are the largest that every run of the control has reached; a run that ended before counts with its last
-    evaluation. Seeds that an arm or the control lacks are left out of its row. Raises UserError if the control is missing.
+    evaluation. Seeds that an arm or the control lacks are left out of its row; an arm without a common seed has no row.
+    Raises UserError if the control is missing.
     """
     if control not in set(curves.arm):
         raise UserError(f"no arm {control!r}; there are: {', '.join(sorted(set(curves.arm)))}")
@@ -152,13 +153,15 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
     rows = []
     for arm in dict.fromkeys([control, *curves.arm]):
         seeds = [seed for seed in sorted(set(curves.seed)) if (arm, seed) in runs and (control, seed) in runs]
+        if not seeds:
+            continue
         row = {
             "arm": arm,
             "seeds": len(seeds),
-            "speed": float(np.mean([speeds[arm, seed] / speeds[control, seed] for seed in seeds])) if seeds else np.nan,
+            "speed": float(np.mean([speeds[arm, seed] / speeds[control, seed] for seed in seeds])),
         }
         for name in at:
-            row[f"pass1_{name}"] = float(np.mean([values[name][arm, seed] for seed in seeds])) if seeds else np.nan
+            row[f"pass1_{name}"] = float(np.mean([values[name][arm, seed] for seed in seeds]))
             differences = [values[name][arm, seed] - values[name][control, seed] for seed in seeds]
             mean, low, high = _interval(differences) if arm != control else (0.0, np.nan, np.nan)
             row |= {f"difference_{name}": mean, f"low_{name}": low, f"high_{name}": high}

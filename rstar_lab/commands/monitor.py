@@ -26,7 +26,8 @@ def monitor(
 ) -> None:
     """Serve the metrics of all runs in a folder to Prometheus, until stopped.
 
-    The token is read from the variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` makes one). cluster/monitoring has a Grafana dashboard and alert rules.
+    The token is read from the variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` makes one). cluster/monitoring has a
+    Grafana dashboard and alert rules.
     """
     from rstar_lab.jobs.exporter import make_exporter
 
