@@ -1,4 +1,4 @@
-"""`rstar-lab sandbox serve | worker | check`."""
+"""`rstar-lab sandbox serve | worker | check | soak | top`."""
 
 import json
 import os
@@ -124,6 +124,57 @@ def check(
             typer.echo(f"{layer.name:20} {state}")
     if strict and not all(layer.present for layer in layers):
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example:\n\n`rstar-lab sandbox soak --calls 2000 --kills 10`")
+def soak(
+    calls: Annotated[int, typer.Option(min=1, help="Calls to run.")] = 10_000,
+    kills: Annotated[
+        int, typer.Option(min=0, help="Processes to kill: supervisors, zygotes, workers, the server, Redis, in turn.")
+    ] = 50,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes, with one slot each.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the mix and of the processes that are killed.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong or a process is left."""
+    from rstar_lab.sandbox.soak import print_progress
+    from rstar_lab.sandbox.soak import soak as run_soak
+
+    result = run_soak(calls, kills, workers=workers, seed=seed, report=print_progress)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict()))
+    else:
+        for name, value in result.to_dict().items():
+            typer.echo(f"{name:16} {value}")
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:\n\n`rstar-lab sandbox top http://127.0.0.1:8088 --interval 5`")
+def top(
+    url: Annotated[str, typer.Argument(help="Address of the service.")] = "http://127.0.0.1:8088",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two lines or tables.")] = 2.0,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many intervals (default: never).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per interval.")] = False,
+) -> None:
+    """Show what a service does: calls per second by outcome, latency, queue, sessions and failures. Ctrl-C stops it."""
+    import itertools
+    import time
+
+    from rstar_lab.sandbox.top import fetch, rates, table
+
+    token = os.environ.get(TOKEN) or None
+    before = fetch(url, token, time.monotonic())
+    for _ in itertools.count() if count is None else range(count):
+        time.sleep(interval)
+        now = fetch(url, token, time.monotonic())
+        values = rates(before, now)
+        before = now
+        if as_json:
+            typer.echo(json.dumps(values))
+            continue
+        clear = "\x1b[2J\x1b[H" if sys.stdout.isatty() else ""
+        typer.echo(clear + "\n".join([*table(values), ""]))
 
 
 def main() -> None:

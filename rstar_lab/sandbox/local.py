@@ -22,6 +22,15 @@ from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorDied, Su
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
+# retry: a call ran again because its supervisor died. supervisor_unresponsive: it was killed because it did not answer in time.
+EVENTS = (
+    "retry",
+    "supervisor_died",
+    "supervisor_unresponsive",
+    "zygotes_restarted",
+    "session_refused",
+    "session_forked",
+)
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +65,8 @@ class LocalSandbox:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.strict = strict
         self.outcomes: Counter[Outcome] = Counter()
-        self.retries = 0
+        # What went wrong in the infrastructure, and forks of sessions.
+        self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
         self.in_flight = 0
         self._scheduler = Scheduler(self.workers, limits.make_room)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
@@ -66,6 +76,10 @@ class LocalSandbox:
         self._idle = asyncio.Event()
         self._idle.set()
         self._session_cleaner: asyncio.Task[None] | None = None
+
+    @property
+    def retries(self) -> int:
+        return self.events["retry"]
 
     @property
     def queue_depth(self) -> int:
@@ -161,7 +175,9 @@ class LocalSandbox:
         try:
             async with original.lock, self._slot():
                 forker = Forker(await self._running_pool(), self._sessions, self._request(Call("", session=session)))
-                return await forker.fork(original, n)
+                names = await forker.fork(original, n)
+                self.events["session_forked"] += n
+                return names
         finally:
             self._sessions.done(original)
 
@@ -214,14 +230,16 @@ class LocalSandbox:
                 started = time.monotonic()
                 for attempt in range(ATTEMPTS):
                     if attempt:
-                        self.retries += 1
+                        self.events["retry"] += 1
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
                         result = await self._run_on_supervisor(tier, message, wall_s, slot)
                         return _to_call_result(result, self.limits.output_bytes, started - queued)
                     except SupervisorDied:
+                        self.events["supervisor_died"] += 1
                         continue
                     except SupervisorUnresponsive:
+                        self.events["supervisor_unresponsive"] += 1
                         break
                 return _infrastructure_failure(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
         except TimeoutError:
@@ -260,10 +278,13 @@ class LocalSandbox:
                 try:
                     result = await self._on_session(session, tier, message, wall_s, slot)
                 except SessionRefused:
+                    self.events["session_refused"] += 1
                     session.link = None
                     refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
                     return _infrastructure_failure(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
-                except (SupervisorDied, SupervisorUnresponsive):
+                except (SupervisorDied, SupervisorUnresponsive) as error:
+                    died = isinstance(error, SupervisorDied)
+                    self.events["supervisor_died" if died else "supervisor_unresponsive"] += 1
                     session.link = None
                     self._sessions.record_loss(session.name, "it was lost")
                     return _infrastructure_failure(
@@ -316,6 +337,7 @@ class LocalSandbox:
             if self._closed:
                 raise RuntimeError("the sandbox is closed")
             if self._pool and not self._pool.alive:
+                self.events["zygotes_restarted"] += 1
                 log.warning("the sandbox's zygotes have ended; starting new ones")
                 pool, self._pool = self._pool, None
                 await pool.close()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from rstar_lab.outcomes import Outcome
@@ -85,6 +86,10 @@ class LocalBackend:
     @property
     def sessions(self) -> int:
         return self.sandbox.sessions
+
+    @property
+    def events(self) -> Mapping[str, int]:
+        return self.sandbox.events
 
     @property
     def prefetch_limit(self) -> int:

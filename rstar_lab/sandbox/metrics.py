@@ -1,8 +1,10 @@
 """Prometheus metrics of the service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from rstar_lab.sandbox.call import CallResult
 
@@ -10,11 +12,26 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
+class _Events(Collector):
+    """Counts events of the sandbox: failures of its processes, retries, refused and forked sessions."""
+
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self.read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily("rstar_lab_sandbox_events", "events of this process's sandbox", labels=["event"])
+        for event, count in self.read().items():
+            family.add_metric([event], count)
+        yield family
+
+
 class Metrics:
     """Metrics with the prefix rstar_lab_sandbox_. Gauges are read at each scrape."""
 
-    def __init__(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> None:
-        """gauges: name -> (description, function that returns the value)."""
+    def __init__(
+        self, gauges: dict[str, tuple[str, Callable[[], float]]], events: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """gauges: name -> (description, function that returns the value). events: returns event -> count."""
         self.registry = CollectorRegistry()
         self.latency = Histogram(
             "rstar_lab_sandbox_call_seconds",
@@ -34,6 +51,7 @@ class Metrics:
         )
         for name, (what, read) in gauges.items():
             Gauge(f"rstar_lab_sandbox_{name}", what, registry=self.registry).set_function(read)
+        self.registry.register(_Events(events))
 
     def observe(self, result: CallResult, seconds: float) -> None:
         self.latency.labels(result.outcome.value).observe(seconds)

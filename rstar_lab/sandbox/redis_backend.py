@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -45,8 +45,9 @@ class Pending:
 class RedisBackend:
     """Runs work on the workers of a Redis, which are started with `rstar-lab sandbox worker`."""
 
-    # Zygotes and sessions belong to the workers.
+    # Zygotes, sessions and their events belong to the workers.
     zygotes = sessions = 0
+    events: Mapping[str, int] = {}
 
     def __init__(self, url: str, *, wait_s: float) -> None:
         """wait_s: seconds a call may wait until a worker takes it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from rstar_lab.outcomes import Outcome
@@ -30,6 +31,10 @@ class Backend(Protocol):
     def sessions(self) -> int:
         """Live sessions of this process; 0 if the backend has none."""
 
+    @property
+    def events(self) -> Mapping[str, int]:
+        """Event -> how often it happened in this process; empty if the backend has none."""
+
     async def run(self, work: Work) -> CallResult: ...
 
     async def aclose(self) -> None: ...
@@ -54,7 +59,8 @@ class Service:
                 "workers": ("calls that run at full priority at once", lambda: backend.capacity),
                 "zygotes": ("live zygotes of this process", lambda: backend.zygotes),
                 "sessions": ("sessions of this process whose state is kept", lambda: backend.sessions),
-            }
+            },
+            lambda: backend.events,
         )
 
     def admit(self, calls: int) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import time
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ class EchoBackend:
     """A backend that returns the code of a call as its output."""
 
     queued = zygotes = sessions = 0
+    events: ClassVar[dict[str, int]] = {}
     capacity = 1
 
     async def run(self, work) -> CallResult:

@@ -1,25 +1,15 @@
-"""Soak test of LocalSandbox with a mixed load: correct results, no leaks. Part of `make test-all`."""
+"""Soak tests with a mixed load: correct results, no leaks, also while processes are killed. Part of `make test-all`."""
 
 import asyncio
+import os
 import random
+import shutil
 
 import psutil
 import pytest
 
-from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
-
-KINDS = {
-    "plain": (60, "print(1 + 1)", Outcome.OK, "2\n"),
-    "numpy": (15, "import numpy as np\nprint(int(np.arange(10).sum()))", Outcome.OK, "45\n"),
-    "sympy": (10, "import sympy\nprint(sympy.solve(sympy.Symbol('x')**2 - 4))", Outcome.OK, "[-2, 2]\n"),
-    "exception": (8, "1 / 0", Outcome.EXCEPTION, ""),
-    "loop": (2, "while True: pass", Outcome.TIMEOUT, ""),
-    "memory": (1, "x = []\nwhile True: x.append(bytearray(10**7))", Outcome.MEMORY, ""),
-    "fork bomb": (1, "import os\nwhile True:\n try: os.fork()\n except OSError: pass", Outcome.TIMEOUT, ""),
-    "flood": (1, "while True: print('x' * 999)", Outcome.OUTPUT_LIMIT, None),
-    "suicide": (2, "import os\nos.kill(os.getpid(), 9)", Outcome.KILLED, ""),
-}
+from rstar_lab.sandbox.soak import KINDS, sandbox_parts, soak
 
 
 @pytest.mark.soak
@@ -27,7 +17,7 @@ KINDS = {
 @pytest.mark.parametrize("make_room", [True, False])
 async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
     draw = random.Random(0)
-    names = draw.choices(list(KINDS), [kind[0] for kind in KINDS.values()], k=10_000)
+    names = draw.choices(list(KINDS), [kind.weight for kind in KINDS.values()], k=10_000)
     limits = Limits(timeout_s=1, wall_slack_s=30, memory_mb=1024, queue_timeout_s=1800, make_room=make_room)
     me = psutil.Process()
     async with LocalSandbox(limits) as sandbox:
@@ -35,10 +25,10 @@ async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
         wrong: list[tuple[str, object]] = []
 
         async def one(name: str) -> None:
-            _, code, outcome, stdout = KINDS[name]
+            kind = KINDS[name]
             async with gate:
-                result = await sandbox.run(code, memory_mb=128 if name == "memory" else None)
-            if result.outcome != outcome or stdout not in (None, result.stdout):
+                result = await sandbox.run(kind.code, memory_mb=kind.memory_mb)
+            if result.outcome not in kind.outcomes or kind.stdout not in (None, result.stdout):
                 wrong.append((name, result))
 
         await asyncio.gather(*(one(name) for name in names[:500]))
@@ -51,3 +41,22 @@ async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
         assert len(me.children(recursive=True)) <= processes + 16
         assert me.num_fds() <= fds + 16
     assert not [child for child in me.children(recursive=True) if "box.zygote" in " ".join(child.cmdline())]
+
+
+async def test_the_parts_of_a_sandbox_are_found():
+    async with LocalSandbox(workers=2) as sandbox:
+        await asyncio.gather(*(sandbox.run("import math") for _ in range(4)))
+        running = asyncio.create_task(sandbox.run("import time\ntime.sleep(99)"))
+        await asyncio.sleep(0.5)
+        parts = sandbox_parts(os.getpid())
+        assert 1 <= len(parts["zygote"]) <= 4 and 1 <= len(parts["supervisor"]) <= 4
+        running.cancel()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_no_call_is_lost_while_processes_are_killed():
+    if shutil.which("redis-server") is None:
+        pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
+    result = soak(10_000, 50, workers=2, seed=0, report=lambda _: None)
+    assert result.passed, result.to_dict()
