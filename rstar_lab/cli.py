@@ -15,6 +15,7 @@ from rstar_lab.commands import (
     demo,
     evaluate,
     monitor,
+    new,
     notebooks,
     plan,
     preflight,
@@ -83,6 +84,7 @@ for command in (
     bench,
     monitor,
     notebooks,
+    new,
 ):
     app.add_typer(command.app)
 

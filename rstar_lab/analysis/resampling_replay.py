@@ -18,6 +18,7 @@ from rstar_lab.figure_theme import COLOURS
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.advantages import group_advantages
 from rstar_lab.rl.algorithm.roc import (
+    OwnRule,
     SelectionRule,
     released_tool_error_penalty,
     resample,
@@ -68,7 +69,7 @@ def replay(
     run_id: str,
     step: int,
     *,
-    rule: SelectionRule = "paper",
+    rule: SelectionRule | OwnRule = "paper",
     keep: int | None = None,
     weights: tuple[float, float] = (1.0, 1.0),
     errors: Errors = "outcomes",
@@ -79,7 +80,7 @@ def replay(
 ) -> Replay:
     """Resample one step of a run with another rule and return the resulting batch beside the trained one.
 
-    rule: of `rl.algorithm.roc.resample`; none keeps every rollout. keep: rollouts kept per group; None: the recipe's
+    rule: of `rl.algorithm.roc.resample`, also a function; none keeps every rollout. keep: rollouts kept per group; None: the recipe's
     rl.group_size, else half of the group. weights: of p_err and p_format in the penalty. errors: how p_err counts errors:
     `outcomes`, or `substring` (the word "error" in a tool response, as in the release), which requires transcripts.
     draws: number of draws of a random rule. Raises RunStoreError if the run has no such step.
@@ -90,7 +91,7 @@ def replay(
     frame["p_err"] = _penalties(runs, frame, errors)
     frame["penalty"] = weights[0] * frame.p_err + weights[1] * frame.p_format.fillna(0)
     keep = keep or _group_size(runs, run_id)
-    times = draws if rule in ("paper", "random") else 1
+    times = draws if callable(rule) or rule in ("paper", "random") else 1
     rng = np.random.default_rng(seed)
     groups = [part.index.to_numpy() for _, part in frame.groupby("group_id", sort=False)]
     rewards, penalties = frame.reward.to_numpy(float), frame.penalty.to_numpy(float)
@@ -115,7 +116,9 @@ def replay(
         count += chosen
         total += np.nan_to_num(advantages)
         summaries.append(_summary(frame, chosen, advantages))
-    name = f"{rule}" + ("" if weights == (1.0, 1.0) else f", weights {weights[0]:g} and {weights[1]:g}")
+    name = (rule.__name__ if callable(rule) else rule) + (
+        "" if weights == (1.0, 1.0) else f", weights {weights[0]:g} and {weights[1]:g}"
+    )
     name += ", substring errors" if errors == "substring" else ""
     kept = frame.kept.fillna(False).to_numpy(bool)
     trained = _summary(frame, kept, frame.advantage.to_numpy(float))

@@ -1,7 +1,6 @@
 """Identity of an evaluation: everything that can change its numbers. A different identity is a different run."""
 
 import hashlib
-import inspect
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +10,7 @@ from typing import Any
 
 from rstar_lab import __version__, verify
 from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
-from rstar_lab.rl.plugins import NAME, load_named
+from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
 from rstar_lab.runs.files import write_json
@@ -101,11 +100,7 @@ def verifier_version() -> str:
 
 def _named(name: str) -> str:
     """Return the name of a tool or reward; one of the user's own with a hash of its source file."""
-    if not NAME.fullmatch(name):
-        return name
-    source = inspect.getsourcefile(inspect.unwrap(load_named(name, "rl")))
-    content = Path(source).read_bytes() if source else b""
-    return f"{name}@{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+    return f"{name}@{source_hash(name, 'rl')}" if NAME.fullmatch(name) else name
 
 
 def _hash(value: Any) -> str:

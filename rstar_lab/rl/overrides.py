@@ -140,7 +140,8 @@ def _item(items: list[Any], part: str, dotted: str) -> Any:
 
 
 def _explain(error: Any) -> str:
-    location = [str(part) for part in error["loc"]]
+    # A key with alternatives, such as a name or a function, has one error for each; pydantic adds the alternative's type.
+    location = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "function-after["))]
     key = ".".join(location)
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] != "extra_forbidden":

@@ -1,10 +1,14 @@
 """User functions that a recipe names as `module:name`, imported from the working directory."""
 
 import difflib
+import hashlib
 import importlib
+import inspect
 import re
 import sys
 import traceback
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +39,40 @@ def load_named(name: str, key: str) -> Any:
         near = difflib.get_close_matches(attribute, dir(module), n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{key}: {name}: {module.__file__} has no {attribute}{hint}") from None
+
+
+@cache
+def load_function(name: str, key: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the function `module:name`; a call of it raises UserError if the function fails.
+
+    key: the recipe key that names it. parameters: what it is called with, in this order, for the error message.
+    Raises UserError if it does not exist, is not callable, or does not accept that number of arguments.
+    """
+    function = load_named(name, key)
+    if not callable(function):
+        raise UserError(f"{key}: {name} is a {type(function).__name__}; expected a function")
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        raise UserError(f"{key}: {name} is called with ({', '.join(parameters)}): {error}") from None
+    except ValueError:  # a built-in function without a signature
+        pass
+
+    def checked(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise UserError(
+                f"{key}: {name} failed at {at.filename}:{at.lineno}: {type(error).__name__}: {error}"
+            ) from error
+
+    return checked
+
+
+def source_hash(name: str, key: str) -> str:
+    """Return a hash of the source file that defines `module:name`."""
+    found = inspect.unwrap(load_named(name, key))
+    source = inspect.getsourcefile(found if hasattr(found, "__module__") and callable(found) else type(found))
+    content = Path(source).read_bytes() if source else b""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

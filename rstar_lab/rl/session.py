@@ -13,9 +13,13 @@ from pydantic import ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
+from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError
+from rstar_lab.rl.recipe.functions import own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
@@ -38,8 +42,7 @@ class RunSession:
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
         self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
-        # Report errors of user tools before anything is started.
-        make_tools([name for name in recipe.rl.tools if name not in CODE_TOOLS], None)
+        load_functions(recipe)  # report their errors before anything is started
 
     @classmethod
     @asynccontextmanager
@@ -139,6 +142,27 @@ async def _end(task: asyncio.Task[Any]) -> None:
         await task
 
 
+def load_functions(recipe: Recipe) -> dict[str, str]:
+    """Load the functions of the user that a recipe names; return them by recipe key.
+
+    Raises UserError if one does not exist or cannot be called as its key requires.
+    """
+    make_reward(recipe.rl.reward, recipe.rl.answer)
+    make_tools(
+        [name for name in recipe.rl.tools if name not in CODE_TOOLS], None, own_timeout_s=recipe.rl.tool_timeout_s
+    )
+    make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
+    for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
+        _ = rl.selection_config, rl.loss_config, [own_metric(name) for name in rl.metrics]
+    for stage in recipe.stages:
+        if stage.hand_off and stage.hand_off.trigger:
+            own_trigger(stage.hand_off.trigger)
+        if spec := stage.problems.synthetic:
+            own = [name for name in spec.families or () if name not in families.FAMILIES]
+            families.synthesize(spec.seed, len(own), levels=spec.levels, families=own)
+    return recipe.functions
+
+
 def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
     """The problems a recipe names. Synthetic ones never ask what an excluded problem asks; in a file that is an error."""
     if section.synthetic:
@@ -158,8 +182,12 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
 
 
 def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
-    """The writer of one piece. Raises RecipeError where the run is there already and was made by another recipe."""
+    """Return the writer of one piece. Raises RecipeError if the run exists and was made by another recipe, or with other
+    source code of the functions that the recipe names."""
     recipe = session.recipe.model_dump(mode="json")
+    sources = {key: f"{name}@{source_hash(name, key)}" for key, name in session.recipe.functions.items()}
+    if sources:
+        details["extra"] = (details.get("extra") or {}) | {"functions": sources}
     folder = session.runs_dir / session.run_id(piece)
     if (folder / "run.json").exists():
         # Validation fills in the defaults of keys that are newer than the run.
@@ -177,6 +205,13 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
             if differ := _difference(old.get(key), recipe[key], key):
                 raise RecipeError(
                     f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
+                )
+        old_sources = (info.get("extra") or {}).get("functions") or {}
+        for key, source in sources.items():
+            if old_sources.get(key, source) != source:
+                raise RecipeError(
+                    f"{key}: the source file of {source.partition('@')[0]} has changed since run {folder} was made: choose "
+                    "--set name=..., or another --runs-dir"
                 )
     return RunWriter.open(
         session.runs_dir, session.run_id(piece), kind=kind, recipe=recipe, seed=session.recipe.seed, **details

@@ -1,15 +1,16 @@
 """Options of the algorithm as plain data. This module imports no torch, so that a recipe loads quickly."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
+from rstar_lab.rl.algorithm.roc import OwnRule, Penalty, SelectionRule
+from rstar_lab.rl.trajectory import Trajectory
 
 Variant = Literal["grpo", "gspo", "cispo", "clip_cov", "kl_cov"]
 Aggregation = Literal[
     "token-mean", "group-token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
-
 
 Correction = Literal["none", "tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
 PER_SEQUENCE: tuple[Correction, ...] = ("seq_tis", "seq_mask", "geo_mask")
@@ -21,22 +22,30 @@ CORRECTION_BOUNDS: dict[Correction, tuple[float, float]] = {
 }  # fmt: skip
 
 
+# Functions of the user. Tensors are (batch, tokens).
+OwnLoss = Callable[[Any, Any, Any, Any], Any]  # (log_probs, old_log_probs, advantages, mask) -> loss of each token
+OwnCorrection = Callable[[Any, Any, Any], Any]  # (trainer_log_probs, engine_log_probs, mask) -> weight of each token
+OwnPenalty = Callable[[Trajectory], float]
+OwnAdvantage = Callable[[Any, list[Trajectory]], Any]  # (rewards, trajectories) -> advantage of each rollout
+
+
 @dataclass(frozen=True, slots=True)
 class LossConfig:
     """Options of the training loss. See `objective.policy_loss` for the variants and `objective.aggregate` for the
     aggregations.
 
+    variant, correction: a name, or a function of the user.
     horizon: constant length that `seq-mean-token-sum-norm` divides by; None: the width of the batch.
     correction, correction_bounds: off-policy correction, see `correction.correction_weights`.
     kl_coefficient: weight of the KL to the reference model; 0: no KL term.
     """
 
-    variant: Variant = "grpo"
+    variant: Variant | OwnLoss = "grpo"
     aggregation: Aggregation = "token-mean"
     clip_low: float = 0.2
     clip_high: float = 0.28
     horizon: int | None = None
-    correction: Correction = "none"
+    correction: Correction | OwnCorrection = "none"
     correction_bounds: tuple[float, float] = (0.0, 2.0)
     kl_coefficient: float = 0.0
 
@@ -47,14 +56,16 @@ class SelectionConfig:
 
     min_positive, min_negative: smallest number kept of each side, if the group has that many.
     rule: resampling rule; none keeps whole groups. group_size: rollouts kept per group. penalties: terms of the penalty
-    by which RoC ranks correct rollouts. normalise_std: divide advantages by the standard deviation of the group.
+    by which RoC ranks correct rollouts. rule and penalties may be functions of the user.
+    advantage: function of the user; None: group advantages, divided by the standard deviation of the group if normalise_std.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
     drop_void_turns: leave out rollouts that have a turn without a well-formed call or an answer (SimpleTIR).
     """
 
-    rule: SelectionRule = "paper"
+    rule: SelectionRule | OwnRule = "paper"
     group_size: int = 16
-    penalties: tuple[Penalty, ...] = ("errors", "format")
+    penalties: tuple[Penalty | OwnPenalty, ...] = ("errors", "format")
+    advantage: OwnAdvantage | None = None
     min_positive: int = 0
     min_negative: int = 0
     normalise_std: bool = True

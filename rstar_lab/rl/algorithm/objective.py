@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rstar_lab.rl.algorithm.advantages import group_advantages, hashable_groups
-from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, Variant
+from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, OwnLoss, Variant
 from rstar_lab.rl.algorithm.correction import correction_weights
 
 __all__ = [
@@ -36,7 +36,7 @@ def policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     aggregation: Aggregation = "token-mean",
-    variant: Variant = "grpo",
+    variant: Variant | OwnLoss = "grpo",
     rollout_weights: Tensor | None = None,
     normaliser: float | Tensor | None = None,
     horizon: int | None = None,
@@ -57,14 +57,15 @@ def policy_loss(
     cispo: -A log_probs times the clipped ratio, which is detached, so that every token keeps a gradient.
     clip_cov: grpo without a random `cov_share` of the tokens whose covariance of log-prob and advantage lies within
     `cov_bounds`. kl_cov: -A r without clip, plus `cov_kl` |log-ratio| on the `cov_share` of tokens with the highest
-    covariance. Both compute the covariance over the tokens passed in. generator: selects the tokens of clip_cov; None:
+    covariance. Both compute the covariance over the tokens passed in. A function: it receives (log_probs, old_log_probs,
+    advantages, mask) and returns the loss of each token, before weights and aggregation. generator: selects the tokens of clip_cov; None:
     the default generator of torch.
 
     Statistics over the masked tokens: tokens, clip_share, ratio_mean, ratio_max, kl (mean of old - new log-prob), kl_k3
     (never negative). clip_share is the share of tokens whose gradient was clipped to 0 (cispo: whose weight was
     clipped). Raises ValueError for differing shapes or unknown names.
     """
-    if variant not in get_args(Variant):
+    if not callable(variant) and variant not in get_args(Variant):
         raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
     for name, tensor in [("old_log_probs", old_log_probs), ("advantages", advantages), ("mask", mask)]:
         if tensor.shape != log_probs.shape:
@@ -86,7 +87,10 @@ def policy_loss(
     plain, clipped = -advantages * ratio, -advantages * clipped_ratio
     cut = clipped > plain
 
-    if variant == "cispo":
+    if callable(variant):
+        losses = variant(log_probs, old_log_probs.masked_fill(~own, 0.0), advantages, own)
+        cut = torch.zeros_like(own)
+    elif variant == "cispo":
         losses = -clipped_ratio.detach() * advantages * log_probs
         cut = ratio != clipped_ratio
     elif variant == "clip_cov":

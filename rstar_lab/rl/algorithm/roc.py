@@ -7,7 +7,7 @@ Source: rStar2-Agent (arXiv 2508.20722), section 3.2. The rule of the paper's pu
 This module imports nothing but numpy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -20,6 +20,8 @@ PENALTY_FLOOR = 0.01
 Rule = Literal["paper", "released", "random"]  # of `resample`
 SelectionRule = Literal["paper", "released", "random", "none"]  # of a recipe; none: no oversampling, whole groups
 Penalty = Literal["errors", "format"]
+# A rule of the user: (rewards, penalties, keep, rng) -> indices of the rollouts to keep.
+OwnRule = Callable[[np.ndarray, np.ndarray, int, np.random.Generator], Sequence[int]]
 RULES: tuple[Rule, ...] = get_args(Rule)
 SELECTION_RULES: tuple[SelectionRule, ...] = get_args(SelectionRule)
 
@@ -59,7 +61,7 @@ def resample(
     penalties: Sequence[float],
     keep: int,
     *,
-    rule: Rule = "paper",
+    rule: Rule | OwnRule = "paper",
     min_positive: int = 0,
     min_negative: int = 0,
     rng: np.random.Generator | None = None,
@@ -77,6 +79,7 @@ def resample(
     released: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest
     penalties and the first negatives; ties in index order. Deterministic.
     random: `keep` rollouts, uniformly. A control: oversampling without a preference.
+    a function: it receives (rewards, penalties, keep, rng) and returns `keep` different indices; it ignores the minima.
 
     Raises ValueError if lengths differ, a penalty is negative or not finite, or the minima do not fit into `keep`.
     """
@@ -92,12 +95,14 @@ def resample(
         raise ValueError(
             f"min_positive {min_positive} + min_negative {min_negative} must lie between 0 and keep, which is {keep}"
         )
-    if rule not in RULES:
+    if not callable(rule) and rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
     if count <= keep:
         return list(range(count))
 
     rng = rng or np.random.default_rng()
+    if callable(rule):
+        return sorted(rule(reward, penalty, keep, rng))
     if rule == "random":
         return sorted(rng.choice(count, keep, replace=False).tolist())
 

@@ -66,7 +66,11 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
         else:
             kept += chosen
     rewards = [shaped_reward(t, config) for t in kept]
-    advantages = group_advantages(rewards, [t.group_id for t in kept], normalise_std=config.normalise_std).tolist()
+    if config.advantage is None:
+        groups_of = [t.group_id for t in kept]
+        advantages = group_advantages(rewards, groups_of, normalise_std=config.normalise_std).tolist()
+    else:
+        advantages = list(config.advantage(np.asarray(rewards, dtype=float), kept)) if kept else []
     if not config.drop_void_turns:
         return Selection(kept, advantages, equal_groups)
     valid = [i for i, t in enumerate(kept) if not any(turn.void for turn in t.turns)]
@@ -80,7 +84,7 @@ def rollout_penalty(trajectory: Trajectory, config: SelectionConfig) -> float:
     if config.rule == "released":
         errors = released_tool_error_penalty([call.response for call in trajectory.calls])
     terms = {"errors": errors, "format": trajectory.p_format}
-    return sum(terms[name] for name in config.penalties)
+    return sum(term(trajectory) if callable(term) else terms[term] for term in config.penalties)
 
 
 def shaped_reward(trajectory: Trajectory, config: SelectionConfig) -> float:

@@ -7,9 +7,8 @@ from pathlib import Path
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
-from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, SftConfig
-from rstar_lab.rl.reward import make_reward
-from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.recipe import Recipe, SftConfig
+from rstar_lab.rl.session import load_functions
 
 SAMPLED_PROBLEMS = 32
 CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
@@ -33,14 +32,12 @@ SFT_LOCAL_ONLY = {
 
 
 def own_functions(context: CheckContext) -> str:
-    """Load the tools and the reward that the recipe names."""
-    rl = context.recipe.rl
-    own = [name for name in rl.tools if name not in CODE_TOOLS]
-    if not own and rl.reward == "verify":
-        raise NotNeeded("the recipe has no own tools and no own reward")
-    make_tools(own, None, own_timeout_s=rl.tool_timeout_s)
-    make_reward(rl.reward, rl.answer)
-    return ", ".join([*own, *([rl.reward] if rl.reward != "verify" else [])])
+    """Load the functions of the user that the recipe names, and tools at a URL."""
+    loaded = load_functions(context.recipe)
+    urls = [name for name in context.recipe.rl.tools if "://" in name]
+    if not loaded and not urls:
+        raise NotNeeded("the recipe names no own functions")
+    return ", ".join([*(f"{key}: {name}" for key, name in loaded.items()), *urls])
 
 
 def unread_keys(context: CheckContext) -> str:

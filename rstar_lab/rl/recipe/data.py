@@ -18,7 +18,7 @@ class Synthetic(Section):
     levels: tuple[int, ...] | None = None
     """Difficulty levels, 1 to 4. Default: all."""
     families: tuple[str, ...] | None = None
-    """Names of problem families. Default: all."""
+    """Names of problem families, or your own `module:function` (docs/extending.md). Default: all built-in ones."""
 
 
 class Problems(Section):

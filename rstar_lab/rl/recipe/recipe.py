@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.section import Positive, Section
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
@@ -44,6 +45,29 @@ class Recipe(Section):
     def settings(self, stage: Stage) -> RlSection:
         """Return the keys of `rl` with the changes of a stage."""
         return RlSection(**(self.rl.model_dump() | stage.rl))
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The functions of the user that the recipe names (`module:function`), by recipe key."""
+        named = {"engine.scheduler": [self.engine.scheduler]}
+        for prefix, rl in [("rl", self.rl), *((f"stages.{stage.name}", self.settings(stage)) for stage in self.stages)]:
+            for key in ("roc", "variant", "advantage", "correction", "reward"):
+                named[f"{prefix}.{key}"] = [getattr(rl, key)]
+            for key in ("roc_penalties", "metrics", "tools"):
+                named[f"{prefix}.{key}"] = list(getattr(rl, key))
+        for stage in self.stages:
+            if stage.hand_off and stage.hand_off.trigger:
+                named[f"stages.{stage.name}.hand_off.trigger"] = [stage.hand_off.trigger]
+            if stage.problems.synthetic:
+                named[f"stages.{stage.name}.problems.synthetic.families"] = list(
+                    stage.problems.synthetic.families or ()
+                )
+        found: dict[str, str] = {}
+        for key, names in named.items():
+            for name in names:
+                if NAME.fullmatch(name) and name not in found.values():
+                    found[key if len(names) == 1 else f"{key}.{name}"] = name
+        return found
 
     @model_validator(mode="after")
     def _check_stages(self) -> "Recipe":

@@ -16,7 +16,8 @@ from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
 from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
-from rstar_lab.rl.recipe.section import NotNegative, Positive, Section
+from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
+from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section
 from rstar_lab.verify import AnswerFormat
 
 Mode = Literal["sync", "one_step_off", "async"]
@@ -34,13 +35,13 @@ class RlSection(Section):
     oversample: Positive = 2
     """Rollouts generated per rollout trained on: each problem gets `group_size * oversample`. Default: paper, section
     3.2 (GRPO-RoC)."""
-    roc: SelectionRule = "paper"
+    roc: SelectionRule | Function = "paper"
     """How `group_size` rollouts are selected from a group. `paper`: failures uniformly, successes with probability
     inversely proportional to their penalty (section 3.2). `released`: the rule of microsoft/rStar. `random`: uniformly,
-    as a control. `none`: no oversampling (plain GRPO)."""
-    roc_penalties: tuple[Penalty, ...] = ("errors", "format")
-    """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags). Default:
-    paper, section 3.2."""
+    as a control. `none`: no oversampling (plain GRPO). Or your own `module:function` (docs/extending.md)."""
+    roc_penalties: tuple[Penalty | Function, ...] = ("errors", "format")
+    """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags), or your
+    own `module:function` of a trajectory. Default: paper, section 3.2."""
     roc_min_positive: NotNegative = 0
     """Successes that RoC keeps at least, if the group has that many. Default: ours; the release's script uses 2."""
     roc_min_negative: NotNegative = 0
@@ -50,11 +51,14 @@ class RlSection(Section):
     mini-batches: its ratio is 1."""
     clip_high: float = 0.28
     """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 3.1."""
-    variant: Variant = "grpo"
-    """Policy loss. Default: paper. gspo: arXiv 2507.18071, cispo: 2506.13585, clip_cov and kl_cov: 2505.22617."""
+    variant: Variant | Function = "grpo"
+    """Policy loss. Default: paper. gspo: arXiv 2507.18071, cispo: 2506.13585, clip_cov and kl_cov: 2505.22617. Or your own
+    `module:function` (docs/extending.md)."""
     aggregation: Aggregation = "token-mean"
     """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
     over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: ours."""
+    advantage: Literal["group"] | Function = "group"
+    """`group`: reward minus the mean of its group (GRPO). Or your own `module:function` (docs/extending.md)."""
     normalise_std: bool = True
     """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO."""
     max_response_tokens: Positive = 8192
@@ -133,6 +137,8 @@ class RlSection(Section):
     """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
     `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. One for the whole
     run."""
+    metrics: tuple[Function, ...] = ()
+    """Further metrics of a step, as `module:function` of its trajectories. A function `f` appears as `metrics/f`."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
     a GPU, fp32 on a CPU. Default: ours."""
@@ -140,10 +146,11 @@ class RlSection(Section):
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     importance_cap: float | None = Field(None, gt=0)
     """Short for `correction: tis` with this upper bound. Default: off."""
-    correction: Correction = "none"
+    correction: Correction | Function = "none"
     """Off-policy correction by the ratio of trainer to engine probability: `tis` and `seq_tis` truncate it per token or
     sequence, `token_mask`, `seq_mask`, `geo_mask` and `icepop` leave tokens or sequences out (formulas and sources in
-    docs/algorithm.md). Requires `old_log_probs: trainer`. Default: none."""
+    docs/algorithm.md). Or your own `module:function` (docs/extending.md). Requires `old_log_probs: trainer`. Default:
+    none."""
     correction_bounds: tuple[float, float] | None = None
     """Lower and upper bound of that ratio. Default: by correction, as its source has it."""
     max_corrected_share: float = Field(0.5, gt=0, le=1)
@@ -170,34 +177,36 @@ class RlSection(Section):
 
     @property
     def loss_config(self) -> LossConfig:
-        """The options of the training loss."""
+        """The options of the training loss. Loads the functions that it names."""
+        correction, bounds = self.resolved_correction
         return LossConfig(
-            variant=self.variant,
+            variant=own_loss(self.variant) if is_own(self.variant) else self.variant,  # type: ignore[arg-type]
             aggregation=self.aggregation,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             horizon=self.max_response_tokens,
-            correction=self.resolved_correction[0],
-            correction_bounds=self.resolved_correction[1],
+            correction=own_correction(correction) if is_own(correction) else correction,  # type: ignore[arg-type]
+            correction_bounds=bounds,
             kl_coefficient=self.kl_coefficient,
         )
 
     @property
-    def resolved_correction(self) -> tuple[Correction, tuple[float, float]]:
+    def resolved_correction(self) -> tuple[Correction | Function, tuple[float, float]]:
         """The off-policy correction and its bounds."""
         if self.importance_cap is not None:
             return "tis", (0.0, self.importance_cap)
-        if self.correction == "none":
-            return "none", (0.0, 1.0)
-        return self.correction, self.correction_bounds or CORRECTION_BOUNDS[self.correction]
+        if self.correction == "none" or is_own(self.correction):
+            return self.correction, (0.0, 1.0)
+        return self.correction, self.correction_bounds or CORRECTION_BOUNDS[self.correction]  # type: ignore[index]
 
     @property
     def selection_config(self) -> SelectionConfig:
-        """The options of the selection of rollouts."""
+        """The options of the selection of rollouts. Loads the functions that it names."""
         return SelectionConfig(
-            rule=self.roc,
+            rule=own_rule(self.roc) if is_own(self.roc) else self.roc,  # type: ignore[arg-type]
             group_size=self.group_size,
-            penalties=self.roc_penalties,
+            penalties=tuple(own_penalty(name) if is_own(name) else name for name in self.roc_penalties),  # type: ignore[misc]
+            advantage=own_advantage(self.advantage) if self.advantage != "group" else None,
             min_positive=self.roc_min_positive,
             min_negative=self.roc_min_negative,
             normalise_std=self.normalise_std,
@@ -236,8 +245,12 @@ class RlSection(Section):
             raise ValueError(
                 f"{name} requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
             )
-        if self.correction_bounds is not None and self.correction == "none":
-            raise ValueError("correction_bounds requires correction")
+        if self.correction_bounds is not None and (self.correction == "none" or is_own(self.correction)):
+            raise ValueError("correction_bounds requires correction, and one of the built-in ones")
+        if is_own(self.roc) and (self.roc_min_positive or self.roc_min_negative):
+            raise ValueError("roc_min_positive and roc_min_negative require one of the built-in rules in roc")
+        if len({name.partition(":")[2] for name in self.metrics}) < len(self.metrics):
+            raise ValueError("metrics: two functions have the same name; rename one")
         if not 0 <= low < high:
             raise ValueError(f"correction_bounds must be 0 <= low < high, got {low:g}, {high:g}")
         if correction in ("tis", "seq_tis") and low > 0:
@@ -277,3 +290,8 @@ class RlSection(Section):
             raise ValueError(f"{name} requires mode: sync")
         if self.resolved_buffer_groups < self.problems_per_step:
             raise ValueError(f"buffer_groups must be at least problems_per_step, {self.problems_per_step}")
+
+
+def is_own(name: str) -> bool:
+    """Return whether a value of the recipe names a function of the user instead of a built-in."""
+    return ":" in name

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.plugins import NAME
 
 
 class RecipeError(UserError):
@@ -22,3 +23,12 @@ class Section(BaseModel):
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _check_function(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError("a function of your own has the form module:function")
+    return name
+
+
+Function = Annotated[str, AfterValidator(_check_function)]  # a function of the user, see docs/extending.md

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.section import NotNegative, Positive, Section
+from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section
 
 
 class EngineSection(Section):
@@ -28,8 +28,9 @@ class EngineSection(Section):
     """Share of a GPU's memory that an engine takes. GPU only. Default: ours."""
     max_batch: Positive = 256
     """Maximum sequences that an engine generates at once. Default: ours."""
-    scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] = "adaptive"
-    """Policy that assigns turns to engines (docs/scheduler.md). `rollout: lockstep` ignores it."""
+    scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] | Function = "adaptive"
+    """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md).
+    `rollout: lockstep` ignores it."""
     stall_s: float = Field(300.0, gt=0)
     """Seconds without progress after which an engine counts as hung and is restarted. Default: ours."""
     mismatch_limit: float | None = Field(None, ge=0)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.recipe.section import Positive, Section
+from rstar_lab.rl.recipe.section import Function, Positive, Section
 
 
 class HandOff(Section):
@@ -18,12 +18,14 @@ class HandOff(Section):
     truncation_plateau: float | None = Field(None, ge=0)
     """End when the share of truncated rollouts changes by at most this from one `window` of steps to the next."""
     window: Positive = 10
-    """Steps over which both conditions average. Default: ours."""
+    """Steps over which these two conditions average. Default: ours."""
+    trigger: Function | None = None
+    """End when your own `module:function` of the metrics of the stage's steps returns true (docs/extending.md)."""
 
     @model_validator(mode="after")
     def _check_condition(self) -> "HandOff":
-        if self.solved_groups is None and self.truncation_plateau is None:
-            raise ValueError("give solved_groups, truncation_plateau or both")
+        if self.solved_groups is None and self.truncation_plateau is None and self.trigger is None:
+            raise ValueError("give at least one of solved_groups, truncation_plateau and trigger")
         return self
 
 

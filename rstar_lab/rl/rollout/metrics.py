@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.rl.recipe.functions import own_metric
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -16,9 +17,12 @@ def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
     return sum(errors for errors, _ in counts) / calls if calls else None
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:
+def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ()) -> dict[str, float | int | None]:
     """Return the metrics over all rollouts of a step, including dropped ones. `metrics/<name>`: mean of a
-    metric of the user over the rollouts that have it."""
+    metric of the user over the rollouts that have it, or the value of a function of the user over all rollouts.
+
+    own: those functions, `module:name` (recipe key `rl.metrics`).
+    """
     correct = [t for t in trajectories if t.reward > 0]
     outcomes = Counter(call.outcome for t in trajectories for call in t.calls)
 
@@ -29,7 +33,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
             values[f"metrics/{name}"].append(value)
-    return {
+    metrics = {
         "rollouts": len(trajectories),
         "reward": mean([t.reward for t in trajectories]),
         "correct": mean([t.reward > 0 for t in trajectories]),
@@ -46,3 +50,4 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int
         "engine_failures": sum(not t.usable for t in trajectories),
         "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),
     } | {name: mean(values[name]) for name in sorted(values)}
+    return metrics | {f"metrics/{name.partition(':')[2]}": own_metric(name)(trajectories) for name in own}

@@ -1,5 +1,7 @@
 """The dispatch policies by name."""
 
+from rstar_lab.errors import UserError
+from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.scheduling.adaptive import Adaptive
 from rstar_lab.rl.scheduling.base import DispatchPolicy
 from rstar_lab.rl.scheduling.baselines import KvCapacity, LeastInFlight, Static, TurnBarrier
@@ -9,7 +11,18 @@ POLICIES = ("turn-barrier", "static", "least-in-flight", "kv", "adaptive")
 
 
 def make_policy(name: str, *, max_context: int, predictor: LengthPredictor) -> DispatchPolicy:
-    """Return a new policy by its name. max_context: tokens of the longest prompt plus response; predictor: used by `adaptive`."""
+    """Return a new policy by its name, or from the user's own `module:Class`, which is called without arguments.
+
+    max_context: tokens of the longest prompt plus response; predictor: used by `adaptive`. Raises UserError if the user's
+    object is not a dispatch policy.
+    """
+    if NAME.fullmatch(name):
+        policy = load_function(name, "engine.scheduler", ())()
+        if missing := [method for method in ("ready", "finished", "dispatch") if not hasattr(policy, method)]:
+            raise UserError(
+                f"engine.scheduler: {name} has no {', '.join(missing)} (see DispatchPolicy in scheduling/base.py)"
+            )
+        return policy
     match name:
         case "turn-barrier":
             return TurnBarrier()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.problems import Problem
 
 LEVELS = (1, 2, 3, 4)
@@ -307,12 +308,13 @@ def synthesize(
 ) -> list[Problem]:
     """Return `count` different problems with equal shares of families and levels. The same seed gives the same list.
 
-    levels, families: of LEVELS and FAMILIES; None: all. exclude: problems whose questions are not used, to keep held-out sets
+    levels, families: of LEVELS and FAMILIES; None: all. A family may also be a function of the user, `module:function`: (random.Random,
+    level) -> (question, answer). exclude: problems whose questions are not used, to keep held-out sets
     disjoint. Raises UserError for unknown levels or families, and if there are not enough different questions.
     """
     levels, names = list(levels or LEVELS), list(families or FAMILIES)
     if unknown := [str(level) for level in levels if level not in LEVELS] + [
-        name for name in names if name not in FAMILIES
+        name for name in names if name not in FAMILIES and not NAME.fullmatch(name)
     ]:
         raise UserError(
             f"unknown level or family: {', '.join(unknown)} (levels: {LEVELS}; families: {', '.join(FAMILIES)})"
@@ -327,7 +329,7 @@ def synthesize(
             kinds = [(name, level) for name in names for level in levels]
             rng.shuffle(kinds)
         name, level = kinds.pop()
-        problem = _problem(rng, FAMILIES[name], level)
+        problem = _problem(rng, FAMILIES[name], level) if name in FAMILIES else _own_problem(rng, name, level)
         if problem.question in seen:
             repeats += 1
             if repeats > 1000 + count:
@@ -355,6 +357,15 @@ def _problem(rng: random.Random, family: Family, level: int) -> Problem:
         source=family.name,
         difficulty=level,
     )
+
+
+def _own_problem(rng: random.Random, name: str, level: int) -> Problem:
+    made = load_function(name, "synthetic.families", ("rng", "level"))(rng, level)
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
+        raise UserError(f"synthetic.families: {name} returned {made!r}; expected (question, answer)")
+    question, answer = made
+    problem_id = hashlib.sha256(question.encode()).hexdigest()[:16]
+    return Problem(problem_id=problem_id, question=question, answer=str(answer), source=name, difficulty=level)
 
 
 def _question(family: Family, wrapped: bool) -> str:

@@ -16,6 +16,7 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import evaluate
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Recipe, Stage
+from rstar_lab.rl.recipe.functions import own_trigger
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
@@ -62,6 +63,8 @@ def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str |
     count = len(lines)
     if rule.solved_groups is not None and count >= rule.window and mean("solved_groups", count) >= rule.solved_groups:
         return "solved_groups"
+    if rule.trigger is not None and count and own_trigger(rule.trigger)(lines):
+        return rule.trigger
     if rule.truncation_plateau is None or count < 2 * rule.window:
         return None
     if not any(

@@ -101,7 +101,9 @@ class Trainer:
         if rl.retire_from is not None:
             self.state.retired += problems_to_retire(rollouts.trajectories, rl.retire_from)
         trained_on = rollouts.trajectories
-        metrics = rollout_metrics(trained_on) | selection.metrics | update.metrics | held_out | rollouts.metrics
+        metrics = (
+            rollout_metrics(trained_on, rl.metrics) | selection.metrics | update.metrics | held_out | rollouts.metrics
+        )
         metrics |= {"solved_groups": solved_groups(trained_on), "retired": len(self.state.retired)}
         if mixed:
             metrics["stale_tokens"] = stale_tokens(selection, version)

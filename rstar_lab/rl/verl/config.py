@@ -11,6 +11,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile
 from rstar_lab.rl.algorithm.config import PER_SEQUENCE, TRUNCATED
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
@@ -150,7 +151,7 @@ def overrides(
     if keys.old_log_probs == "engine":
         options["algorithm.rollout_correction.bypass_mode"] = True
     correction, (low, high) = keys.resolved_correction
-    if correction != "none":
+    if correction != "none" and not is_own(correction):  # the trainer computes the weights of an own correction
         options["algorithm.rollout_correction.rollout_is"] = "sequence" if correction in PER_SEQUENCE else "token"
         # verl truncates with one bound and drops with two; its lower bound must be above 0.
         threshold = high if correction in TRUNCATED else f"{max(low, MIN_LOWER_BOUND)!r}_{high!r}"

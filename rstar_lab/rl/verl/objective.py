@@ -1,5 +1,9 @@
-"""Register the objective in verl: the advantage `rstar` and one loss `rstar-VARIANT` per variant of the recipe."""
+"""Register the objective in verl: the advantage `rstar` and one loss `rstar-VARIANT` per variant of the recipe.
 
+The environment variable RSTAR_LAB_LOSS names a loss of the user, `module:function`; each process loads it at its first call.
+"""
+
+import os
 from functools import partial
 from typing import Any, get_args
 
@@ -7,10 +11,13 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
 from rstar_lab.rl.algorithm import objective
-from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.algorithm.config import Variant
+from rstar_lab.rl.recipe.functions import own_loss
+from rstar_lab.rl.recipe.rl import is_own
 
 ADVANTAGE = "rstar"
-VARIANTS = get_args(RlSection.model_fields["variant"].annotation)
+OWN_LOSS = "RSTAR_LAB_LOSS"
+VARIANTS = (*get_args(Variant), *filter(None, [os.environ.get(OWN_LOSS)]))
 
 
 def loss_name(variant: str) -> str:
@@ -54,7 +61,7 @@ def policy_loss(
         clip_low=config.clip_ratio_low,
         clip_high=config.clip_ratio_high,
         aggregation=loss_agg_mode,  # type: ignore[arg-type]
-        variant=variant,
+        variant=own_loss(variant) if is_own(variant) else variant,
         rollout_weights=rollout_is_weights,
         normaliser=batch["batch_num_tokens"] if by_token else batch["global_batch_size"],
         horizon=batch.get("loss_scale_factor"),

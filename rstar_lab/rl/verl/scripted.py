@@ -13,6 +13,7 @@ from rstar_lab.rl.chat_format.template import CODE_TOOL, END_OF_TURN, render_too
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.rollout.context import RolloutTask
+from rstar_lab.rl.rollout.driver import BusyClock
 
 LOG_PROB = -0.5
 
@@ -76,6 +77,7 @@ class ScriptedEngines:
 
     def __init__(self, model: Path | str):
         self.engine = ScriptedEngine(model)
+        self.engines, self.clock = [self.engine], BusyClock()
 
     async def load(self, model: Any, version: int) -> None:
         self.engine.version = version

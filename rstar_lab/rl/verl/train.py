@@ -20,6 +20,7 @@ from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, PREFIX, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
@@ -27,6 +28,7 @@ from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
+OWN_LOSS = "RSTAR_LAB_LOSS"  # environment variable that `objective` reads
 SECRETS_FILE = "RSTAR_LAB_HANDED_ON"  # environment variable that `plugin` reads
 
 
@@ -79,6 +81,8 @@ def write_placeholder_rows(path: Path, count: int) -> None:
 def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[str, Any]) -> None:
     """Run the rest of one stage in this process, on the Ray cluster that it joins or starts. start: the model before all stages."""
     variables = environment(profile, settings.run_dir)
+    if is_own(settings.keys.variant):
+        variables[OWN_LOSS] = settings.keys.variant
     os.environ.update(variables)
     import ray
     from omegaconf import open_dict

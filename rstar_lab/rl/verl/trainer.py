@@ -12,11 +12,13 @@ import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.algorithm.correction import correction_weights
 from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
@@ -198,7 +200,12 @@ class RstarTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         step, keys = self.replay_buffer.last, self.settings.keys
-        fields = ["response_mask", *(["rollout_is_weights"] if keys.resolved_correction[0] != "none" else [])]
+        correction = keys.loss_config.correction
+        fields = ["response_mask"]
+        if callable(correction):
+            fields += ["old_log_probs", "rollout_log_probs"]
+        elif correction != "none":
+            fields.append("rollout_is_weights")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks = [mask.float() for mask in data["response_mask"]]
         own = dict(zip(batch.keys, (int(mask.sum()) for mask in masks), strict=True))
@@ -214,7 +221,15 @@ class RstarTrainer(PPOTrainerSync):
             )
         advantages = [of_key.get(key, 0.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
         weights = [weight_of.get(key, 1.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
-        if keys.resolved_correction[0] != "none":
+        if callable(correction):
+            columns = [[*data["old_log_probs"]], [*data["rollout_log_probs"]], masks]
+            trainer_BT, engine_BT, mask_BT = (pad_sequence([row.float() for row in rows], True) for rows in columns)
+            corrected, stats = correction_weights(
+                trainer_BT, engine_BT, mask_BT, correction=correction, bounds=(0.0, 1.0)
+            )
+            weights = [ours * row[: len(ours)] for ours, row in zip(weights, corrected, strict=True)]
+            metrics[METRICS["importance_weight"]] = stats["importance_weight"]
+        elif correction != "none":
             weights = [ours * verls for ours, verls in zip(weights, data["rollout_is_weights"], strict=True)]
         nested = {
             name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -252,7 +267,7 @@ class RstarTrainer(PPOTrainerSync):
         scheduler = ray.get(self.scheduler.stats.remote())
         with_signal = [t for t in step.trajectories if t.group_id in informative]
         row = (
-            rollout_metrics(step.trajectories)
+            rollout_metrics(step.trajectories, keys.metrics)
             | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
             | kept.metrics
             | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}

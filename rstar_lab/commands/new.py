@@ -1,0 +1,37 @@
+"""`rstar-lab new`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import examples
+from rstar_lab.errors import UserError
+
+app = typer.Typer()
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Part(StrEnum):
+    TOOL = "tool"
+    RULE = "rule"
+    LOSS = "loss"
+    METRIC = "metric"
+
+
+@app.command(epilog=examples("rstar-lab new rule my_rule", "rstar-lab new tool my_tool"))
+def new(
+    part: Annotated[Part, typer.Argument(help="What to write.")],
+    name: Annotated[str, typer.Argument(help="Name of the module: letters, digits and _.")],
+) -> None:
+    """Write a tool, resampling rule, loss or metric of your own, with its test, into the working directory."""
+    if not name.isidentifier():
+        raise UserError(f"{name!r} is not a module name: use letters, digits and _, and no digit at the start")
+    files = {Path(f"{name}.py"): f"{part}.py.txt", Path(f"test_{name}.py"): f"test_{part}.py.txt"}
+    if existing := [str(path) for path in files if path.exists()]:
+        raise UserError(f"{', '.join(existing)}: exists already; choose another name")
+    for path, template in files.items():
+        path.write_text((TEMPLATES / template).read_text(encoding="utf-8").replace("{module}", name), encoding="utf-8")
+        print(path)
+    print(f"check it with: python -m pytest test_{name}.py")

@@ -1,0 +1,113 @@
+"""Functions of the user that replace a part of the algorithm; a recipe names them as `module:function`.
+
+Every process that calls one loads it itself, from the working directory. The returned functions check their results: a
+wrong one raises UserError that starts with the recipe key.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.config import OwnAdvantage, OwnCorrection, OwnLoss, OwnPenalty
+from rstar_lab.rl.algorithm.roc import OwnRule
+from rstar_lab.rl.plugins import load_function
+from rstar_lab.rl.trajectory import Trajectory
+
+
+def own_rule(name: str) -> OwnRule:
+    """Return the resampling rule: (rewards, penalties, keep, rng) -> indices of the `keep` rollouts to train on."""
+    rule = load_function(name, "rl.roc", ("rewards", "penalties", "keep", "rng"))
+
+    def checked(rewards: np.ndarray, penalties: np.ndarray, keep: int, rng: np.random.Generator) -> list[int]:
+        result = rule(rewards, penalties, keep, rng)
+        indices = np.asarray(result)
+        if (
+            indices.shape != (keep,)
+            or indices.dtype.kind not in "iu"
+            or len(set(indices.tolist())) != keep
+            or not ((indices >= 0) & (indices < len(rewards))).all()
+        ):
+            raise UserError(
+                f"rl.roc: {name} returned {result!r}; expected {keep} different indices below {len(rewards)}"
+            )
+        return indices.tolist()
+
+    return checked
+
+
+def own_penalty(name: str) -> OwnPenalty:
+    """Return the penalty of a rollout: (trajectory) -> number of at least 0."""
+    penalty = load_function(name, "rl.roc_penalties", ("trajectory",))
+
+    def checked(trajectory: Trajectory) -> float:
+        value = _number(penalty(trajectory), f"rl.roc_penalties: {name}")
+        if value < 0:
+            raise UserError(f"rl.roc_penalties: {name} returned {value}; expected a number of at least 0")
+        return value
+
+    return checked
+
+
+def own_advantage(name: str) -> OwnAdvantage:
+    """Return the advantage: (rewards, trajectories) -> one number per rollout. The rollouts are those of all groups that
+    are trained on; `trajectory.group_id` tells the group."""
+    advantage = load_function(name, "rl.advantage", ("rewards", "trajectories"))
+
+    def checked(rewards: np.ndarray, trajectories: list[Trajectory]) -> list[float]:
+        result = advantage(rewards, trajectories)
+        values = np.asarray(result, dtype=float)
+        if values.shape != (len(trajectories),) or not np.isfinite(values).all():
+            raise UserError(f"rl.advantage: {name} returned {result!r}; expected {len(trajectories)} finite numbers")
+        return values.tolist()
+
+    return checked
+
+
+def own_loss(name: str) -> OwnLoss:
+    """Return the loss: (log_probs, old_log_probs, advantages, mask) -> loss of each token; all are (batch, tokens)."""
+    loss = load_function(name, "rl.variant", ("log_probs", "old_log_probs", "advantages", "mask"))
+    return lambda *tensors: _same_shape(loss(*tensors), tensors[-1], f"rl.variant: {name}")
+
+
+def own_correction(name: str) -> OwnCorrection:
+    """Return the correction: (trainer_log_probs, engine_log_probs, mask) -> weight of each token; all are (batch, tokens)."""
+    correction = load_function(name, "rl.correction", ("trainer_log_probs", "engine_log_probs", "mask"))
+    return lambda *tensors: _same_shape(correction(*tensors), tensors[-1], f"rl.correction: {name}")
+
+
+def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
+    """Return the metric of a step: (trajectories of all rollouts) -> number, or None if it is not defined."""
+    metric = load_function(name, "rl.metrics", ("trajectories",))
+
+    def checked(trajectories: Sequence[Trajectory]) -> float | None:
+        value = metric(trajectories)
+        return None if value is None else _number(value, f"rl.metrics: {name}")
+
+    return checked
+
+
+def own_trigger(name: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
+    """Return the condition that ends a stage: (metrics of its steps so far) -> True to end it."""
+    trigger = load_function(name, "hand_off.trigger", ("steps",))
+    return lambda lines: bool(trigger(lines))
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number):
+        raise UserError(f"{where} returned {value!r}; expected a finite number")
+    return number
+
+
+def _same_shape(value: Any, mask: Any, where: str) -> Any:
+    if getattr(value, "shape", None) != mask.shape:
+        found = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+        raise UserError(
+            f"{where} returned {found}; expected a tensor of shape {tuple(mask.shape)}, one value per token"
+        )
+    return value

@@ -1,0 +1,249 @@
+"""Functions of the user replace parts of the algorithm; the examples of docs/extending.md are run as they are printed."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.own_parts import example_recipe, examples, write_module
+from helpers.scripted_training import problem, train
+from helpers.trajectories import BATCH
+
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.algorithm.objective import policy_loss, training_loss
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.models.model import build_tiny
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.preflight.run import preflight
+from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.session import RunSession, load_functions, open_run
+from rstar_lab.rl.training.data_parallel import HelperProcesses
+from rstar_lab.rl.training.update import Learner
+from rstar_lab.runs.reader import RunReader
+
+GROUPS = [replace(t, group_id=f"g{i // 3}", p_err=i / 10) for i, t in enumerate(BATCH)]
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    """Run each test in a folder with my_parts.py, imported anew."""
+    write_module(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    from rstar_lab.rl.plugins import load_function
+
+    load_function.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+
+
+def recipe_of(**keys):
+    return parse_recipe({"name": "own", "model": "tiny", **example_recipe(), **keys})
+
+
+def test_every_example_is_at_most_ten_lines_and_the_rule_at_most_eight():
+    assert len(examples()) == 9
+    lengths = {text.split("(")[0].split(":")[0].split()[1]: len(text.strip().splitlines()) for text in examples()}
+    assert max(length for name, length in lengths.items() if name != "RoundRobin") <= 10
+    assert lengths["fewest_errors"] <= 8
+
+
+def test_all_examples_load_and_preflight_names_them(module):
+    assert len(load_functions(recipe_of())) == 9
+    (module / "own.yaml").write_text(yaml.safe_dump({"name": "own", "model": "tiny", **example_recipe()}))
+    (shown,) = (found for found in preflight("own.yaml", "laptop") if found.check == "own functions")
+    assert (
+        "rl.roc: my_parts:fewest_errors" in shown.message and "engine.scheduler: my_parts:RoundRobin" in shown.message
+    )
+    wrong = {"rl.variant": "my_parts:reinforced"}
+    (shown,) = (found for found in preflight("own.yaml", "laptop", wrong) if found.check == "own functions")
+    assert shown.status == "fail" and "has no reinforced; did you mean reinforce?" in shown.message
+
+
+async def test_a_run_with_every_part_replaced_uses_them(module):
+    stages = [{"name": "one", "steps": 6, "hand_off": {"trigger": "my_parts:solved"}}]
+    problems = {"one": [problem("a", 0.5), problem("b", 0.5)]}
+    own = {key: value for key, value in example_recipe()["rl"].items() if key != "advantage"}
+    own |= {"advantage": "my_more:advantage", "oversample": 2, "mini_batches": 2}
+    (module / "my_more.py").write_text(
+        "seen = []\n"
+        "def advantage(rewards, trajectories):\n    seen.append([t.traj_id for t in trajectories])\n    return rewards * 2 - 1\n"
+    )
+    _, run = await train(module, stages, problems, **own)
+    import my_more
+
+    lines = RunReader(run).metrics()
+    assert len(lines) == 6 and all(line["metrics/longest"] > 0 and "corrected_share" in line for line in lines)
+    rows = RunReader(run).read("trajectories").to_pylist()
+    kept = {row["traj_id"]: row for row in rows if row["kept"]}
+    assert set(kept) == {name for step in my_more.seen for name in step}
+    assert {row["advantage"] for row in kept.values()} <= {-1.0, 1.0}
+    assert len({row["reward"] for row in kept.values()}) == 2
+
+
+async def test_a_trigger_ends_the_stage_and_names_itself(module):
+    stages = [{"name": "one", "steps": 9, "hand_off": {"trigger": "my_parts:solved"}}]
+    _, run = await train(module, stages, {"one": [problem("a", 1.0)]})
+    assert len(RunReader(run).metrics()) == 5
+    assert RunReader(run).info["result"]["stages"][0]["ended_by"] == "my_parts:solved"
+
+
+def test_own_loss_and_correction_equal_their_formulas():
+    torch.manual_seed(0)
+    log_probs, old, engine = (torch.randn(2, 6) for _ in range(3))
+    advantages, mask = torch.tensor([[1.0], [-0.5]]).expand(2, 6), torch.rand(2, 6) > 0.3
+    config = RlSection(variant="my_parts:reinforce", correction="my_parts:capped").loss_config
+    loss, stats = training_loss(log_probs, old, advantages, mask, config, engine_log_probs=engine)
+    weight = (old - engine).exp().clamp(max=3)
+    terms = -advantages * (log_probs - old).exp() * weight
+    assert float(loss) == pytest.approx(float(terms[mask].sum() / mask.sum()), rel=1e-5)
+    assert stats["corrected_share"] == pytest.approx(float(((old - engine).exp() > 3)[mask].float().mean()))
+    unclipped, _ = policy_loss(log_probs, old, advantages, mask, clip_low=1e9, clip_high=1e9)
+    own, _ = policy_loss(log_probs, old, advantages, mask, variant=config.variant)
+    assert float(own) == pytest.approx(float(unclipped), rel=1e-5)
+
+
+def test_own_rule_penalty_and_advantage_select_the_rollouts():
+    rl = RlSection(
+        group_size=2,
+        roc="my_parts:fewest_errors",
+        roc_penalties=("errors", "my_parts:long"),
+        advantage="my_parts:centred",
+    )
+    kept = select_rollouts(GROUPS, rl.selection_config, seed=0)
+    expected = []
+    for group in ("g0", "g1"):
+        members = [t for t in GROUPS if t.group_id == group]
+        expected += sorted(members, key=lambda t: t.p_err + len(t.response_ids) / 8192)[:2]
+    assert kept.trajectories == expected
+    assert kept.advantages == [t.reward - 0.5 for t in expected]
+
+
+def test_own_families_make_the_same_problems_again():
+    from rstar_lab.rl.synthetic.families import synthesize
+
+    made = synthesize(3, 8, levels=[1, 2], families=["my_parts:sums", "product_remainder"])
+    assert made == synthesize(3, 8, levels=[1, 2], families=["my_parts:sums", "product_remainder"])
+    own = [p for p in made if p.source == "my_parts:sums"]
+    assert len(own) == 4
+    for p in own:
+        a, b = (int(part) for part in p.question.removeprefix("What is ").rstrip("?").split(" + "))
+        assert p.answer == str(a + b)
+
+
+def test_own_policy_dispatches_the_turns_of_the_simulator():
+    from rstar_lab.rl.scheduling.base import EngineState, TurnRequest
+    from rstar_lab.rl.scheduling.lengths import LengthPredictor
+    from rstar_lab.rl.scheduling.policies import make_policy
+
+    policy = make_policy("my_parts:RoundRobin", max_context=100, predictor=LengthPredictor(100))
+    for number in range(4):
+        policy.ready(TurnRequest(number, "p", 0, 10, 0))
+    engines = [EngineState("a", 100), EngineState("b", 100, alive=False), EngineState("c", 100)]
+    assert sorted(engine for _, engine in policy.dispatch(engines)) == [0, 0, 2, 2]
+
+
+@pytest.mark.slow
+def test_helper_processes_load_own_losses(module):
+    """With two processes, half of the rows are computed in the helper: a loss that reached only one would show."""
+    rl = RlSection(variant="my_parts:reinforce", correction="my_parts:capped", mini_batches=2, lr=1e-3)
+    seen = []
+    for count in (1, 2):
+        learner = Learner(
+            build_tiny(train_tokenizer(["text"], 300), seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+        )
+        with HelperProcesses(count) as helpers:
+            learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
+            learner.begin_stage(rl, reset=False, reference=None)
+            update = learner.update(Selection(GROUPS, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4], 0), rl, lr_scale=1.0, seed=0)
+            learner.dismiss()
+        seen.append(update.metrics)
+    assert seen[1] == pytest.approx(seen[0], rel=1e-3, abs=1e-5)
+    assert 0 < seen[0]["importance_weight"] < 1
+
+
+async def test_the_same_run_with_another_source_is_refused(module):
+    def start():
+        return open_run(RunSession(recipe_of(), Reporter()), "rl", "train", ("rl",))
+
+    with start() as writer:
+        run = writer.run_dir
+    assert RunReader(run).info["extra"]["functions"]["rl.roc"].startswith("my_parts:fewest_errors@")
+    with start():
+        pass
+    (module / "my_parts.py").write_text((module / "my_parts.py").read_text() + "\n# another version\n")
+    with pytest.raises(RecipeError, match=r"the source file of my_parts:RoundRobin has changed"):
+        start()
+
+
+WRONG = {
+    "rl.roc: my_wrong:rule returned [0, 0]; expected 2 different indices below 3": (
+        {"roc": "my_wrong:rule"}, "def rule(rewards, penalties, keep, rng):\n    return [0] * keep"),
+    "rl.roc: my_wrong:rule failed at": (
+        {"roc": "my_wrong:rule"}, "def rule(rewards, penalties, keep, rng):\n    return 1 / 0"),
+    "rl.roc_penalties: my_wrong:p returned -1": (
+        {"roc_penalties": ("my_wrong:p",)}, "def p(trajectory):\n    return -1"),
+    "rl.advantage: my_wrong:a returned [nan]; expected": (
+        {"advantage": "my_wrong:a"}, "def a(rewards, trajectories):\n    return [float('nan')]"),
+    "rl.roc: my_wrong:rule is called with (rewards, penalties, keep, rng): too many positional arguments": (
+        {"roc": "my_wrong:rule"}, "def rule(rewards, keep):\n    return [0]"),
+    "my_wrong.py has no rule; did you mean rules?": ({"roc": "my_wrong:rule"}, "def rules():\n    pass"),
+    "rl.roc: my_wrong:rule is a int; expected a function": ({"roc": "my_wrong:rule"}, "rule = 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_mistakes_are_named_with_their_key(message, module):
+    keys, source = WRONG[message]
+    (module / "my_wrong.py").write_text(source)
+    with pytest.raises(UserError) as error:
+        select_rollouts(GROUPS, RlSection(group_size=2, **keys).selection_config, seed=0)
+    assert message in str(error.value)
+
+
+def test_a_loss_of_the_wrong_shape_is_refused(module):
+    (module / "my_wrong.py").write_text("def loss(log_probs, old, advantages, mask):\n    return log_probs.sum()")
+    config = RlSection(variant="my_wrong:loss").loss_config
+    ones = torch.ones(2, 3)
+    with pytest.raises(
+        UserError, match=r"rl.variant: my_wrong:loss returned shape \(\); expected a tensor of shape \(2, 3\)"
+    ):
+        policy_loss(ones, ones, ones, ones.bool(), variant=config.variant)
+
+
+def test_a_wrong_name_says_both_what_is_built_in_and_the_form():
+    with pytest.raises(RecipeError) as error:
+        parse_recipe({"model": "tiny", "rl": {"roc": "papr"}})
+    assert "rl.roc: Input should be 'paper'" in str(error.value) and "rl.roc: a function of your own has" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("part", ["tool", "rule", "loss", "metric"])
+def test_new_writes_a_part_whose_test_passes(part, module):
+    from typer.testing import CliRunner
+
+    from rstar_lab.cli import app
+
+    made = CliRunner().invoke(app, ["new", part, "my_new"])
+    assert made.exit_code == 0, made.output
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "test_my_new.py"], cwd=module, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    again = CliRunner().invoke(app, ["new", part, "my_new"])
+    assert isinstance(again.exception, UserError) and "exists already" in str(again.exception)
+
+
+def test_resample_takes_a_function():
+    from rstar_lab.rl.algorithm.roc import resample
+
+    rng = np.random.default_rng(0)
+    assert resample([1, 1, 0], [0, 0, 0], 2, rule=lambda rewards, penalties, keep, rng: [2, 0], rng=rng) == [0, 2]
