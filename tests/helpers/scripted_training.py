@@ -7,6 +7,7 @@ from 2`: rollouts of policy versions below 2 exceed every limit.
 import asyncio
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rstar_lab.rl.models.model import build_tiny, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.writer import RunWriter
 
@@ -81,6 +83,8 @@ async def train(
     stop_after: int | None = None,
     trainer_class: type[Trainer] = Trainer,
     slow_s: float = 0.0,
+    engine: Player | None = None,
+    tools: Mapping[str, Tool] | None = None,
     **rl: Any,
 ) -> tuple[Trainer, Path]:
     """Run a recipe, or resume it. stop_after: step after which the run is stopped."""
@@ -92,9 +96,9 @@ async def train(
             raise Stop
 
     with RunWriter.open(runs_dir, "s-rl", kind="train", recipe=recipe.model_dump(mode="json"), seed=0) as writer:
-        engines = EngineGroup([Player(slow_s)], runs_dir, 64)  # type: ignore[list-item]
+        engines = EngineGroup([engine or Player(slow_s)], runs_dir, 64)  # type: ignore[list-item]
         trainer = trainer_class(
-            recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools={}, reward=right, writer=writer,
+            recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools=tools or {}, reward=right, writer=writer,
             problems=problems, on_step=on_step,
         )  # fmt: skip
         try:

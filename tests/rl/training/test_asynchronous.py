@@ -1,16 +1,21 @@
 """Tests of the modes one_step_off and async: versions of tokens, staleness, resume, and the keys they require."""
 
+import asyncio
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.scripted_training import problem, recipe_of, train
+from helpers.scripted_training import Player, problem, recipe_of, train
 from helpers.trajectories import trajectory
 
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
+from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.training.staleness import trim
 from rstar_lab.rl.trajectory import Trajectory, Turn
 from rstar_lab.runs.reader import RunReader
@@ -109,3 +114,33 @@ def test_keys_that_do_not_fit_are_refused(keys, message):
     with pytest.raises(RecipeError, match=message):
         recipe_of(stage(1), **(KEYS | {"mode": "async"} | keys))
     recipe_of(stage(1), **(KEYS | {"mode": "async", "correction": "none", "allow_uncorrected": True}))
+
+
+class CallingPlayer(Player):
+    """An engine that calls the tool `wait` in the first turn and answers in the second."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        if self.tokenizer.decode(prompt_ids).count("<|im_start|>assistant") > 1:
+            return await super().generate(prompt_ids, sampling)
+        ids = self.tokenizer.encode(
+            f"so</reason>\n{render_tool_call('wait', {})}{END_OF_TURN}", add_special_tokens=False
+        )
+        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, self.name, self.versions[-1])
+
+
+async def test_a_full_buffer_and_tools_that_hang_do_not_block_the_run(tmp_path):
+    calls = itertools.count()
+
+    async def wait() -> str:
+        """Wait."""
+        if next(calls) % 7 == 0:
+            await asyncio.sleep(3600)
+        return "waited"
+
+    tool = UserTool("tests:wait", wait, 0.3)
+    keys = KEYS | {"mode": "async", "max_staleness": 1, "buffer_groups": 3, "max_response_tokens": 200}
+    work = train(tmp_path, stage(6), PROBLEMS, engine=CallingPlayer(), tools={"wait": tool}, **keys)
+    _, run_dir = await asyncio.wait_for(work, 120)
+    assert len(RunReader(run_dir).metrics()) == 6
+    outcomes = [row["outcome"] for row in RunReader(run_dir).read("calls").to_pylist()]
+    assert outcomes.count("timeout") == len([n for n in range(len(outcomes)) if n % 7 == 0])
