@@ -34,6 +34,18 @@ def group_advantages(
     return advantages
 
 
+def maxrl_advantages(rewards: Sequence[float] | np.ndarray, groups: Sequence | np.ndarray) -> np.ndarray:
+    """Return (reward - group mean) / group mean, (batch,) float64 (MaxRL, arXiv 2602.02710).
+
+    With rewards of 0 and 1 the gradient is that of the log of the pass rate, so problems with a low pass rate get a higher
+    weight than under GRPO. A group whose mean is not positive gets 0. rewards, groups: as for `group_advantages`.
+    """
+    reward = np.asarray(rewards, dtype=np.float64)
+    centred = group_advantages(reward, groups, normalise_std=False)
+    mean = reward - centred
+    return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
+
+
 def hashable_groups(groups: Sequence | np.ndarray) -> Sequence:
     """Return the group ids of an array or tensor as Python values; a sequence is returned as it is."""
     # Iterating over a tensor gives tensors, which hash by identity.

@@ -4,11 +4,13 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rstar_lab.rl.algorithm.advantages import maxrl_advantages
 from rstar_lab.rl.algorithm.config import (
     CORRECTION_BOUNDS,
     Aggregation,
     Correction,
     LossConfig,
+    OwnAdvantage,
     SelectionConfig,
     Variant,
 )
@@ -57,8 +59,9 @@ class RlSection(Section):
     aggregation: Aggregation = "token-mean"
     """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
     over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: ours."""
-    advantage: Literal["group"] | Function = "group"
-    """`group`: reward minus the mean of its group (GRPO). Or your own `module:function` (docs/extending.md)."""
+    advantage: Literal["group", "maxrl"] | Function = "group"
+    """`group`: reward minus the mean of its group (GRPO). `maxrl`: that divided by the mean, which weights hard problems
+    more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). Or your own `module:function` (docs/extending.md)."""
     normalise_std: bool = True
     """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO."""
     max_response_tokens: Positive = 8192
@@ -206,7 +209,7 @@ class RlSection(Section):
             rule=own_rule(self.roc) if is_own(self.roc) else self.roc,  # type: ignore[arg-type]
             group_size=self.group_size,
             penalties=tuple(own_penalty(name) if is_own(name) else name for name in self.roc_penalties),  # type: ignore[misc]
-            advantage=own_advantage(self.advantage) if self.advantage != "group" else None,
+            advantage=self._advantage,
             min_positive=self.roc_min_positive,
             min_negative=self.roc_min_negative,
             normalise_std=self.normalise_std,
@@ -214,6 +217,14 @@ class RlSection(Section):
             overlong_buffer=self.overlong_buffer,
             drop_void_turns=self.drop_void_turns,
         )
+
+    @property
+    def _advantage(self) -> OwnAdvantage | None:
+        if self.advantage == "group":
+            return None
+        if self.advantage == "maxrl":
+            return lambda rewards, trajectories: maxrl_advantages(rewards, [t.group_id for t in trajectories])
+        return own_advantage(self.advantage)
 
     @property
     def rollouts_per_group(self) -> int:

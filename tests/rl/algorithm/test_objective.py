@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_lab.rl.algorithm import objective
+from rstar_lab.rl.algorithm.advantages import maxrl_advantages
 from rstar_lab.rl.algorithm.objective import (
     aggregate,
     group_advantages,
@@ -99,6 +100,16 @@ def test_group_advantages_equal_verl(rows, normalise_std):
     found = group_advantages(rewards, groups, normalise_std=normalise_std)
     assert found.shape == (len(rows),)
     np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_maxrl_is_the_mean_score_of_the_successes_minus_that_of_all():
+    """The estimator of arXiv 2602.02710, section 4, on random scores (gradients of log-probs)."""
+    np.testing.assert_allclose(maxrl_advantages([1, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 1]), [3, -1, -1, -1, 0, 0])
+    rng = np.random.default_rng(0)
+    scores, rewards = rng.normal(size=(16, 5)), np.array([1.0] * 3 + [0.0] * 13)
+    expected = scores[:3].mean(0) - scores.mean(0)
+    np.testing.assert_allclose(maxrl_advantages(rewards, ["g"] * 16) @ scores / 16, expected)
+    np.testing.assert_allclose(maxrl_advantages([-1.0, 0.0, 1.0, -2.0], [1, 1, 2, 2]), 0.0)
 
 
 def test_group_advantages_by_hand():
