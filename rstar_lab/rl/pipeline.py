@@ -18,6 +18,7 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import evaluate
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.models.attention import attention_implementation
+from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
@@ -168,7 +169,11 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         helpers = session.helpers()
         bf16 = all(recipe.settings(stage).precision != "fp32" for stage in recipe.stages)
         attention = attention_implementation(device(), bf16=bf16)
-        model = load_model(model_dir, torch.float32, attn_implementation=attention)
+        frozen_bf16 = recipe.rl.lora is not None and bf16 and device().type == "cuda"
+        dtype = torch.bfloat16 if frozen_bf16 else torch.float32
+        model = load_model(model_dir, dtype, attn_implementation=attention)
+        if recipe.rl.lora is not None:
+            attach_lora(model, recipe.rl.lora, recipe.seed)
         model.to(device())  # type: ignore[arg-type]
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))

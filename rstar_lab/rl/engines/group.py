@@ -20,6 +20,7 @@ from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.engines.server_metrics import ServerMetrics
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.engines.weights import Transport, WeightsFile, choose_transport, tensors_to_send
+from rstar_lab.rl.models.lora import full_state, has_lora
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
@@ -89,7 +90,7 @@ class EngineGroup:
             (engine,) = self.engines
             assert isinstance(engine, VllmEngine)
             try:
-                await engine.load_tensors(lambda: tensors_to_send(model.state_dict(), self.dtype), version)
+                await engine.load_tensors(lambda: tensors_to_send(full_state(model), self.dtype), version)
             except EngineError as error:
                 LOG.warning("%s: CUDA IPC failed (%s); weights are sent through a file from now on", engine.name, error)
                 self._ipc_failed = True
@@ -97,7 +98,7 @@ class EngineGroup:
         if transport != "cuda-ipc":
             if self._file is None:
                 self._file = WeightsFile(transport, self.work_dir)
-            tensors = tensors_to_send(model.state_dict(), self.dtype)
+            tensors = tensors_to_send(full_state(model), self.dtype)
             await asyncio.to_thread(self._file.write, *tensors)  # rollouts in flight go on
             path = self._file.path
             await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
@@ -112,7 +113,8 @@ class EngineGroup:
         return choose_transport(
             sum(parameter.numel() for parameter in model.parameters()) * self.dtype.itemsize,
             servers=any(isinstance(engine, ServerEngine) for engine in self.engines),
-            trainer_gpu=gpus[device.index or 0] if gpus and not self._ipc_failed else None,
+            # The merged weights of a model with adapters are on the CPU.
+            trainer_gpu=gpus[device.index or 0] if gpus and not self._ipc_failed and not has_lora(model) else None,
             engine_gpus=tuple(engine.gpu if isinstance(engine, VllmEngine) else None for engine in self.engines),
         )
 

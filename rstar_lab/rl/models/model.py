@@ -115,9 +115,11 @@ def save_model(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     own_template: bool = True,
+    state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write model (safetensors), tokenizer and the chat template of training to `folder`.
 
+    state: weights to write; None: those of the model.
     own_template: False keeps the template of the tokenizer, for a model trained with the released prompt format.
     transformers and vLLM can load the folder. It is filled in place: to replace a folder atomically, write to a temporary
     one and rename it.
@@ -127,7 +129,7 @@ def save_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=state)
     if own_template:
         tokenizer.chat_template = chat_template(control_tokens(tokenizer))
     tokenizer.save_pretrained(folder)

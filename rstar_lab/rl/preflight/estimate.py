@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rstar_lab.profiles import Profile
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.recipe import Recipe, RlSection
+from rstar_lab.rl.recipe.rl import Lora
 
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45
@@ -18,6 +19,7 @@ LONGEST_PROMPT_TOKENS = 2048
 CALLS_PER_ROLLOUT = 2.75  # the report: 45K calls in a step of 16,384 rollouts
 DISK_BYTES_PER_S = 2e9  # a shared file system, all ranks together
 STATE_BYTES = 16  # per parameter in training: fp32 weight 4, gradient 4, the two moments of AdamW 8
+LORA_BASE_BYTES = 2  # per frozen parameter: bf16
 LOCAL_LOGITS = 64 * 2**20  # numbers; the local trainer computes logits in chunks of this size (training/log_probs.py)
 GB = 1e9
 
@@ -65,12 +67,15 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     """One GPU holds the training state, one micro-batch and the engine at the same time.
 
     engine = recipe's engine.memory_share x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without
-    gradient checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights.
+    gradient checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights. With rl.lora
+    the base is held in bf16, and gradients and optimizer states exist for the adapters only.
     """
     hbm = profile.hardware.hbm_gb
     longest = LONGEST_PROMPT_TOKENS + rl.max_response_tokens
     tokens = max(rl.micro_batch_tokens, longest)
     state = STATE_BYTES * model.parameters
+    if rl.lora is not None:
+        state = LORA_BASE_BYTES * model.parameters + STATE_BYTES * lora_parameters(model, rl.lora)
     activations = (
         _activations(model, tokens) if rl.gradient_checkpointing else tokens * model.hidden * 34 * model.layers
     )
@@ -83,6 +88,21 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     return Memory(
         weights / GB, state / GB, training / GB, engine / GB, max(0, int(kv)), longest, hbm, together=True
     )  # fmt: skip
+
+
+def lora_parameters(model: Architecture, lora: Lora) -> int:
+    """Return the parameters of the adapters: rank x (inputs + outputs) of every target layer."""
+    query, key, hidden, inner = (
+        model.heads * model.head_dim,
+        model.kv_heads * model.head_dim,
+        model.hidden,
+        model.feed_forward,
+    )
+    sizes = {
+        "q_proj": hidden + query, "k_proj": hidden + key, "v_proj": hidden + key, "o_proj": query + hidden,
+        "gate_proj": hidden + inner, "up_proj": hidden + inner, "down_proj": inner + hidden,
+    }  # fmt: skip
+    return lora.rank * model.layers * sum(sizes.get(target, 0) for target in lora.targets)
 
 
 def _verl_memory(model: Architecture, rl: RlSection, profile: Profile) -> Memory:

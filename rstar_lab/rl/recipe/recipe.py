@@ -87,7 +87,7 @@ class Recipe(Section):
                     "rl.mode: async is not supported with engine.kind: server, which does not report the weights of each "
                     "token; set rl.mode=one_step_off"
                 )
-            for key in ("tools", "reward", "answer", "prompt_format"):
+            for key in ("tools", "reward", "answer", "prompt_format", "lora"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

@@ -27,8 +27,23 @@ WhenStale = Literal["wait", "drop", "trim"]
 CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
+class Lora(Section):
+    """Train low-rank adapters instead of all weights (LoRA, arXiv 2106.09685). The base weights stay as they are."""
+
+    rank: Positive = 32
+    """Rank of the adapters. Default: ours."""
+    alpha: Positive | None = None
+    """The adapters are scaled by alpha / rank. Default: 2 * rank."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get adapters. Default: all of a Llama or Qwen block."""
+
+    @property
+    def resolved_alpha(self) -> int:
+        return self.alpha or 2 * self.rank
+
+
 class RlSection(Section):
-    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer` and `prompt_format`."""
+    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer`, `prompt_format` and `lora`."""
 
     problems_per_step: Positive = 512
     """Problems (groups) per step. Default: paper, section 4.2."""
@@ -142,6 +157,9 @@ class RlSection(Section):
     run."""
     metrics: tuple[Function, ...] = ()
     """Further metrics of a step, as `module:function` of its trajectories. A function `f` appears as `metrics/f`."""
+    lora: Lora | None = None
+    """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. One for the whole
+    run; local trainer only. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
     a GPU, fp32 on a CPU. Default: ours."""

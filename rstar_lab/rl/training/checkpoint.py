@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_model as load_tensors
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.models.lora import full_state, has_lora, load_adapter, save_adapter
 from rstar_lab.rl.models.model import save_model
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.runs.writer import RunWriter
+
+ADAPTER = "adapter"  # subfolder of a checkpoint
 
 
 @dataclass(slots=True)
@@ -55,7 +58,11 @@ def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, to
     """Write the checkpoint of `state.step` and delete all but the newest `rl.keep_checkpoints`."""
     assert learner.optimizer is not None
     with writer.checkpoint(state.step) as folder:
-        save_model(folder, learner.model, tokenizer, own_template=rl.prompt_format == "paper")
+        save_model(
+            folder, learner.model, tokenizer, own_template=rl.prompt_format == "paper", state=full_state(learner.model)
+        )
+        if has_lora(learner.model):
+            save_adapter(folder / ADAPTER, learner.model)
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")
         (folder / "trainer.json").write_text(json.dumps(asdict(state)))
     writer.keep_checkpoints(rl.keep_checkpoints)
@@ -70,6 +77,9 @@ def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> Tr
     step, folder = checkpoint
     state = TrainerState.read(folder)
     writer.cut(step)
-    load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))
+    if has_lora(learner.model):  # the merged weights are rounded, and the base has not changed
+        load_adapter(folder / ADAPTER, learner.model)
+    else:
+        load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))
     learner.load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True), rl)
     return state

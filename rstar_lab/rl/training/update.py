@@ -14,6 +14,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.memory import release_free_heap
 from rstar_lab.rl.algorithm.objective import group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
@@ -173,6 +174,8 @@ def run_update_helper(ranks: Ranks) -> None:
     """Entry point of a helper process: repeat the calls of rank 0's learner until it calls `dismiss`."""
     model_class, config, optimizer, rl = ranks.share(None)
     model = model_class(config).float()
+    if rl.lora:
+        attach_lora(model, rl.lora, seed=0)  # rank 0 sends the values
     ranks.share_weights(model)
     learner = Learner(model, ranks)
     if optimizer is not None:
@@ -183,7 +186,8 @@ def run_update_helper(ranks: Ranks) -> None:
 
 
 def make_optimizer(model: "PreTrainedModel", rl: RlSection) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=rl.lr, weight_decay=rl.weight_decay)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=rl.lr, weight_decay=rl.weight_decay)
 
 
 def autocast(rl: RlSection, device: torch.device) -> AbstractContextManager[Any]:

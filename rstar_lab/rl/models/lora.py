@@ -1,0 +1,94 @@
+"""LoRA (arXiv 2106.09685): train low-rank adapters beside frozen linear layers, with peft's layers.
+
+The model keeps its class. `full_state` returns the weights with the adapters merged, under the names of the base model: engines
+and checkpoints receive these. The base weights in the trainer never change.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.recipe.rl import Lora
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAME = "default"  # peft's name of the adapter
+
+
+def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int) -> None:
+    """Freeze the model and add adapters to its linear layers, in place. The first output is unchanged: B is 0.
+
+    seed: of the initial values of A. Raises UserError if no layer has one of the names in `targets`.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if missing := [target for target in lora.targets if target not in names]:
+        raise UserError(
+            f"rl.lora.targets: the model has no linear layer {', '.join(missing)}; it has {', '.join(sorted(names))}"
+        )
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.resolved_alpha, target_modules=list(lora.targets), bias="none")
+    model.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        device = next(model.parameters()).device
+        model.to("cpu")  # type: ignore[arg-type]  # the same initial values on every device
+        inject_adapter_in_model(config, model, adapter_name=_NAME)
+        model.to(device)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+
+
+def has_lora(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config")
+
+
+@torch.no_grad()
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of the model; with adapters, W + alpha / rank * B A under the base model's names.
+
+    Merged weights are computed in float32 and rounded to the dtype of the base, one layer at a time. They are on the CPU: a second
+    copy of the model on the GPU would take as much memory as LoRA saves.
+    """
+    if not has_lora(model):
+        return model.state_dict()
+    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    merged: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        layer, separator, rest = name.partition(".base_layer.")
+        if not separator:
+            if ".lora_" not in name:
+                merged[name] = tensor.cpu()
+            continue
+        if rest == "weight":
+            tensor = (tensor.float() + layers[layer].get_delta_weight(_NAME)).to(tensor.dtype)
+        merged[f"{layer}.{rest}"] = tensor.cpu()
+    return merged
+
+
+def save_adapter(folder: Path, model: nn.Module) -> None:
+    """Write the adapters in peft's format, which peft and vLLM load."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = get_peft_model_state_dict(model, adapter_name=_NAME)
+    state = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
+    save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
+    model.peft_config[_NAME].save_pretrained(folder)  # type: ignore[index, union-attr, operator]
+
+
+def load_adapter(folder: Path, model: nn.Module) -> None:
+    """Load adapters that `save_adapter` wrote into a model with adapters of the same shape."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    state = load_file(folder / "adapter_model.safetensors")
+    state = {name.removeprefix("base_model.model."): tensor for name, tensor in state.items()}
+    set_peft_model_state_dict(model, state, adapter_name=_NAME)
