@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rstar_lab.analysis.alerts import find_alerts
     from rstar_lab.analysis.comparison import compare
+    from rstar_lab.analysis.counterfactual_lab import counterfactual
     from rstar_lab.analysis.figures import (
         plot_ablation,
         plot_curves,
@@ -38,6 +39,7 @@ _MODULES = {
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "alerts": ("find_alerts",),
     "comparison": ("compare",),
+    "counterfactual_lab": ("counterfactual",),
     "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
     "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
     "step_profile": ("plot_time", "profile_step"),
@@ -67,6 +69,7 @@ __all__ = [
     "compare",
     "compare_transcripts",
     "count_words",
+    "counterfactual",
     "curves",
     "excerpts",
     "explore",

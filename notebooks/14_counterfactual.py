@@ -1,0 +1,97 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Counterfactual lab: what would another rule have trained on?
+#
+# RoC generates more rollouts than it trains on. This notebook takes the stored rollouts of finished steps and selects them
+# again with other rules, with the functions that training uses. Nothing is sampled. It shows which rollouts each rule
+# keeps, the advantages they get, and how far the gradient turns.
+#
+# Start with a run of the demo (`make demo`), or with any training run.
+
+# %% tags=["parameters"]
+runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+run = ""  # id of a training run; empty: the training run that was written last
+steps = []  # steps to compare; empty: the first, the middle and the last three
+rules = ["paper rule", "released rule", "random", "quotas"]  # or changed keys of rl, such as {"clip_high": 0.4}
+draws = 20  # draws of a random rule
+
+# %%
+import pandas as pd
+
+from rstar_lab.analysis import counterfactual, inspect, open_runs
+from rstar_lab.runs import RunStoreError, find_runs_dir
+
+runs_dir = find_runs_dir(runs_dir)
+known = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
+known = known[known["recipe.rl.group_size"].notna() & ~known.run_id.str.endswith("-sft")]
+if known.empty:
+    raise RunStoreError(f"{runs_dir} has no training run: run `make demo`, or set runs_dir")
+run = run or known.sort_values("created").run_id.iloc[-1]
+runs = open_runs(runs_dir, run_ids=[run])
+there = sorted(runs.trajectories(columns=["step"]).step.unique())
+steps = steps or sorted({*there[:1], there[len(there) // 2], *there[-3:]})
+print(f"run {run}, steps {', '.join(map(str, steps))} of {len(there)}")
+
+# %% [markdown]
+# ## By step
+#
+# *rollouts replaced*: share of the kept rollouts that were not trained on. *quotas* keeps as many successes and failures
+# as the paper's rule but ignores the penalties. The paper's rule itself is drawn with the seed of training: if the run used
+# it, it replaces nothing.
+
+# %%
+result = counterfactual(runs_dir / run, steps, rules, draws=draws)
+result.figure
+
+# %%
+shown = [
+    "step", "rule", "kept", "changed", "positive_share", "error_rate_correct", "mean_positive_advantage", "loss",
+    "gradient_norm", "gradient_cosine", "weights_step", "note",
+]
+result.summary[shown].round(3)
+
+# %% [markdown]
+# The gradient is computed at the weights of the stored checkpoint that is nearest to the step (`weights_step`); a run keeps
+# its newest checkpoints only, so old steps are compared at weights that are not their own. The gradient needs the tokens of
+# rollouts that were dropped: train with `rl.token_arrays: all`, as the demo does. `note` says what is missing.
+#
+# ## Rollout by rollout
+#
+# The advantages of one step side by side; empty means not kept.
+
+# %%
+step = steps[-1]
+advantages = result.advantages(step)
+advantages.round(2)
+
+# %% [markdown]
+# Correct rollouts by their penalty: the share of draws in which each rule keeps them. A rule with a preference keeps those
+# with a low penalty.
+
+# %%
+correct = result.rows[(result.rows.reward > 0) & (result.rows.rule != "as trained")].copy()
+paper = result.rows[result.rows.rule == "as trained"].set_index(["step", "traj_id"]).penalty
+correct["penalty of the run"] = paper.reindex(pd.MultiIndex.from_frame(correct[["step", "traj_id"]])).to_numpy()
+bins = pd.cut(correct["penalty of the run"], [-0.01, 0.01, 0.5, 1.0, 2.0], labels=["0", "up to 0.5", "up to 1", "above 1"])
+correct.groupby([bins, "rule"], observed=True).kept_share.agg(["mean", "count"]).unstack("rule").round(2)
+
+# %% [markdown]
+# ## The rollouts that a rule would have replaced
+#
+# The rollouts of the step that were trained on and that the last rule drops.
+
+# %%
+dropped = advantages[advantages["as trained"].notna() & advantages.iloc[:, -1].isna()].traj_id.tolist()
+inspect(runs, where={"step": int(step)}, selected=dropped[0] if dropped else "")

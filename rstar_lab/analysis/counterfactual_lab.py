@@ -1,0 +1,216 @@
+"""Counterfactuals: which rollouts of a stored step other recipe keys would have trained on, and towards which update.
+
+The rollouts are selected, weighted and differentiated by the functions that training uses. Nothing is sampled. The
+gradients need torch, a stored checkpoint, and the token arrays of the selected rollouts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from plotly.subplots import make_subplots
+
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.figure_theme import COLOURS
+from rstar_lab.runs import RunStoreError
+
+if TYPE_CHECKING:
+    from rstar_lab.rl.training.counterfactual import Selection, StoredStep
+
+TRAINED = "as trained"
+RULES: dict[str, dict[str, Any]] = {
+    "paper rule": {"roc": "paper"},
+    "released rule": {"roc": "released"},
+    "random": {"roc": "random"},
+    "quotas": {"roc": "paper", "roc_penalties": []},  # the numbers of successes and failures of RoC, without preference
+    "all rollouts": {"roc": "none"},
+}
+_PANELS = {
+    "changed": ("rollouts replaced", ".0%"),
+    "error_rate_correct": ("tool-error rate, kept and correct", ".0%"),
+    "mean_positive_advantage": ("mean positive advantage", ".2f"),
+    "gradient_cosine": ("gradient cosine to the trained batch", ".2f"),
+}
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """Result of `counterfactual`.
+
+    rows: one row per rollout and rule, with `as trained` as the first rule: step, rule, traj_id, group_id, problem_id,
+    reward, penalty (of this rule), kept, kept_share (share of draws that kept it), advantage (NaN if not kept).
+    summary: one row per step and rule: kept, groups, changed (share of the kept rollouts that were not trained on),
+    positive_share, error_rate_correct, mean_positive_advantage, loss, gradient_norm, gradient_cosine (to the gradient of
+    the trained batch under the run's own settings), weights_step, note (why a gradient is missing).
+    """
+
+    rows: pd.DataFrame
+    summary: pd.DataFrame
+
+    def advantages(self, step: int | None = None) -> pd.DataFrame:
+        """Return one row per rollout of a step and one column per rule: its advantage, NaN where it is not kept.
+
+        step: default: the first.
+        """
+        rows = self.rows[self.rows.step == (self.rows.step.min() if step is None else step)]
+        names = list(dict.fromkeys(rows.rule))
+        table = rows.pivot(index="traj_id", columns="rule", values="advantage")[names]
+        first = rows[rows.rule == TRAINED].set_index("traj_id")[["problem_id", "reward", "penalty"]]
+        return first.join(table).reset_index()
+
+    @property
+    def figure(self) -> Figure:
+        """The summary as bars for one step, or as lines over several steps."""
+        return _plot(self.summary)
+
+
+def counterfactual(
+    run: str | Path,
+    step: int | Sequence[int],
+    rules: Sequence[str | Mapping[str, Any]] = tuple(RULES),
+    *,
+    draws: int = 20,
+    gradients: bool = True,
+) -> Counterfactual:
+    """Compare what was trained on at a step of a run with what other recipe keys would have trained on.
+
+    run: folder of a training run. step: one or several. rules: names of RULES, or mappings of keys of the recipe section
+    `rl` to changed values, such as {"roc_penalties": ["errors"], "clip_high": 0.4, "variant": "gspo"}. draws: draws of a
+    random rule for kept_share; the other columns are those of the draw with the seed of training. gradients: compute
+    losses and gradients, at the weights of the stored checkpoint that is nearest to the step (column weights_step).
+
+    Raises RunStoreError for an unknown rule, run or step, and RecipeError for an unknown key.
+    """
+    # rl imports torch, which the other functions of this package do not need.
+    from rstar_lab.rl.training import counterfactual as lab
+
+    named = {_name(rule): dict(RULES[rule] if isinstance(rule, str) else rule) for rule in map(_known, rules)}
+    rows, summaries = [], []
+    model: Any = None
+    loaded: Path | None = None
+    for number in [step] if isinstance(step, int | np.integer) else step:
+        stored = lab.StoredStep(Path(run), int(number))
+        weights = stored.checkpoint() if gradients else None
+        if weights is not None and weights[1] != loaded:
+            model, loaded = lab.open_model(weights[1]), weights[1]
+        settings = {TRAINED: stored.rl} | {name: stored.settings(changes) for name, changes in named.items()}
+        trained_gradient = None
+        for name, rl in settings.items():
+            selections = [stored.trained]
+            if name != TRAINED:
+                times = 1 if rl.roc in ("released", "none") else draws
+                selections = [stored.select(rl, draw) for draw in range(times)]
+            table = _rows(stored, name, selections, stored.penalties(rl))
+            line = {"step": int(number), "rule": name} | _summary(stored, table, selections[0])
+            line |= {
+                "loss": np.nan,
+                "gradient_norm": np.nan,
+                "gradient_cosine": np.nan,
+                "weights_step": None,
+                "note": "",
+            }
+            missing = lab.missing_tokens(selections[0])
+            if not gradients:
+                line["note"] = "gradients=False"
+            elif weights is None:
+                line["note"] = "the run has no checkpoint"
+            elif missing:
+                line["note"] = f"{missing} selected rollouts have no token arrays (rl.token_arrays)"
+            elif selections[0].trajectories:
+                gradient = lab.batch_gradient(model, selections[0], rl, stored.seed)
+                trained_gradient = gradient if name == TRAINED else trained_gradient
+                line |= {"loss": gradient.loss, "gradient_norm": float(gradient.vector.norm())} | gradient.stats
+                line["weights_step"] = weights[0]
+                if trained_gradient is not None:
+                    line["gradient_cosine"] = lab.cosine(gradient.vector, trained_gradient.vector)
+            else:
+                line["note"] = "no rollout is kept: the rewards of each group are equal"
+            rows.append(table)
+            summaries.append(line)
+    return Counterfactual(pd.concat(rows, ignore_index=True), pd.DataFrame(summaries))
+
+
+def _known(rule: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    if isinstance(rule, str) and rule not in RULES:
+        raise RunStoreError(f"rules: {rule!r} is unknown; choose from {', '.join(RULES)}, or give a mapping of rl keys")
+    return rule
+
+
+def _name(rule: str | Mapping[str, Any]) -> str:
+    return rule if isinstance(rule, str) else ", ".join(f"{key}={value}" for key, value in rule.items())
+
+
+def _rows(
+    stored: "StoredStep", rule: str, selections: Sequence["Selection"], penalties: Mapping[str, float]
+) -> pd.DataFrame:
+    advantage = {
+        t.traj_id: value for t, value in zip(selections[0].trajectories, selections[0].advantages, strict=True)
+    }
+    share: dict[str, float] = {}
+    for selection in selections:
+        for t in selection.trajectories:
+            share[t.traj_id] = share.get(t.traj_id, 0.0) + 1 / len(selections)
+    return pd.DataFrame(
+        {
+            "step": stored.step,
+            "rule": rule,
+            "traj_id": t.traj_id,
+            "group_id": t.group_id,
+            "problem_id": t.problem_id,
+            "reward": t.reward,
+            "penalty": penalties[t.traj_id],
+            "kept": t.traj_id in advantage,
+            "kept_share": share.get(t.traj_id, 0.0),
+            "advantage": advantage.get(t.traj_id, np.nan),
+        }
+        for t in stored.rollouts
+    )
+
+
+def _summary(stored: "StoredStep", table: pd.DataFrame, selection: "Selection") -> dict[str, Any]:
+    trained = {t.traj_id for t in stored.trained.trajectories}
+    kept = selection.trajectories
+    correct = [t.errors_and_calls for t in kept if t.reward > 0]
+    calls = sum(count for _, count in correct)
+    positive = table.advantage[table.advantage > 0]
+    return {
+        "kept": len(kept),
+        "groups": selection.groups,
+        "changed": float(np.mean([t.traj_id not in trained for t in kept])) if kept else np.nan,
+        "positive_share": float(np.mean([t.reward > 0 for t in kept])) if kept else np.nan,
+        "error_rate_correct": sum(errors for errors, _ in correct) / calls if calls else np.nan,
+        "mean_positive_advantage": float(positive.mean()) if len(positive) else np.nan,
+    }
+
+
+def _plot(summary: pd.DataFrame) -> Figure:
+    names = list(dict.fromkeys(summary.rule))
+    panels = {column: panel for column, panel in _PANELS.items() if summary[column].notna().any()}
+    several = summary.step.nunique() > 1
+    figure = make_subplots(
+        rows=(len(panels) + 1) // 2,
+        cols=2,
+        subplot_titles=[title for title, _ in panels.values()],
+        vertical_spacing=0.24,
+        horizontal_spacing=0.12,
+    )
+    for place, (column, (title, number_format)) in enumerate(panels.items()):
+        row, col = place // 2 + 1, place % 2 + 1
+        for index, name in enumerate(names):
+            part = summary[summary.rule == name]
+            hover = f"{name}<br>{title}: %{{y:{number_format}}}<extra></extra>"
+            style = {"name": name, "legendgroup": name, "showlegend": place == 0, "hovertemplate": hover}
+            colour = COLOURS[index % len(COLOURS)]
+            if several:
+                figure.add_scatter(
+                    x=part.step, y=part[column], mode="lines+markers", line_color=colour, row=row, col=col, **style
+                )
+            else:
+                figure.add_bar(x=[name], y=part[column], marker_color=colour, row=row, col=col, **style)
+        figure.update_yaxes(tickformat=number_format, row=row, col=col)
+        figure.update_xaxes(title="step" if several else None, showticklabels=several, row=row, col=col)
+    figure.update_layout(height=300 * ((len(panels) + 1) // 2) + 60)
+    return Figure(figure, summary)

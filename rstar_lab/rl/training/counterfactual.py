@@ -1,0 +1,144 @@
+"""Selection and first-order gradient of a stored step under changed recipe keys, without sampling.
+
+`analysis.counterfactual` compares the results of several changes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.objective import training_loss
+from rstar_lab.rl.algorithm.selection import Selection, rollout_penalty, select_rollouts
+from rstar_lab.rl.models.model import load_model
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
+from rstar_lab.rl.seeds import derive_seed, step_seed
+from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.update import autocast, batch_normaliser
+from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.runs.reader import RunReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """loss: of the batch. vector: gradient of all parameters, (parameters,), before clipping. stats: of `policy_loss`."""
+
+    loss: float
+    vector: Tensor
+    stats: dict[str, float]
+
+
+class StoredStep:
+    """The rollouts of one stored training step, with the settings it was trained with.
+
+    rollouts: in the stored order. trained: the selection that was trained on, with its stored advantages.
+    """
+
+    def __init__(self, run_dir: Path, step: int):
+        """Raises RunStoreError if the run has no such step, and UserError if the run has no RL stage."""
+        self.reader, self.step = RunReader(run_dir), step
+        info = self.reader.info
+        # The other sections do not matter here, and those of an older version may have keys that are gone.
+        data = {key: info["recipe"][key] for key in ("name", "model", "seed", "rl", "stages")}
+        self.recipe = parse_recipe(data, f"of run {self.reader.run_id}")
+        self.rollouts, advantages = read_trajectories(self.reader, step)
+        name = self.reader.steps()[step]
+        self.stage = next((stage for stage in self.recipe.stages if stage.name == name), None)
+        if self.stage is None:
+            raise UserError(f"run {self.reader.run_id}: its recipe has no RL stage {name!r}")
+        self.rl = self.recipe.settings(self.stage)
+        kept = [t for t in self.rollouts if t.traj_id in advantages]
+        self.trained = Selection(kept, [advantages[t.traj_id] for t in kept], 0)
+        self.seed = step_seed(self.recipe.seed, step)
+
+    def settings(self, changes: Mapping[str, Any]) -> RlSection:
+        """Return the `rl` section of the step with changed keys. Raises RecipeError for an unknown key or a wrong value."""
+        assert self.stage is not None
+        data = self.recipe.model_dump(mode="json")
+        stage = self.stage.model_dump(mode="json")
+        data["stages"] = [stage | {"rl": stage["rl"] | dict(changes)}]
+        recipe = parse_recipe(data, f"of run {self.reader.run_id} with {dict(changes)}")
+        return recipe.settings(recipe.stages[0])
+
+    def select(self, rl: RlSection, draw: int = 0) -> Selection:
+        """Return the rollouts that these settings select. draw: 0 has the seed of training, others have seeds of their own."""
+        seed = self.seed if draw == 0 else derive_seed(self.seed, "counterfactual", draw)
+        return select_rollouts(self.rollouts, rl.selection_config, seed)
+
+    def penalties(self, rl: RlSection) -> dict[str, float]:
+        """Return the penalty by which these settings rank each rollout, by traj_id."""
+        return {t.traj_id: rollout_penalty(t, rl.selection_config) for t in self.rollouts}
+
+    def checkpoint(self) -> tuple[int, Path] | None:
+        """Return (step, folder) of the stored checkpoint whose weights are nearest to those that generated the step."""
+        stored = self.reader.checkpoints()
+        if not stored:
+            return None
+        nearest = min(stored, key=lambda number: (abs(number - (self.step - 1)), number))
+        return nearest, stored[nearest]
+
+
+def open_model(folder: Path) -> "PreTrainedModel":
+    """Load a checkpoint for `batch_gradient`."""
+    return load_model(folder, torch.float32, attn_implementation="sdpa").train()
+
+
+def missing_tokens(selection: Selection) -> int:
+    """Return the number of selected rollouts without stored token arrays."""
+    return sum(not has_tokens(t) for t in selection.trajectories)
+
+
+def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection, seed: int) -> Gradient:
+    """Return the loss and gradient of a selection as one batch, at the weights of `model`.
+
+    With several mini-batches, training takes one optimizer step on each part; this is the gradient of their union at the
+    weights before the first. The KL term is left out, because the reference model is not stored with the run.
+    """
+    model.zero_grad()
+    device = next(model.parameters()).device
+    batch: Sequence[Trajectory] = selection.trajectories
+    advantages = torch.tensor(selection.advantages, device=device, dtype=torch.float32)
+    prompts = [len(t.prompt_ids) for t in batch]
+    normaliser = batch_normaliser(batch, rl)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
+    loss_sum, tokens, sums = 0.0, 0.0, dict[str, float]()
+    for micro in micro_batches(batch, rl.micro_batch_tokens, device):
+        with autocast(rl, device):
+            log_probs, _ = log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
+        engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(device)
+        old_log_probs = log_probs.detach() if rl.old_log_probs == "trainer" else engine_log_probs
+        loss, stats = training_loss(
+            log_probs,
+            old_log_probs,
+            advantages[micro.index][:, None].expand_as(log_probs),
+            micro.mask_BT,
+            rl.loss_config,
+            engine_log_probs=engine_log_probs,
+            normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
+            generator=generator,
+        )
+        loss.backward()
+        loss_sum += float(loss.detach())
+        tokens += stats["tokens"]
+        for name in ("clip_share", "corrected_share"):
+            if name in stats:
+                sums[name] = sums.get(name, 0.0) + stats[name] * stats["tokens"]
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
+    vector = torch.cat([gradient.flatten() for gradient in gradients]).clone()
+    model.zero_grad()
+    return Gradient(loss_sum, vector, {name: value / max(1.0, tokens) for name, value in sums.items()})
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Return the cosine of two gradients; NaN if one is zero."""
+    norms = float(a.norm()) * float(b.norm())
+    return float(a @ b) / norms if norms else float("nan")
