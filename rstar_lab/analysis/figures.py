@@ -23,6 +23,7 @@ from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")
+ENVIRONMENT = "environment"  # the column of trajectories by which `plot_curves` can compare
 _X = {"step": "step", "tokens": "tokens generated so far", "rollouts": "rollouts so far"}
 
 
@@ -38,6 +39,7 @@ def plot_curves(
     """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries; crosses mark alerts.
 
     by: recipe key (such as `rl.roc`) whose values are compared; runs with the same value are averaged as its seeds.
+    `environment`: one curve for each environment of a run.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
     band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems (bootstrap).
     where: condition on run_id, stage, step. Raises RunStoreError for an unknown x or key.
@@ -52,7 +54,9 @@ def plot_curves(
         rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
     )
     look = line_styles(list(dict.fromkeys(frame.group)))
-    alerts = find_alerts(runs, where).merge(recipe_groups(runs, by), on="run_id")
+    alerts = find_alerts(runs, where).merge(recipe_groups(runs, None if by == ENVIRONMENT else by), on="run_id")
+    if by == ENVIRONMENT:  # alerts are those of all rollouts of a run
+        alerts = alerts.iloc[:0]
     for panel, name in enumerate(names):
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
@@ -191,7 +195,7 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
 
 def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where, band: bool) -> pd.DataFrame:
     """Return one row per point: group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
-    groups = recipe_groups(runs, by)
+    groups = recipe_groups(runs, None if by == ENVIRONMENT else by)
     rolled = [name for name in names if get_metric(name).rolled_up]
     wide = curves(runs, rolled, where).merge(groups, on="run_id")
     several = wide.groupby("group").run_id.nunique().gt(1).any()
@@ -199,9 +203,13 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     long = wide.melt(["group", "run_id", "stage", "step", "x", "n"], rolled, "metric", "value")
     # Bands over problems read the trajectories; they are drawn for single runs only.
     read = [name for name in names if name not in rolled] if several or not band else names
+    read = names if by == ENVIRONMENT else read
     if read:
-        measured = measure(runs, read, by=("run_id", "step"), where=where, resamples=RESAMPLES if band else 2)
+        keys = ["run_id", "step"] + ([ENVIRONMENT] if by == ENVIRONMENT else [])
+        measured = measure(runs, read, by=keys, where=where, resamples=RESAMPLES if band else 2)
         measured = measured.merge(wide[["group", "run_id", "stage", "step", "x"]], on=["run_id", "step"])
+        if by == ENVIRONMENT:
+            measured["group"] = measured[ENVIRONMENT].fillna("no environment")
         long = pd.concat([long[~long.metric.isin(read)], measured], ignore_index=True)
     long["value"] = long["value"].astype(float)
     rows: list[dict[str, Any]] = []
@@ -227,11 +235,17 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
                 "high": high if band else np.nan,
                 "n": int(part.n.sum()),
                 "runs": count,
-                "where": f"run_id IN ({ids}) AND step = {step}",
+                "where": f"run_id IN ({ids}) AND step = {step}" + _environment_condition(by, str(group)),
             }
         )
     columns = ["group", "metric", "step", "x", "value", "low", "high", "n", "runs", "where"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _environment_condition(by: str | None, group: str) -> str:
+    if by != ENVIRONMENT:
+        return ""
+    return " AND environment IS NULL" if group == "no environment" else f" AND environment = '{group}'"
 
 
 def _compute(runs: Runs, x: str) -> pd.Series:

@@ -7,7 +7,6 @@ generates only the missing ones.
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,7 @@ from rstar_lab.rl.rollout.driver import run_rollouts, stream_rollouts
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import same_answer
@@ -126,6 +125,18 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return `summarise` of the rollouts whose environment did not fail, and the number of the others.
+
+    Raises UserError if every environment failed.
+    """
+    usable = [row for row in rows if row["stop_reason"] != StopReason.ENVIRONMENT_ERROR]
+    if not usable:
+        raise UserError("the environment failed in every rollout; the transcripts and the log name the cause")
+    failed = {"environment_failures": len(rows) - len(usable)} if len(usable) < len(rows) else {}
+    return summarise(usable) | failed
+
+
 async def evaluate(
     problems: Sequence[Problem],
     context: RolloutContext,
@@ -146,14 +157,13 @@ async def evaluate(
     """
     run = writer.run_dir.name
     if context_length is not None:
-        longest = max(len(context.codec.prompt_ids(problem.question)) for problem in problems)
+        longest = max(len(context.of(problem).codec.prompt_ids(problem.question)) for problem in problems)
         if context_length <= longest:
             raise UserError(
                 f"the longest question has {longest} tokens and does not fit into the model's context of"
                 f" {context_length} tokens: remove it"
             )
-        limit = min(context.limits.max_response_tokens, context_length - longest)
-        context = replace(context, limits=replace(context.limits, max_response_tokens=limit))
+        context = context.with_response_limit(context_length - longest)
 
     size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
@@ -170,7 +180,8 @@ async def evaluate(
         writer.write_step("evaluate", number, **rows, metrics=rollout_metrics(trajectories))
         finished += len(chunks[number - 1])
         progress(finished, len(problems))
-    result = summarise(RunReader(writer.run_dir).read("trajectories").to_pylist())
+    stored = RunReader(writer.run_dir).read("trajectories").to_pylist()
+    result = summarise_usable(stored)
     writer.finish("finished", result=result)
     return result
 
@@ -220,7 +231,7 @@ async def _in_a_window(
 
 
 def _check_usable(trajectory: Trajectory) -> None:
-    if not trajectory.usable:  # counting it as incorrect would bias the result
+    if trajectory.stop_reason is StopReason.ENGINE_ERROR:  # counting it as incorrect would bias the result
         raise UserError(
             f"problem {trajectory.problem_id}: the rollout failed because no engine is left to serve it; the log of the"
             " engines has the cause; run the same command to continue"

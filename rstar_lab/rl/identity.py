@@ -12,7 +12,7 @@ from rstar_lab import __version__, verify
 from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
+from rstar_lab.rl.recipe import CODE_TOOLS, EnvironmentEntry, Recipe
 from rstar_lab.runs.files import write_json
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
@@ -46,7 +46,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
         ],
         "engine": [recipe.engine.kind, recipe.engine.dtype],
         "verifier": verifier_version(),
-    }
+    } | ({"environments": [_environment(entry) for entry in rl.environments]} if rl.environments else {})
 
 
 def identity_digest(identity: dict[str, Any]) -> str:
@@ -96,6 +96,12 @@ def verifier_version() -> str:
         except metadata.PackageNotFoundError:
             versions.append(f"{name} -")
     return ", ".join(versions)
+
+
+def _environment(entry: EnvironmentEntry) -> list[Any]:
+    """Return what can change the numbers of an environment, with hashes of its source files."""
+    named = [_named(name) for name in (entry.environment, entry.reward, *entry.tools) if name]
+    return [entry.name, *named, entry.limits.model_dump()]
 
 
 def _named(name: str) -> str:

@@ -25,7 +25,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.session import RunSession, device, open_run, read_problems, vocabulary
+from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.sft import sft
@@ -178,7 +178,9 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines, tools = await session.engines(model_dir), await session.tools()
+        environments = await session.environments()
         context = RolloutContext.for_evaluation(Codec(tokenizer, tools), tools, session.reward, recipe)
+        context = context.with_environments(environments)
 
         async def evaluate_step(step: int) -> dict[str, float]:
             length = engines.context or session.longest(model_dir)
@@ -193,9 +195,10 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 tools=tools,
                 reward=session.reward,
                 writer=writer,
-                problems={stage.name: read_problems(stage.problems, session.excluded) for stage in recipe.stages},
+                problems={stage.name: read_stage_problems(recipe, stage, session.excluded) for stage in recipe.stages},
                 helpers=helpers,
                 evaluate=evaluate_step,
+                environments=environments,
                 on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
             )
             await trainer.run()
@@ -289,10 +292,12 @@ async def evaluate_model(
             await engines.load_folder(model_dir)
         tools = await session.tools()
         codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
+        context = RolloutContext.for_evaluation(codec, tools, session.reward, recipe)
+        context = context.with_environments(await session.environments())
         with reporter.work(piece, len(problems)) as work:
             result = await evaluate(
                 problems,
-                RolloutContext.for_evaluation(codec, tools, session.reward, recipe),
+                context,
                 samples=samples,
                 engines=engines,
                 writer=writer,
@@ -316,8 +321,8 @@ def check_problem_files(session: RunSession) -> None:
     Called before SFT: without it these errors appear hours later, when the stage starts.
     """
     for stage in session.recipe.stages:
-        if stage.problems.file is not None:
-            read_problems(stage.problems, session.excluded)
+        if any(section.file is not None for section in session.recipe.stage_problems(stage)):
+            read_stage_problems(session.recipe, stage, session.excluded)
 
 
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from pydantic import ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
+from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
+from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, load_problems
-from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError
+from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.functions import own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
@@ -43,6 +46,7 @@ class RunSession:
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
         self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
         load_functions(recipe)  # report their errors before anything is started
+        self.loaded_environments = load_environments(recipe.rl)
 
     @classmethod
     @asynccontextmanager
@@ -75,10 +79,19 @@ class RunSession:
         return self._sandbox
 
     async def tools(self) -> dict[str, Tool]:
+        return (await self._tool_maker())(self.recipe.rl.tools)
+
+    async def environments(self) -> dict[str, RunEnvironment]:
+        """Return the entries of `rl.environments`, ready to run."""
+        return make_environments(self.recipe.rl, self.loaded_environments, await self._tool_maker())
+
+    async def _tool_maker(self) -> Callable[[Sequence[str]], dict[str, Tool]]:
+        """Return a function that makes tools by their names in a recipe. Starts the sandbox if a tool of the run needs it."""
         section, rl = self.recipe.sandbox, self.recipe.rl
-        sandbox = await self.sandbox() if set(rl.tools) & set(CODE_TOOLS) else None
-        return make_tools(
-            rl.tools,
+        named = {*rl.tools, *(tool for entry in rl.environments for tool in entry.tools)}
+        sandbox = await self.sandbox() if named & set(CODE_TOOLS) else None
+        return lambda names: make_tools(
+            names,
             sandbox,
             section.timeout_s,
             section.memory_mb,
@@ -148,18 +161,22 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
     Raises UserError if one does not exist or cannot be called as its key requires.
     """
     make_reward(recipe.rl.reward, recipe.rl.answer)
-    make_tools(
-        [name for name in recipe.rl.tools if name not in CODE_TOOLS], None, own_timeout_s=recipe.rl.tool_timeout_s
-    )
+    named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
+    own_tools = list(dict.fromkeys(name for name in named if name not in CODE_TOOLS))
+    make_tools(own_tools, None, own_timeout_s=recipe.rl.tool_timeout_s)
+    for entry in recipe.rl.environments:
+        make_reward(entry.reward or "verify", recipe.rl.answer)
+    load_environments(recipe.rl)
     make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
     for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
         _ = rl.selection_config, rl.loss_config, [own_metric(name) for name in rl.metrics]
     for stage in recipe.stages:
         if stage.hand_off and stage.hand_off.trigger:
             own_trigger(stage.hand_off.trigger)
-        if spec := stage.problems.synthetic:
-            own = [name for name in spec.families or () if name not in families.FAMILIES]
-            families.synthesize(spec.seed, len(own), levels=spec.levels, families=own)
+        for section in recipe.stage_problems(stage):
+            if spec := section.synthetic:
+                own = [name for name in spec.families or () if name not in families.FAMILIES]
+                families.synthesize(spec.seed, len(own), levels=spec.levels, families=own)
     return recipe.functions
 
 
@@ -178,7 +195,26 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
             raise UserError(
                 f"{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
             )
+    if section.environment is not None:
+        problems = [problem.model_copy(update={"environment": section.environment}) for problem in problems]
     return problems[: section.limit] if section.limit else problems
+
+
+def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem] = ()) -> Sequence[Problem]:
+    """Return the problems of a stage; with `rl.environments` a mixture of those of its environments.
+
+    Raises UserError for two problems with one id, and for an unknown environment.
+    """
+    problems = [problem for section in recipe.stage_problems(stage) for problem in read_problems(section, exclude)]
+    entries = recipe.settings(stage).environments
+    if unknown := {problem.environment for problem in problems} - {"", *(entry.name for entry in entries)}:
+        raise UserError(f"stages.{stage.name}.problems: rl.environments has no entry {min(unknown)!r}")
+    if not entries:
+        return problems
+    twice = [name for name, count in Counter(problem.problem_id for problem in problems).items() if count > 1]
+    if twice:
+        raise UserError(f"stages.{stage.name}: two problems have the id {twice[0]!r}")
+    return Mixture(problems, {entry.name: entry.weight for entry in entries})
 
 
 def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:

@@ -75,7 +75,7 @@ TRANSCRIPTS = pa.schema(
         ("step", pa.int32()),
         ("question", pa.string()),
         ("truth", pa.string()),
-        # JSON list of {role, content[, tool, outcome][, generate_s, policy_versions: [[version, tokens], ...]]}
+        # JSON list of {role, content[, tool, outcome][, generate_s, reward, policy_versions: [[version, tokens], ...]]}
         ("messages", pa.string()),
         # Null if the recipe key `token_arrays` excludes them. Trainer arrays are also null for dropped rollouts.
         ("prompt_ids", pa.list_(pa.int32())),

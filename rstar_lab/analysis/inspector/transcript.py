@@ -22,6 +22,7 @@ _VISIBLE = (
 )
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>")
 _OPEN = re.compile(r"<(reason|tool_call|answer)>")
+_USER = re.compile(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", re.DOTALL)
 _TOOL_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "response_ids")
 
@@ -102,7 +103,8 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
         return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
     stream = _TokenText(list(texts))
     responses = iter([message for message in messages if message.get("role") == "tool"])
-    return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, raw))
+    failure = [Segment("environment", _text(m), 0) for m in messages if m.get("role") == "environment"]
+    return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, raw)) + failure
 
 
 def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Iterator[Segment]:
@@ -181,7 +183,9 @@ def _tool_answers(
             high = low + len(content)
         first, starts = stream.tokens(begin + low, begin + high)
         yield Segment("tool", window[low:high], turn, message.get("tool"), message.get("outcome"), first, starts)
-    if "<tool_response>" not in window and (text := _SPECIAL.sub("", window)).strip():
+    if said := _USER.findall(window):
+        yield Segment("user", said[-1], turn)  # of the environment
+    elif "<tool_response>" not in window and (text := _SPECIAL.sub("", window)).strip():
         message = next(responses, {})
         first, starts = stream.tokens(begin, end) if text == window else (0, ())
         yield Segment("tool", text, turn, message.get("tool"), message.get("outcome"), first, starts)

@@ -1,7 +1,7 @@
 """Options of the algorithm as plain data. This module imports no torch, so that a recipe loads quickly."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rstar_lab.rl.algorithm.roc import OwnRule, Penalty, SelectionRule
@@ -60,6 +60,7 @@ class SelectionConfig:
     advantage: function of the user; None: group advantages, divided by the standard deviation of the group if normalise_std.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
     drop_void_turns: leave out rollouts that have a turn without a well-formed call or an answer (SimpleTIR).
+    environment_penalties: penalties of the rollouts of an environment, by its name; for others `penalties`.
     """
 
     rule: SelectionRule | OwnRule = "paper"
@@ -72,3 +73,4 @@ class SelectionConfig:
     max_response_tokens: int = 8192
     overlong_buffer: int = 0
     drop_void_turns: bool = False
+    environment_penalties: Mapping[str, tuple[Penalty, ...]] = field(default_factory=dict)

@@ -84,7 +84,8 @@ def rollout_penalty(trajectory: Trajectory, config: SelectionConfig) -> float:
     if config.rule == "released":
         errors = released_tool_error_penalty([call.response for call in trajectory.calls])
     terms = {"errors": errors, "format": trajectory.p_format}
-    return sum(term(trajectory) if callable(term) else terms[term] for term in config.penalties)
+    penalties = config.environment_penalties.get(trajectory.environment, config.penalties)
+    return sum(term(trajectory) if callable(term) else terms[term] for term in penalties)
 
 
 def shaped_reward(trajectory: Trajectory, config: SelectionConfig) -> float:

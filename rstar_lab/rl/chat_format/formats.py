@@ -93,6 +93,19 @@ def render_tool_results(
     return template.render_tool_responses(results, control_tokens=tokens)
 
 
+def render_observation(text: str, results: Iterable[str] = (), *, control_tokens: Sequence[str] | None = None) -> str:
+    """Return the text that follows the end-of-turn token when an environment speaks, up to the start of generation, in
+    the paper's format.
+
+    text: of the environment, a user message. results: the texts of the tool responses of the turn, which come before.
+    control_tokens: as in `render_prompt`, neutralised in both.
+    """
+    messages = [*({"role": "tool", "content": result} for result in results), {"role": "user", "content": text}]
+    tokens = template.CONTROL_TOKENS if control_tokens is None else control_tokens
+    pieces = template.render_segments(messages, add_generation_prompt=True, control_tokens=tokens)
+    return "\n" + "".join(piece for piece, _ in pieces)
+
+
 def _check(prompt_format: str) -> str:
     if prompt_format not in ("paper", "released"):
         raise UserError(f"prompt_format {prompt_format!r}: choose from paper, released")

@@ -40,7 +40,7 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.rollout.codec import Codec
     from rstar_lab.rl.rollout.context import RolloutContext
-    from rstar_lab.rl.session import RunSession, read_problems
+    from rstar_lab.rl.session import RunSession, read_stage_problems
     from rstar_lab.rl.training.stages import filter_problems
     from rstar_lab.runs.reader import RunReader
 
@@ -53,15 +53,16 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
     async with RunSession.open(recipe, Reporter()) as session:
         run_dir = session.runs_dir / session.run_id("rl")
         steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
-        problems = read_problems(stage.problems, session.excluded)
+        problems = read_stage_problems(recipe, stage, session.excluded)
         engines, tools = await session.engines(model), await session.tools()
         await engines.load_folder(model)
         rl = recipe.settings(stage)
         codec = Codec(load_tokenizer(model), tools, prompt_format=recipe.rl.prompt_format)
+        context = RolloutContext.for_training(codec, tools, session.reward, rl)
         kept = await filter_problems(
             problems,
             stage.filter,
-            RolloutContext.for_training(codec, tools, session.reward, rl),
+            context.with_environments(await session.environments()),
             engines=engines,
             mode=rl.rollout,
             stage=stage.name,

@@ -184,7 +184,7 @@ def data(context: CheckContext) -> str:
         *conversations,
         *traced,
         *held_out,
-        *(stage.problems.file for stage in recipe.stages if stage.problems.file),
+        *(section.file for stage in recipe.stages for section in recipe.stage_problems(stage) if section.file),
     ]
     missing = [str(file) for file in dict.fromkeys(files) if not file.is_file()]
     if missing:
@@ -193,14 +193,16 @@ def data(context: CheckContext) -> str:
             f"({context.profile.storage.data})"
         )
     lines = []
-    for stage in recipe.stages:
-        section = stage.problems
+    for stage, section in [(s, section) for s in recipe.stages for section in recipe.stage_problems(s)]:
         if section.file is None:
             lines.append(f"{stage.name}: synthetic problems")
             continue
         problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
         if not problems:
             raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
+        if section.environment is not None:
+            lines.append(f"{stage.name}: {len(problems)} problems of {section.environment}")
+            continue
         sampled = problems[:: max(1, len(problems) // SAMPLED_PROBLEMS)][:SAMPLED_PROBLEMS]
         wrong = [p for p in sampled if not verify(f"<answer>\\boxed{{{p.answer}}}</answer>", p.answer)]
         if len(wrong) > len(sampled) // 4:

@@ -1,6 +1,7 @@
 """The recipe: a pydantic model of the YAML file that describes a run. Unknown keys are rejected."""
 
 from rstar_lab.rl.recipe.data import MixEntry, Problems, Synthetic
+from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.recipe import Recipe
 from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
 from rstar_lab.rl.recipe.section import RecipeError, Section
@@ -12,6 +13,7 @@ __all__ = [
     "CODE_TOOLS",
     "DifficultyFilter",
     "EngineSection",
+    "EnvironmentEntry",
     "EvaluateSection",
     "HandOff",
     "MixEntry",

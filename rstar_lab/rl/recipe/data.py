@@ -32,6 +32,8 @@ class Problems(Section):
     """Column names of the file, by our field name, for example `{question: problem, answer: solution}`."""
     synthetic: Synthetic | None = None
     """Problems generated from the synthetic families."""
+    environment: str | None = None
+    """Entry of `rl.environments` that the problems belong to. Default: the field `environment` of each problem."""
     limit: Positive | None = None
     """Use only the first `limit` problems. Default: all."""
 

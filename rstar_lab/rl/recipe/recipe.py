@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rstar_lab.rl.plugins import NAME
+from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.section import Positive, Section
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
@@ -58,16 +59,30 @@ class Recipe(Section):
         for stage in self.stages:
             if stage.hand_off and stage.hand_off.trigger:
                 named[f"stages.{stage.name}.hand_off.trigger"] = [stage.hand_off.trigger]
-            if stage.problems.synthetic:
-                named[f"stages.{stage.name}.problems.synthetic.families"] = list(
-                    stage.problems.synthetic.families or ()
-                )
+            synthetic = [section.synthetic for section in self.stage_problems(stage) if section.synthetic]
+            named[f"stages.{stage.name}.problems.synthetic.families"] = [
+                name for section in synthetic for name in section.families or ()
+            ]
+        for entry in self.rl.environments:
+            named[f"rl.environments.{entry.name}"] = [
+                *filter(None, (entry.environment, entry.reward)),
+                *entry.tools,
+                *(entry.roc_penalties or ()),
+            ]
         found: dict[str, str] = {}
         for key, names in named.items():
             for name in names:
                 if NAME.fullmatch(name) and name not in found.values():
                     found[key if len(names) == 1 else f"{key}.{name}"] = name
         return found
+
+    def stage_problems(self, stage: Stage) -> list[Problems]:
+        """Return the problem sets of a stage: its own, and those of its environments with the name of each."""
+        sections = [stage.problems] if stage.problems is not None else []
+        for entry in self.settings(stage).environments:
+            if entry.problems is not None:
+                sections.append(entry.problems.model_copy(update={"environment": entry.name}))
+        return sections
 
     @model_validator(mode="after")
     def _check_stages(self) -> "Recipe":
@@ -82,12 +97,14 @@ class Recipe(Section):
             raise ValueError("rl.rollout: lockstep is not supported with engine.kind: server; set rl.rollout=async")
         for stage in self.stages:
             settings = self.settings(stage)
+            if stage.problems is None and not any(entry.problems for entry in settings.environments):
+                raise ValueError(f"stages.{stage.name}.problems: required, unless rl.environments have problems")
             if self.engine.kind == "server" and settings.mode == "async":
                 raise ValueError(
                     "rl.mode: async is not supported with engine.kind: server, which does not report the weights of each "
                     "token; set rl.mode=one_step_off"
                 )
-            for key in ("tools", "reward", "answer", "prompt_format", "lora"):
+            for key in ("tools", "reward", "answer", "prompt_format", "lora", "environments"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

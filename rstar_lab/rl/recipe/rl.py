@@ -1,6 +1,6 @@
 """The `rl` section of a recipe: defaults of all RL stages."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
 from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
+from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
 from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section
 from rstar_lab.verify import AnswerFormat
@@ -43,7 +44,8 @@ class Lora(Section):
 
 
 class RlSection(Section):
-    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer`, `prompt_format` and `lora`."""
+    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer`, `prompt_format`, `lora` and
+    `environments`."""
 
     problems_per_step: Positive = 512
     """Problems (groups) per step. Default: paper, section 4.2."""
@@ -148,6 +150,9 @@ class RlSection(Section):
     `module:Class` or a URL (docs/own-tools.md). One set for the whole run."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
+    environments: tuple[EnvironmentEntry, ...] = ()
+    """Several tasks in one run, mixed by weight in every step (docs/environments.md). Default: none; the task of a problem
+    that names no environment is `tools` and `reward`. The same for all stages."""
     reward: str = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). Or your own `module:function` of (text of the
     model, true answer). One for the whole run."""
@@ -226,7 +231,7 @@ class RlSection(Section):
         return SelectionConfig(
             rule=own_rule(self.roc) if is_own(self.roc) else self.roc,  # type: ignore[arg-type]
             group_size=self.group_size,
-            penalties=tuple(own_penalty(name) if is_own(name) else name for name in self.roc_penalties),  # type: ignore[misc]
+            penalties=_penalties(self.roc_penalties),
             advantage=self._advantage,
             min_positive=self.roc_min_positive,
             min_negative=self.roc_min_negative,
@@ -234,6 +239,11 @@ class RlSection(Section):
             max_response_tokens=self.max_response_tokens,
             overlong_buffer=self.overlong_buffer,
             drop_void_turns=self.drop_void_turns,
+            environment_penalties={
+                entry.name: _penalties(entry.roc_penalties)
+                for entry in self.environments
+                if entry.roc_penalties is not None
+            },
         )
 
     @property
@@ -256,6 +266,14 @@ class RlSection(Section):
             if tool not in CODE_TOOLS and not NAME.fullmatch(tool) and not tool.startswith(("http://", "https://")):
                 raise ValueError(f"{tool!r} is not one of {', '.join(CODE_TOOLS)}, a module:function or a URL")
         return tools
+
+    @field_validator("environments")
+    @classmethod
+    def _check_environments(cls, environments: tuple[EnvironmentEntry, ...]) -> tuple[EnvironmentEntry, ...]:
+        names = [entry.name for entry in environments]
+        if len(set(names)) < len(names):
+            raise ValueError("two entries have the same name")
+        return environments
 
     @field_validator("reward")
     @classmethod
@@ -299,6 +317,14 @@ class RlSection(Section):
                 )
         if self.mode != "sync":
             self._check_mode()
+        if self.environments and self.prompt_format != "paper":
+            raise ValueError("environments requires prompt_format: paper")
+        for entry in self.environments:
+            if (entry.limits.max_response_tokens or 0) > self.max_response_tokens:
+                raise ValueError(
+                    f"environments.{entry.name}.limits.max_response_tokens: at most max_response_tokens, "
+                    f"{self.max_response_tokens}"
+                )
         if self.roc_min_positive + self.roc_min_negative > self.group_size:
             raise ValueError(f"roc_min_positive + roc_min_negative must be at most group_size, {self.group_size}")
         if self.overlong_buffer > self.max_response_tokens:
@@ -324,3 +350,8 @@ class RlSection(Section):
 def is_own(name: str) -> bool:
     """Return whether a value of the recipe names a function of the user instead of a built-in."""
     return ":" in name
+
+
+def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return penalties with the functions of the user loaded."""
+    return tuple(own_penalty(name) if is_own(name) else name for name in names)

@@ -43,8 +43,8 @@ class Stage(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the stage, unique in the recipe."""
-    problems: Problems
-    """Training problems."""
+    problems: Problems | None = None
+    """Training problems. Required unless entries of `rl.environments` have problems."""
     steps: Positive
     """Number of steps; with `hand_off` the maximum."""
     hand_off: HandOff | None = None

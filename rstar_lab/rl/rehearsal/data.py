@@ -19,7 +19,7 @@ from rstar_lab.rl.synthetic import families
 def write_data(recipe: Recipe, folder: Path) -> str:
     """Write every problem and conversation file of the small recipe. Returns what was written."""
     seed = 100
-    files = [stage.problems.file for stage in recipe.stages]
+    files = [section.file for stage in recipe.stages for section in recipe.stage_problems(stage)]
     files += [section.file for section in recipe.evaluate.sets.values()]
     for file in files:
         assert file is not None

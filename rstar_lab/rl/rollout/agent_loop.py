@@ -6,24 +6,27 @@ Source: rStar2-Agent, section 2.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn, parse_tool_calls
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
-from rstar_lab.rl.reward import RewardInputs, UserReward
+from rstar_lab.rl.environments.base import EnvironmentFailure, ModelMessage, Observation
+from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
-from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.verify import extract_answer
 
 ANSWER_TAG = "<answer>"
+
+log = logging.getLogger(__name__)
 
 
 async def run_rollout(
@@ -40,57 +43,30 @@ async def run_rollout(
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
     step_ended: no turn starts once this event is set. What has been generated is then the rollout, with
     StopReason.TIME_LIMIT; with carry_over it is returned as StopReason.UNFINISHED, without a reward, to be continued by
-    a later call. A failure of the engine ends the rollout with StopReason.ENGINE_ERROR and does not raise.
+    a later call. A failure of the engine or the environment ends the rollout with StopReason.ENGINE_ERROR or
+    ENVIRONMENT_ERROR and does not raise.
     """
     CURRENT_PROBLEM.set(task.problem)
-    rollout = _Rollout.start(task, context)
-    stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over)
-    if rollout.open_turn:
-        rollout.turns.append(rollout.open_turn)
-    text = "\n".join(turn.text for turn in rollout.turns)
-    errors, calls = count_errors([call.outcome for call in rollout.calls])
-    reward, metrics = 0.0, dict[str, float]()
-    if stop is not StopReason.UNFINISHED:
-        try:
-            reward, metrics = await _reward(task, context, text, rollout.calls)
-        finally:
-            for tool in context.tools.values():
-                await tool.close(task.traj_id)
-    return Trajectory(
-        traj_id=task.traj_id,
-        problem_id=task.problem.problem_id,
-        group_id=task.group_id,
-        sample=task.sample,
-        question=task.problem.question,
-        truth=task.problem.answer,
-        prompt_ids=rollout.prompt_ids,
-        response_ids=rollout.ids,
-        loss_mask=rollout.mask,
-        log_probs=rollout.log_probs,
-        turns=tuple(rollout.turns),
-        calls=tuple(rollout.calls),
-        stop_reason=stop,
-        text=text,
-        answer=extract_answer(text, context.answer_format),
-        reward=reward,
-        p_err=tool_error_penalty(errors, calls),
-        p_format=format_penalty(text.count(ANSWER_TAG), len(rollout.turns)),
-        engine=rollout.engine,
-        policy_version=rollout.policy_version,
-        environment=task.problem.environment,
-        metrics=metrics,
-    )
-
-
-async def _reward(
-    task: RolloutTask, context: RolloutContext, text: str, calls: Sequence[ToolCallRecord]
-) -> tuple[float, dict[str, float]]:
-    """Return (reward, metrics) of a rollout that has ended."""
-    reward, answer = context.reward, task.problem.answer
-    if not isinstance(reward, UserReward):
-        return float(await asyncio.to_thread(reward, text, answer)), {}
-    states = {name: tool.state(task.traj_id) for name, tool in context.tools.items() if isinstance(tool, UserTool)}
-    return await asyncio.to_thread(reward.score, text, answer, RewardInputs(task.problem, tuple(calls), states))
+    context = context.of(task.problem)
+    rollout: _Rollout | None = None
+    stop = StopReason.ENVIRONMENT_ERROR
+    try:
+        episode = context.open(task)
+        rollout = await _Rollout.start(task, context, episode)
+        stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over)
+        trajectory = rollout.trajectory(task, context, stop)
+        if stop in (StopReason.UNFINISHED, StopReason.ENVIRONMENT_ERROR):
+            return trajectory
+        reward, metrics = await episode.score(trajectory)
+        return replace(trajectory, reward=reward, metrics=metrics)
+    except EnvironmentFailure as failure:
+        log.warning("%s", failure)
+        stop = StopReason.ENVIRONMENT_ERROR
+        rollout = rollout or _Rollout.empty(task, context)
+        return rollout.trajectory(task, context, stop, str(failure))
+    finally:
+        if stop is not StopReason.UNFINISHED:
+            await context.close(task.traj_id)
 
 
 @dataclass(slots=True)
@@ -107,12 +83,22 @@ class _Rollout:
     engine: str
     policy_version: int
     open_turn: Turn | None
+    question: str  # the first user message
+    episode: Episode | None = None
+    error: str = ""  # why the environment failed
 
     @classmethod
-    def start(cls, task: RolloutTask, context: RolloutContext) -> "_Rollout":
+    def empty(cls, task: RolloutTask, context: RolloutContext) -> "_Rollout":
+        """Return a rollout without turns, whose environment failed before it could speak."""
+        question = task.problem.question
+        return cls(context.codec.prompt_ids(question), [], [], [], [], [], "", 0, None, question)
+
+    @classmethod
+    async def start(cls, task: RolloutTask, context: RolloutContext, episode: Episode) -> "_Rollout":
         partial = task.partial
         if partial is None:
-            return cls(context.codec.prompt_ids(task.problem.question), [], [], [], [], [], "", 0, None)
+            question = await episode.reset(task.seed)
+            return cls(context.codec.prompt_ids(question), [], [], [], [], [], "", 0, None, question, episode)
         turns = list(partial.turns)
         # A turn at the end of the response, without tool responses after it, was cut off.
         open_turn = turns.pop() if turns and turns[-1].end == len(partial.response_ids) else None
@@ -126,6 +112,38 @@ class _Rollout:
             partial.engine,
             partial.policy_version,
             open_turn,
+            partial.question,
+            episode,
+        )
+
+    def trajectory(self, task: RolloutTask, context: RolloutContext, stop: StopReason, error: str = "") -> Trajectory:
+        """Return the trajectory so far, without a reward."""
+        turns = [*self.turns, self.open_turn] if self.open_turn else self.turns
+        text = "\n".join(turn.text for turn in turns)
+        errors, calls = count_errors([call.outcome for call in self.calls])
+        return Trajectory(
+            traj_id=task.traj_id,
+            problem_id=task.problem.problem_id,
+            group_id=task.group_id,
+            sample=task.sample,
+            question=self.question,
+            truth=task.problem.answer,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.ids,
+            loss_mask=self.mask,
+            log_probs=self.log_probs,
+            turns=tuple(turns),
+            calls=tuple(self.calls),
+            stop_reason=stop,
+            text=text,
+            answer=extract_answer(text, context.answer_format),
+            reward=0.0,
+            p_err=tool_error_penalty(errors, calls),
+            p_format=format_penalty(text.count(ANSWER_TAG), len(turns)),
+            engine=self.engine,
+            policy_version=self.policy_version,
+            environment=task.problem.environment,
+            error=error or self.error,
         )
 
     @property
@@ -172,10 +190,14 @@ class _Rollout:
 
             # A turn that was cut off may contain complete calls; they are not executed.
             calls = parse_tool_calls(text) if completion.finish_reason is FinishReason.STOP else []
-            continues = bool(calls) and len(self.turns) + 1 < limits.max_turns
+            may_continue = len(self.turns) + 1 < limits.max_turns
+            tools_started = time.monotonic()
+            said = Observation()
+            if not calls and completion.finish_reason is FinishReason.STOP:
+                said = await self._step(text, ())
+            continues = may_continue and not said.done and bool(calls or said.text)
             if on_turn:
                 on_turn(text, not continues)
-            tools_started = time.monotonic()
             results = await self._execute(calls, task, context) if continues else []
             if len(self.ids) > start or completion.finish_reason is not FinishReason.ABORTED:
                 self.turns.append(
@@ -188,27 +210,50 @@ class _Rollout:
                         queue_s=max((result.queue_s for result in results), default=0.0),
                         versions=versions,
                         void=is_void_turn(text),
+                        observation=said.text,
+                        reward=said.reward,
                     )
                 )
-            self.calls += [
+            records = [
                 make_call_record(call, result, turn=len(self.turns) - 1, index=index, position=len(self.ids))
                 for index, (call, result) in enumerate(zip(calls, results, strict=False))
             ]
+            self.calls += records
             if completion.finish_reason is FinishReason.ABORTED:
                 return at_step_end
             if completion.finish_reason is FinishReason.LENGTH:
                 return StopReason.LENGTH
-            if not calls:
+            if records:
+                said = await self._step(text, tuple(records))
+                self.turns[-1] = replace(self.turns[-1], observation=said.text, reward=said.reward)
+            if said.done:
+                return StopReason.ENVIRONMENT_ERROR if self.error else StopReason.DONE
+            if not calls and not said.text:
                 return StopReason.ANSWERED
             if not continues:
                 return StopReason.MAX_TURNS
-            response_ids = codec.tool_response_ids([result.text for result in results])
+            texts = [result.text for result in results]
+            response_ids = codec.observation_ids(said.text, texts) if said.text else codec.tool_response_ids(texts)
             if len(self.ids) + len(response_ids) >= limits.max_response_tokens:
                 return StopReason.LENGTH
             self.ids += response_ids
             self.mask += [False] * len(response_ids)
             self.log_probs += [0.0] * len(response_ids)
         return StopReason.MAX_TURNS
+
+    async def _step(self, text: str, calls: tuple[ToolCallRecord, ...]) -> Observation:
+        """Return what the environment answers to a turn. If it fails, the rollout ends; `error` is then set."""
+        assert self.episode is not None
+        if not self.episode.speaks:
+            return Observation()
+        # A turn with calls has been appended; one without has not.
+        turn = len(self.turns) - 1 if calls else len(self.turns)
+        try:
+            return await self.episode.step(ModelMessage(text, calls, turn))
+        except EnvironmentFailure as failure:
+            log.warning("%s", failure)
+            self.error = str(failure)
+            return Observation(done=True)
 
     def _sampling(self, task: RolloutTask, context: RolloutContext, start: int) -> Sampling:
         key: tuple[object, ...] = ("turn", len(self.turns))

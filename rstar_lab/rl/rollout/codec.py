@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.rl.chat_format.formats import PromptFormat, render_prompt, render_tool_results
+from rstar_lab.rl.chat_format.formats import PromptFormat, render_observation, render_prompt, render_tool_results
 from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens
 from rstar_lab.rl.tools.base import Tool
 
@@ -54,3 +54,7 @@ class Codec:
     def tool_response_ids(self, texts: list[str]) -> list[int]:
         """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn."""
         return self.encode(render_tool_results(texts, self.prompt_format, control_tokens=self.control_tokens))
+
+    def observation_ids(self, text: str, tool_texts: list[str]) -> list[int]:
+        """Return the ids that follow a turn which an environment answers: tool responses, the text, the next turn's start."""
+        return self.encode(render_observation(text, tool_texts, control_tokens=self.control_tokens))

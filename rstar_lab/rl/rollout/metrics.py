@@ -7,7 +7,7 @@ import numpy as np
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.recipe.functions import own_metric
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
 def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
@@ -18,9 +18,10 @@ def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ()) -> dict[str, float | int | None]:
-    """Return the metrics over all rollouts of a step, including dropped ones. `metrics/<name>`: mean of a
-    metric of the user over the rollouts that have it, or the value of a function of the user over all rollouts.
+    """Return the metrics over all rollouts of a step, including dropped ones.
 
+    `metrics/<name>`: mean of a metric of the user over the rollouts that have it, or the value of a function of the user
+    over all rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment.
     own: those functions, `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
@@ -47,7 +48,35 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         "answered": mean([t.answer is not None for t in trajectories]),
         "duplicate_answers": mean([t.text.count("<answer>") > 1 for t in trajectories]),
         "sandbox_failures": sum(outcomes[outcome] for outcome in INFRASTRUCTURE_FAILURES),
-        "engine_failures": sum(not t.usable for t in trajectories),
+        "engine_failures": sum(t.stop_reason is StopReason.ENGINE_ERROR for t in trajectories),
         "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),
     } | {name: mean(values[name]) for name in sorted(values)}
+    if failed := sum(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
+        metrics["environment_failures"] = failed
+    metrics |= environment_metrics(trajectories)
     return metrics | {f"metrics/{name.partition(':')[2]}": own_metric(name)(trajectories) for name in own}
+
+
+def environment_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:
+    """Return rollouts, reward, correct, error_rate, turns and p_err of each environment as `env/<name>/<metric>`.
+
+    Rollouts that name no environment are left out. Means are over the rollouts that the environment did not fail.
+    """
+    by_name: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.environment:
+            by_name[trajectory.environment].append(trajectory)
+    metrics: dict[str, float | int | None] = {}
+    for name, every in sorted(by_name.items()):
+        group = [t for t in every if t.usable]
+        means: dict[str, list[float]] = {
+            "reward": [t.reward for t in group],
+            "correct": [float(t.reward > 0) for t in group],
+            "turns": [len(t.turns) for t in group],
+            "response_tokens": [len(t.response_ids) for t in group],
+            "p_err": [t.p_err for t in group],
+        }
+        metrics |= {f"env/{name}/{key}": float(np.mean(values)) if values else None for key, values in means.items()}
+        metrics[f"env/{name}/error_rate"] = error_rate(group)
+        metrics[f"env/{name}/rollouts"] = len(every)
+    return metrics

@@ -5,13 +5,20 @@ from functools import lru_cache
 
 import numpy as np
 
+from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.seeds import derive_seed, step_seed
 
 
 def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: str) -> Problem:
-    """Return the problem at `position` of a stage. Each pass through the pool has its own random order."""
+    """Return the problem at `position` of a stage. Each pass through the pool has its own random order.
+
+    A Mixture draws the problems of each environment in an order of their own.
+    """
+    if isinstance(pool, Mixture):
+        environment, position = pool.place(position)
+        pool, stage = pool.parts[environment], f"{stage}/{environment}"
     epoch, place = divmod(position, len(pool))
     return pool[_order(derive_seed(seed, "order", stage, epoch), len(pool))[place]]
 
@@ -32,7 +39,7 @@ def draw_problems(
     return drawn, position
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=16)
 def _order(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)
 

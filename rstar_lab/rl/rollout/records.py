@@ -100,22 +100,30 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Return the conversation as messages: the question, then turns of the model and tool responses.
+    """Return the conversation as messages: the question, then turns of the model, tool responses, and what the
+    environment said (role user). If the environment failed, the last message has the role environment.
 
-    A turn has `generate_s`. If several policy versions generated the rollout, a turn also has `policy_versions`:
-    [version, tokens] of its parts, in order.
+    A turn has `generate_s`, and `reward` if the environment gave it one. If several policy versions generated the
+    rollout, a turn also has `policy_versions`: [version, tokens] of its parts, in order.
     """
     conversation: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
     mixed = len({version for turn in trajectory.turns for version, _ in turn.versions}) > 1
     for number, turn in enumerate(trajectory.turns):
-        conversation.append({"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)})
+        spoken = {"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)}
+        conversation.append(spoken)
         if mixed:
-            conversation[-1]["policy_versions"] = [list(part) for part in turn.versions]
+            spoken["policy_versions"] = [list(part) for part in turn.versions]
         conversation += [
             {"role": "tool", "content": call.response, "tool": call.tool, "outcome": str(call.outcome)}
             for call in trajectory.calls
             if call.turn == number
         ]
+        if turn.reward is not None:
+            spoken["reward"] = turn.reward
+        if turn.observation:
+            conversation.append({"role": "user", "content": turn.observation})
+    if trajectory.error:
+        conversation.append({"role": "environment", "content": trajectory.error})
     return conversation
 
 

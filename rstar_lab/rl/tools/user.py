@@ -63,7 +63,7 @@ class UserTool:
                 text = f"The arguments are not right: argument '{field}' of {tool_name(self.schema)}: {detail['msg']}."
                 return ToolResult(Outcome.INVALID_ARGUMENTS, text)
         if self.stateful:
-            async with self._locks.setdefault(traj_id, asyncio.Lock()):
+            async with self._lock(traj_id):
                 result = await run_with_retries(lambda: self._run(self._instance(traj_id), values, traj_id))
         else:
             result = await run_with_retries(lambda: self._run(self.own, values))
@@ -83,6 +83,9 @@ class UserTool:
                 await (close() if inspect.iscoroutinefunction(close) else run_in_daemon_thread(close))
         except Exception as error:
             log.warning("closing %s of %s: %s: %s", tool_name(self.schema), traj_id, type(error).__name__, error)
+
+    def _lock(self, traj_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(traj_id, asyncio.Lock())
 
     def _instance(self, traj_id: str) -> Callable[..., Any]:
         """Return a function that calls the instance of a trajectory, which it creates if needed."""

@@ -14,6 +14,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.driver import run_rollouts
+from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.plan import draw_problems, rollout_task
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import GroupStream
@@ -115,7 +116,8 @@ class RolloutSource:
             replace(task, partial=t) for task, t in zip(tasks, trajectories, strict=True) if t.group_id in unfinished
         ]
         self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
-        return [t for t in trajectories if t.group_id not in unfinished]
+        complete = [t for t in trajectories if t.group_id not in unfinished]
+        return await score_groups(complete, tasks, self.context(rl))
 
     def draw(self, stage: str, count: int, pool: Sequence[Problem]) -> list[Problem]:
         """Return the next problems of the stage and advance its position."""
@@ -164,7 +166,8 @@ class RolloutSource:
             return self.group_tasks(problem, rl, step, numbers[step] - 1)
 
         async def run_group(tasks: list[RolloutTask]) -> list[Trajectory]:
-            return await run_rollouts(tasks, context, slots=lambda _, task: slot(next(indices), task))
+            rollouts = await run_rollouts(tasks, context, slots=lambda _, task: slot(next(indices), task))
+            return await score_groups(rollouts, tasks, context)
 
         self.stream = stream = GroupStream(
             next_group,
@@ -225,7 +228,6 @@ class RolloutSource:
 
     async def close_tools(self, tasks: Sequence[RolloutTask]) -> None:
         """Close the tools of rollouts that will not be continued."""
-        tools = self.context(self.recipe.rl).tools
+        context = self.context(self.recipe.rl)
         for task in tasks:
-            for tool in tools.values():
-                await tool.close(task.traj_id)
+            await context.of(task.problem).close(task.traj_id)

@@ -16,6 +16,7 @@ import torch
 
 from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
 from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
@@ -58,13 +59,15 @@ class Trainer:
         on_step: Callable[[dict[str, Any]], None],
         helpers: HelperProcesses | None = None,
         evaluate: Callable[[int], Awaitable[dict[str, float]]] | None = None,
+        environments: Mapping[str, RunEnvironment] | None = None,
     ):
         """model: the model that the first stage starts from, on its device. problems: of each stage, by its name.
         helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
-        metrics; called every `evaluate.every` steps."""
+        metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
+        self.environments = environments or {}
         self.learner = Learner(model)
         self.helpers, self.evaluate = helpers, evaluate
         self.state = TrainerState()
@@ -143,7 +146,8 @@ class Trainer:
 
     def context(self, rl: RlSection) -> RolloutContext:
         """Return the context of the rollouts of a stage."""
-        return RolloutContext.for_training(self.codec, self.tools, self.reward, rl)
+        context = RolloutContext.for_training(self.codec, self.tools, self.reward, rl)
+        return context.with_environments(self.environments)
 
     def _check_corrected_share(self, share: float | None, rl: RlSection) -> None:
         """Raise MismatchError if the correction has changed too many tokens for FAR_STEPS updates in a row."""
@@ -208,7 +212,7 @@ class Trainer:
         problems = self.problems[stage.name]
         if stage.filter is None:
             return problems
-        return await filter_problems(
+        filtered = await filter_problems(
             problems,
             stage.filter,
             self.context(rl),
@@ -219,6 +223,7 @@ class Trainer:
             recipe=self.recipe,
             run_dir=self.writer.run_dir,
         )
+        return problems.restricted(filtered) if isinstance(problems, Mixture) else filtered
 
     def stage_has_ended(self, stage: Stage, lines: Sequence[Mapping[str, Any]], pool: Sequence[Problem]) -> bool:
         retired = set(self.state.retired)

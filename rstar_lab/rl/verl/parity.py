@@ -85,7 +85,10 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
                 reward=reward,
                 writer=writer,
                 problems={
-                    stage.name: load_problems(stage.problems.file) for stage in recipe.stages if stage.problems.file
+                    stage.name: load_problems(section.file)
+                    for stage in recipe.stages
+                    for section in recipe.stage_problems(stage)
+                    if section.file
                 },
                 on_step=lambda metrics: None,
             )

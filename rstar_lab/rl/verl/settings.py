@@ -71,7 +71,7 @@ class Settings:
     def pool(self) -> list[Problem]:
         """Return the problems of the stage, without evaluation problems and without those that its filter removed."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
-        problems = read_problems(self.stage.problems, held_out)
+        problems = [p for section in self.recipe.stage_problems(self.stage) for p in read_problems(section, held_out)]
         if self.stage.filter is None:
             return problems
         return without_solved(problems, difficulty_file(self.run_dir, self.stage.name))

@@ -13,6 +13,8 @@ def unsupported_options(recipe: Recipe) -> list[str]:
         lines.append("rl.lora: the verl adapter trains all weights; use a profile of the local trainer")
     for stage in recipe.stages:
         rl = recipe.settings(stage)
+        if rl.environments:
+            lines.append(f"stages.{stage.name}: environments: the verl trainer runs one task, rl.tools and rl.reward")
         if rl.fp32_head:
             lines.append(
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"

@@ -1,0 +1,131 @@
+"""The environment protocol: the task that a model acts in during one rollout."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.trajectory import ToolCallRecord, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment answers.
+
+    text: shown to the model as a user message; empty: nothing. reward: of the turn that it answers; None: none.
+    done: whether the rollout ends here.
+    """
+
+    text: str = ""
+    reward: float | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMessage:
+    """One turn of the model. text: as generated, with its calls. calls: its tool calls, executed, with their responses.
+    turn: index of the turn, from 0."""
+
+    text: str
+    calls: tuple[ToolCallRecord, ...]
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """One named part of a reward. The reward is the sum of value * weight over the parts. weight 0: a metric only."""
+
+    value: float
+    weight: float = 1.0
+
+
+Scores = Mapping[str, float | RewardPart]
+
+
+class Environment(Protocol):
+    """A task with state. Every rollout has an instance of its own, made without arguments.
+
+    Inherit from this class and override what the task needs; `reset` is required. Methods may be plain functions too: they
+    then run in a thread. Each call has the time limit `rl.tool_timeout_s`. A method that raises, exceeds the limit or returns
+    something else ends its rollout with the stop reason `environment_error`; such rollouts are stored and not trained on.
+    """
+
+    @property
+    def tools(self) -> Sequence[Any]:
+        """The tools of the model: methods, functions, classes with state, URLs, or objects with `schema` (see Tool).
+
+        Functions need types and a docstring, from which their schema is made. The names and schemas must not depend on
+        the problem, because they are part of the system prompt.
+        """
+        return ()
+
+    async def reset(self, problem: Problem, seed: int) -> str | Observation:
+        """Start the task and return the first user message. seed: of the rollout; derive all randomness from it."""
+        ...
+
+    async def step(self, message: ModelMessage) -> str | Observation | None:
+        """Answer a turn of the model, after its tool calls were executed. Default: None.
+
+        None or an empty text: the environment says nothing. The rollout goes on after a turn with calls, and ends after
+        a turn without.
+        """
+        return None
+
+    async def score(self, trajectory: Trajectory) -> Scores:
+        """Return the parts of the reward by name. They are stored as metrics. The rewards of the turns are added to it.
+
+        Default: no parts.
+        """
+        return {}
+
+    async def close(self) -> None:
+        """Free resources. Called once when the rollout has ended, however it ended."""
+
+
+class GroupScoring(Protocol):
+    """An environment whose rewards depend on the whole group, for example on a ranking of its rollouts."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
+        """Return further parts of the reward for each rollout of a group. Called on an instance that was not reset, when
+        all rollouts of the group have ended."""
+        ...
+
+
+class EnvironmentFailure(Exception):
+    """An environment failed. The message names environment, problem, method and cause."""
+
+
+class MalformedResult(ValueError):
+    """A method of an environment returned something that its protocol does not allow."""
+
+
+def total_reward(scores: object) -> tuple[float, dict[str, float]]:
+    """Return (reward, values by name) of the parts of a reward. Raises MalformedResult if they are malformed or not finite."""
+    if not isinstance(scores, Mapping):
+        raise MalformedResult(f"returned {scores!r}; expected a dict of reward parts")
+    reward, values = 0.0, dict[str, float]()
+    for name, given in scores.items():
+        part = given if isinstance(given, RewardPart) else RewardPart(given)
+        try:
+            value, weight = float(part.value), float(part.weight)
+        except (TypeError, ValueError):
+            raise MalformedResult(f"returned {part.value!r} for {name!r}; expected a number") from None
+        if not (math.isfinite(value) and math.isfinite(weight)):
+            raise MalformedResult(f"returned {value} with weight {weight} for {name!r}; expected finite numbers")
+        reward += value * weight
+        values[str(name)] = value
+    return reward, values
+
+
+def checked_observation(value: object) -> Observation:
+    """Return what `reset` or `step` returned as an Observation. Raises MalformedResult if it is something else."""
+    if value is None:
+        return Observation()
+    if isinstance(value, str):
+        return Observation(value)
+    if not isinstance(value, Observation) or not isinstance(value.text, str):
+        raise MalformedResult(f"returned {value!r:.200}; expected text, an Observation or None")
+    if value.reward is not None and not (isinstance(value.reward, int | float) and math.isfinite(value.reward)):
+        raise MalformedResult(f"returned the reward {value.reward!r}; expected a finite number")
+    return value

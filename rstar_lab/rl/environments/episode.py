@@ -1,0 +1,87 @@
+"""The environment of one rollout, with time limits and checks around every call of it."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rstar_lab.rl.environments.base import (
+    Environment,
+    EnvironmentFailure,
+    MalformedResult,
+    ModelMessage,
+    Observation,
+    checked_observation,
+    total_reward,
+)
+from rstar_lab.rl.environments.maths import MathsEnvironment
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.tools.user import run_in_daemon_thread
+from rstar_lab.rl.trajectory import Trajectory
+
+log = logging.getLogger(__name__)
+
+
+class Episode:
+    """Runs one environment for one rollout. Failures of the environment raise EnvironmentFailure."""
+
+    def __init__(self, environment: Environment, name: str, problem: Problem, time_limit_s: float | None):
+        """name: of the environment, for errors. time_limit_s: of each call; None: no limit."""
+        self.environment, self.name, self.problem, self.time_limit_s = environment, name, problem, time_limit_s
+        self.speaks = not isinstance(environment, MathsEnvironment)
+        self.lock = asyncio.Lock()  # tool calls of one turn run one after the other
+
+    async def reset(self, seed: int) -> str:
+        """Start the task and return the first user message."""
+        if isinstance(self.environment, MathsEnvironment):
+            return await self.environment.reset(self.problem, seed)
+        observation = await self.call("reset", checked_observation, self.problem, seed)
+        if not observation.text:
+            raise self._failure("reset", "returned no text")
+        return observation.text
+
+    async def step(self, message: ModelMessage) -> Observation:
+        """Return what the environment answers to a turn."""
+        return await self.call("step", checked_observation, message)
+
+    async def score(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
+        """Return (reward, metrics) of the rollout: its parts, and the sum of the rewards of its turns."""
+        if isinstance(self.environment, MathsEnvironment):
+            return await self.environment.rewarded(trajectory)
+        reward, values = await self.call("score", total_reward, trajectory)
+        of_turns = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+        if of_turns:
+            values["turns"] = sum(of_turns)
+        return reward + sum(of_turns), values
+
+    async def close(self) -> None:
+        """Free the environment. A failure is logged: the rollout has ended already."""
+        if isinstance(self.environment, MathsEnvironment):
+            await self.environment.close()
+            return
+        try:
+            await self.call("close", lambda value: value)
+        except EnvironmentFailure as failure:
+            log.warning("%s", failure)
+
+    async def call(self, method: str, check: Callable[[Any], Any], *values: Any) -> Any:
+        """Call a method of the environment and check what it returns. Raises EnvironmentFailure."""
+        function = getattr(self.environment, method)
+        limit = asyncio.timeout(self.time_limit_s)
+        try:
+            async with limit:
+                if inspect.iscoroutinefunction(function):
+                    result = await function(*values)
+                else:
+                    result = await run_in_daemon_thread(lambda: function(*values))
+            return check(result)
+        except MalformedResult as error:
+            raise self._failure(method, str(error)) from error
+        except Exception as error:
+            if limit.expired():
+                raise self._failure(method, f"did not return within {self.time_limit_s:g} s") from None
+            raise self._failure(method, f"raised {type(error).__name__}: {error}") from error
+
+    def _failure(self, method: str, cause: str) -> EnvironmentFailure:
+        return EnvironmentFailure(f"environment {self.name}, problem {self.problem.problem_id}: {method} {cause}")

@@ -1,0 +1,49 @@
+"""The task of the paper as an environment: ask a question, execute tool calls, score the final answer."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rstar_lab.rl.environments.base import Environment, Scores
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward import RewardInputs, UserReward
+from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.tools.user import UserTool
+from rstar_lab.rl.trajectory import Trajectory
+
+
+class MathsEnvironment(Environment):
+    """The task of the recipe keys `rl.tools` and `rl.reward`. Source: rStar2-Agent, section 2."""
+
+    def __init__(
+        self, shared_tools: Mapping[str, Tool], reward: Callable[[str, str], float], problem: Problem, traj_id: str
+    ):
+        """shared_tools: of all rollouts; they keep the state of each by its traj_id."""
+        self.shared_tools, self.reward, self.problem, self.traj_id = shared_tools, reward, problem, traj_id
+
+    @property
+    def tools(self) -> Sequence[Any]:
+        return list(self.shared_tools.values())
+
+    async def reset(self, problem: Problem, seed: int) -> str:
+        return problem.question
+
+    async def score(self, trajectory: Trajectory) -> Scores:
+        """Return the result of the reward function. Its UserError stops the run."""
+        reward, metrics = await self.rewarded(trajectory)
+        return {"reward": reward} | metrics
+
+    async def rewarded(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
+        """Return (reward, metrics)."""
+        text, answer = trajectory.text, self.problem.answer
+        if not isinstance(self.reward, UserReward):
+            return float(await asyncio.to_thread(self.reward, text, answer)), {}
+        states = {
+            name: tool.state(self.traj_id) for name, tool in self.shared_tools.items() if isinstance(tool, UserTool)
+        }
+        inputs = RewardInputs(self.problem, trajectory.calls, states)
+        return await asyncio.to_thread(self.reward.score, text, answer, inputs)
+
+    async def close(self) -> None:
+        for tool in self.shared_tools.values():
+            await tool.close(self.traj_id)

@@ -1,0 +1,68 @@
+"""Several environments in one run: their settings, and the order in which their problems are drawn."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from rstar_lab.rl.environments.loading import EnvironmentClass
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.tools.base import Tool
+
+
+@dataclass(frozen=True)
+class RunEnvironment:
+    """An entry of `rl.environments`, ready to run.
+
+    tools: by the name that the model uses. reward: as in RolloutContext. environment: None for an entry with tools and a
+    reward only. limits: changed fields of RolloutLimits.
+    """
+
+    tools: Mapping[str, Tool]
+    reward: Callable[[str, str], float]
+    environment: EnvironmentClass | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Mixture(Sequence[Problem]):
+    """The problems of several environments, drawn in proportion to their weights.
+
+    After n draws, an environment with share w has been drawn w * n times, rounded up or down.
+    """
+
+    def __init__(self, problems: Sequence[Problem], weights: Mapping[str, float]):
+        """problems: of all environments. weights: by the name of the environment; 1 if not given."""
+        self.weights = dict(weights)
+        self.parts: dict[str, list[Problem]] = {}
+        for problem in problems:
+            self.parts.setdefault(problem.environment, []).append(problem)
+        self.problems = [problem for part in self.parts.values() for problem in part]
+        self._places: list[tuple[str, int]] = []  # of the draws so far: environment, draws of it before
+        self._drawn = dict.fromkeys(self.parts, 0)
+
+    def place(self, position: int) -> tuple[str, int]:
+        """Return the environment of the draw at `position`, and how often it was drawn before."""
+        shares = {name: self.weights.get(name, 1.0) for name in self.parts}
+        total = sum(shares.values())
+        while len(self._places) <= position:
+            draws = len(self._places) + 1
+            name = max(shares, key=lambda name: shares[name] / total * draws - self._drawn[name])
+            self._places.append((name, self._drawn[name]))
+            self._drawn[name] += 1
+        return self._places[position]
+
+    def restricted(self, problems: Sequence[Problem]) -> "Mixture":
+        """Return the mixture of some of its problems."""
+        return Mixture(problems, self.weights)
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self.problems)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
+        return self.problems[index]

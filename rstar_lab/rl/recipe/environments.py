@@ -1,0 +1,49 @@
+"""Entries of `rl.environments` in a recipe."""
+
+from pydantic import Field, model_validator
+
+from rstar_lab.rl.algorithm.roc import Penalty
+from rstar_lab.rl.plugins import NAME
+from rstar_lab.rl.recipe.data import Problems
+from rstar_lab.rl.recipe.section import Function, Positive, Section
+
+
+class EnvironmentLimits(Section):
+    """Limits of the rollouts of one environment. Default: those of `rl`."""
+
+    max_turns: Positive | None = None
+    """Maximum model turns of a rollout. Default: `rl.max_turns`."""
+    max_response_tokens: Positive | None = None
+    """Maximum tokens of a response. At most `rl.max_response_tokens`, which is the default."""
+    max_tool_chars: Positive | None = None
+    """Maximum characters of a tool response. Default: `rl.max_tool_chars`."""
+
+
+class EnvironmentEntry(Section):
+    """One task of a run with several: an environment, or tools and a reward."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the environment, unique in the recipe: in problem files, statistics and curves."""
+    environment: str | None = None
+    """Your environment, `module:Class` (docs/environments.md). Default: none; the task is `tools` and `reward`."""
+    problems: Problems | None = None
+    """Training problems. Default: those problems of the stage that name this environment."""
+    tools: tuple[str, ...] = ()
+    """Tools beside those of `environment`, as in `rl.tools`."""
+    reward: str | None = None
+    """Reward of an entry without `environment`, as `rl.reward`. Default: `rl.reward`."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the groups of a step, relative to the other entries."""
+    limits: EnvironmentLimits = EnvironmentLimits()
+    """Limits of its rollouts."""
+    roc_penalties: tuple[Penalty | Function, ...] | None = None
+    """Penalties by which RoC ranks its successful rollouts. Default: `rl.roc_penalties`."""
+
+    @model_validator(mode="after")
+    def _check_task(self) -> "EnvironmentEntry":
+        if self.environment is not None and self.reward is not None:
+            raise ValueError("reward: an entry with `environment` is scored by it; remove reward")
+        for key, name in (("environment", self.environment), ("reward", self.reward)):
+            if name is not None and name != "verify" and not NAME.fullmatch(name):
+                raise ValueError(f"{key}: {name!r} is not module:name")
+        return self
