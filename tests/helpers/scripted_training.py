@@ -7,7 +7,7 @@ from 2`: rollouts of policy versions below 2 exceed every limit.
 import asyncio
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from helpers.scripted_engine import ScriptedEngine
 from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.model import build_tiny, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
@@ -78,16 +79,17 @@ class Stop(Exception):
 async def train(
     runs_dir: Path,
     stages: list[dict[str, Any]],
-    problems: dict[str, list[Problem]],
+    problems: Mapping[str, Sequence[Problem]],
     *,
     stop_after: int | None = None,
     trainer_class: type[Trainer] = Trainer,
     slow_s: float = 0.0,
     engine: Player | None = None,
     tools: Mapping[str, Tool] | None = None,
+    environments: Mapping[str, RunEnvironment] | None = None,
     **rl: Any,
 ) -> tuple[Trainer, Path]:
-    """Run a recipe, or resume it. stop_after: step after which the run is stopped."""
+    """Run a recipe, or resume it. stop_after: step after which the run is stopped. environments: by name."""
     recipe = recipe_of(stages, **rl)
     model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
 
@@ -99,7 +101,7 @@ async def train(
         engines = EngineGroup([engine or Player(slow_s)], runs_dir, 64)  # type: ignore[list-item]
         trainer = trainer_class(
             recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools=tools or {}, reward=right, writer=writer,
-            problems=problems, on_step=on_step,
+            problems=problems, on_step=on_step, environments=environments,
         )  # fmt: skip
         try:
             await trainer.run()
