@@ -28,6 +28,7 @@ from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.loggers import open_loggers
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import stage_model, stage_table
 from rstar_lab.rl.training.trainer import Trainer
@@ -186,7 +187,13 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             length = engines.context or session.longest(model_dir)
             return await evaluate_sets(session, context, engines, parent=writer.run_dir.name, step=step, length=length)
 
-        with reporter.work("rl", total) as work:
+        config = recipe.model_dump(mode="json")
+        with reporter.work("rl", total) as work, open_loggers(recipe.log_to, writer.run_dir, config) as log:
+
+            def on_step(metrics: dict[str, Any]) -> None:
+                work.update(metrics["step"], step_line(metrics), **metrics)
+                log(metrics["step"], metrics)
+
             trainer = Trainer(
                 recipe,
                 model=model,
@@ -199,7 +206,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 helpers=helpers,
                 evaluate=evaluate_step,
                 environments=environments,
-                on_step=lambda metrics: work.update(metrics["step"], step_line(metrics), **metrics),
+                on_step=on_step,
             )
             await trainer.run()
         found = writer.latest_checkpoint()

@@ -1,6 +1,7 @@
 """The top level of a recipe."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -30,6 +31,9 @@ class Recipe(Section):
     """Training processes on a CPU, with one thread each. They share the batches of SFT and the updates of RL."""
     runs: Path = Path("runs")
     """Folder of runs."""
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Experiment trackers that also receive the metrics of each RL step, local trainer only; under verl set
+    `verl.trainer.logger`. Each requires its package. Default: only the run store."""
     sft: SftSection | None = None
     """SFT before RL. Default: none."""
     rl: RlSection = RlSection()

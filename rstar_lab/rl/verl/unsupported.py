@@ -9,6 +9,8 @@ def unsupported_options(recipe: Recipe) -> list[str]:
     lines = []
     if recipe.evaluate.every:
         lines.append("evaluate.every: the verl trainer does not evaluate during training; evaluate its stage models")
+    if recipe.log_to:
+        lines.append("log_to: verl has loggers of its own; set verl.trainer.logger=[console, wandb]")
     if recipe.rl.lora is not None:
         lines.append("rl.lora: the verl adapter trains all weights; use a profile of the local trainer")
     for stage in recipe.stages:
