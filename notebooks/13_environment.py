@@ -25,7 +25,7 @@
 # %% tags=["parameters"]
 runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
 name = "environment"
-examples = 1000  # conversations for SFT
+examples = 2000  # conversations for SFT
 steps = 6
 overrides = {}  # recipe keys, for example {"rl.group_size": 4}
 
@@ -83,11 +83,11 @@ from my_shop import Shop
 from rstar_lab.rl.problems import Problem, write_problems
 
 rng = random.Random(0)
-fruits = ["apple", "pear", "plum", "kiwi", "fig", "lime", "melon", "grape"]
+fruits = ["apple", "pear", "plum", "kiwi", "fig"]
 
 
 def make_problem(number):
-    items = [[fruit, rng.randrange(10)] for fruit in rng.sample(fruits, 4)]
+    items = [[fruit, rng.randrange(10)] for fruit in rng.sample(fruits, 3)]
     fruit, price = rng.choice(items)
     return Problem(
         problem_id=f"shop-{number}",
