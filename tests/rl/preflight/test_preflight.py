@@ -9,6 +9,7 @@ import yaml
 
 from rstar_lab.profiles import load_profile
 from rstar_lab.resources import resource_folder
+from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.published import PUBLISHED, table
@@ -307,6 +308,17 @@ def test_communication_is_smaller_when_shards_stay_inside_a_node():
     assert exposed == pytest.approx(collectives - min(measured.overlap * collectives, compute), rel=0.01)
     one_gpu = load_profile("one_gpu")
     assert estimate.step_time(KNOWN["Qwen3-1.7B"], RlSection(), one_gpu).communication == 0
+
+
+def test_the_lora_recipe_fits_24_gb_and_full_training_does_not():
+    profile = load_profile("one_gpu_24gb")
+    loaded = load_recipe("qwen3_4b_lora_24gb", {}, profile)
+    rl, shape = loaded.settings(loaded.stages[0]), KNOWN["Qwen3-4B"]
+    adapters = estimate.memory(shape, loaded, rl, profile)
+    assert adapters.fits and adapters.peak == pytest.approx(22.3, abs=0.1)
+    assert adapters.training_state * 1e9 == 2 * shape.parameters + 16 * estimate.lora_parameters(shape, rl.lora)
+    everything = estimate.memory(shape, loaded, rl.model_copy(update={"lora": None}), profile)
+    assert not everything.fits and everything.peak == pytest.approx(77.6, abs=0.1)
 
 
 def test_local_trainer_adds_engine_and_training_memory():
