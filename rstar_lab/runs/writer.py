@@ -79,7 +79,7 @@ class RunWriter:
     ) -> Self:
         """Create the run, or continue it if it exists (attempt + 1) and remove its uncommitted files.
 
-        kind: train, evaluate, chat or import. parent: {"run", "step"} from which this run starts.
+        kind: train, evaluate, chat, import or fork. parent: {"run", "step"} from which this run starts.
         extra: stored in run.json under "extra". Secrets in recipe and extra are redacted.
         Raises RunLocked if another process is writing the run, RunStoreError if it has another kind or cannot be read or
         written.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,9 @@ from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values, visible
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar_lab.analysis.forks import Fork
 
 STATIC = Path(__file__).parent / "static"
 _MODULES = (
@@ -125,6 +128,35 @@ class Inspector(NotebookWidget):
         """Return a trajectory (default: the selected one) as Markdown."""
         row, record, siblings, note = self._load(traj_id or self.selected)
         return export_markdown(row, record, siblings, note)
+
+    def fork(
+        self,
+        traj_id: str = "",
+        *,
+        turn: int | None = None,
+        k: int = 16,
+        edit: str = "",
+        model: str | Path | None = None,
+        url: str = "",
+        seed: int = 0,
+    ) -> "Fork":
+        """Sample `k` continuations of a trajectory (default: the selected one) from the start of a turn.
+
+        turn: from 0; None: every turn. edit: text with which the turn starts. model: model folder; default: the checkpoint
+        of the run that is nearest to the weights of the rollout. url: server to sample from in place of it. The
+        continuations have the limits, tools and reward of the run, and are stored as a run of kind `fork` beside it.
+        Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
+        """
+        from rstar_lab.analysis.forks import Fork  # imports this module
+        from rstar_lab.rl.fork import fork  # imports torch, which the inspector itself does not need
+
+        row = self.source.row(traj_id or self.selected)
+        folder = self.source.run_dir(row["run_id"])
+        if folder is None:
+            raise UserError("cannot fork: these rows are not in a run folder on this machine")
+        path = None if model is None else Path(model)
+        made = fork(folder, row["traj_id"], int(row["step"]), turn=turn, k=k, edit=edit, model=path, url=url, seed=seed)
+        return Fork(made.run, row["traj_id"], float(row["reward"]), made.state, made.differing, made.weights)
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         row = self.source.row(traj_id)

@@ -1,0 +1,102 @@
+"""Results of `Inspector.fork`: the continuations of a rollout, and the Monte-Carlo value of its turns."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.figure_theme import COLOURS
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Continuations of one rollout, stored as a run of kind `fork`.
+
+    run: its folder. traj_id: the original rollout. reward: of the original. state: how the tools got their state:
+    `replay`, or `stateless` if they keep none. differing: replayed calls whose response was not the stored one.
+    weights: the model folder or URL that was sampled.
+    """
+
+    run: Path
+    traj_id: str
+    reward: float
+    state: str
+    differing: int
+    weights: str
+
+    @property
+    def runs(self) -> Runs:
+        """The stored run, for `inspect` and data frames."""
+        return open_runs(self.run)
+
+    @property
+    def tree(self) -> pd.DataFrame:
+        """One row per continuation: turn (of the fork), sample, traj_id, reward, answer, turns, calls, errors,
+        response_tokens, stop_reason."""
+        columns = [
+            "step",
+            "sample",
+            "traj_id",
+            "reward",
+            "answer",
+            "turns",
+            "calls",
+            "errors",
+            "response_tokens",
+            "stop_reason",
+        ]
+        frame = self.runs.trajectories(columns=columns, order_by="step, sample")
+        frame.insert(0, "turn", frame.pop("step") - 1)
+        return frame
+
+    @property
+    def values(self) -> pd.DataFrame:
+        """One row per forked turn: turn, value (share of correct continuations from the start of the turn), low, high
+        (95%, Wilson), n. Continuations that an engine failure ended do not count."""
+        tree = self.tree
+        tree = tree[tree.stop_reason != "engine_error"]
+        rows = []
+        for turn, part in tree.groupby("turn"):
+            n, correct = len(part), int((part.reward > 0).sum())
+            low, high = wilson(correct, n)
+            rows.append({"turn": turn, "value": correct / n, "low": low, "high": high, "n": n})
+        return pd.DataFrame(rows, columns=["turn", "value", "low", "high", "n"])
+
+    @property
+    def lost_at(self) -> int | None:
+        """The turn over which the value falls most: it is high before this turn and low after it. None if it never falls.
+
+        The value after the last turn is the outcome of the original rollout.
+        """
+        values = self.values
+        after = np.append(values.value.to_numpy()[1:], float(self.reward > 0))
+        drop = values.value.to_numpy() - after
+        return int(values.turn.iloc[int(drop.argmax())]) if len(drop) and drop.max() > 0 else None
+
+    @property
+    def figure(self) -> Figure:
+        """The value of each forked turn with its interval, and the outcome of the original rollout."""
+        values = self.values
+        figure = go.Figure()
+        figure.add_scatter(
+            x=values.turn, y=values.value, mode="lines+markers", name="share of correct continuations", line_color=COLOURS[0],
+            error_y={"array": values.high - values.value, "arrayminus": values.value - values.low},
+            customdata=values[["low", "high", "n"]],
+            hovertemplate="turn %{x}: %{y:.0%} [%{customdata[0]:.0%}, %{customdata[1]:.0%}], n = %{customdata[2]}<extra></extra>",
+        )  # fmt: skip
+        figure.add_hline(y=float(self.reward > 0), line_dash="dot", annotation_text="the original rollout")
+        figure.update_yaxes(range=[-0.05, 1.05], tickformat=".0%", title="value")
+        figure.update_xaxes(title="fork at the start of turn", dtick=1)
+        return Figure(figure, values)
+
+
+def wilson(correct: int, n: int) -> tuple[float, float]:
+    """Return the 95% Wilson interval of a share."""
+    z, share = 1.959964, correct / n
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * float(np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)))
+    return max(0.0, centre - half), min(1.0, centre + half)
