@@ -22,6 +22,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.rollout.groups import check_environments
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.seeds import step_seed
@@ -83,6 +84,7 @@ class Trainer:
         busy_s = self.engines.clock.seconds()
         with timer("generate_s"):
             rollouts = await source.next_step(stage, rl, pool, step, seed)
+            check_environments(rollouts.trajectories)
         selection, version = rollouts.selection, source.versions[-1]
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))

@@ -1,8 +1,10 @@
 """Training in several environments with real updates: statistics, failures and resume."""
 
+import pytest
 from helpers.scripted_training import problem, right, train, weights
 
 from rstar_lab.analysis import open_runs, plot_curves
+from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
@@ -60,6 +62,12 @@ async def test_a_mixture_is_trained_stored_and_resumed(tmp_path):
     _, stopped = await train(tmp_path / "b", STAGES, {"rl": pool()}, environments=environments(), stop_after=1, **rl)
     await train(tmp_path / "b", STAGES, {"rl": pool()}, environments=environments(), **rl)
     assert weights(stopped / "checkpoints" / "step=000002") == weights(run / "checkpoints" / "step=000002")
+
+
+async def test_a_run_stops_if_every_rollout_fails(tmp_path):
+    broken = problem("b3", 0.5).model_copy(update={"environment": "asking"})
+    with pytest.raises(UserError, match="all 8 rollouts of the step failed; the first: environment asking, problem b3"):
+        await train(tmp_path, STAGES, {"rl": [broken]}, environments=environments())
 
 
 def test_entries_of_a_recipe_become_environments():
