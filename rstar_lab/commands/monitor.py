@@ -29,7 +29,7 @@ def monitor(
     The token is read from the variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` makes one). cluster/monitoring has a
     Grafana dashboard and alert rules.
     """
-    from rstar_lab.jobs.exporter import make_exporter
+    from rstar_lab.exporter import make_exporter
 
     server = make_exporter(runs_dir, host, port, os.environ.get("RSTAR_LAB_MONITOR_TOKEN") or None)
     name, number = server.server_address[:2]

@@ -16,11 +16,11 @@ from helpers.run_rows import rows
 from prometheus_client.parser import text_string_to_metric_families
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.exporter import GAUGES, make_exporter
+from rstar_lab.exporter import GAUGES, make_exporter
 from rstar_lab.runs import RunWriter
 from rstar_lab.sandbox.metrics import Metrics
 
-MONITORING = Path(__file__).parents[2] / "cluster" / "monitoring"
+MONITORING = Path(__file__).parents[1] / "cluster" / "monitoring"
 LAST = {"correct": 0.5, "mismatch": 1e-6, "eval/held_out/pass1": 0.25, "reward": None, "loss": float("nan")}
 
 
@@ -107,7 +107,7 @@ def test_every_query_uses_metrics_that_exist():
             assert used <= exported, f"{title}: {used - exported} is not exported"
             assert used or expression.startswith("up{")
     # Names of step metrics are those that trainers write.
-    source = "\n".join(path.read_text() for path in (Path(__file__).parents[2] / "rstar_lab" / "rl").rglob("*.py"))
+    source = "\n".join(path.read_text() for path in (Path(__file__).parents[1] / "rstar_lab" / "rl").rglob("*.py"))
     for name in re.findall(r'name="(\w+)"', json.dumps(queries).replace("\\", "")):
         assert f'"{name}"' in source or f"{name}=" in source or name.startswith("scheduler_"), (
             f"no trainer writes {name}"
