@@ -93,7 +93,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def test_every_query_uses_metrics_that_exist():
-    sandbox = Metrics({"workers": ("", lambda: 1.0)})
+    sandbox = Metrics({"workers": ("", lambda: 1.0)}, dict)
     exported = set(GAUGES) | {"vllm:num_requests_running", "vllm:num_requests_waiting"}
     for family in sandbox.registry.collect():
         exported |= {family.name + suffix for suffix in ("", "_count", "_sum", "_bucket", "_total")}

@@ -140,6 +140,8 @@ def _trajectories(run_id: str, size: Size, rng: np.random.Generator) -> pa.Table
         "tool_s": pa.array((0.3 * calls).astype(np.float32)),
         "queue_s": pa.array((0.05 * calls).astype(np.float32)),
         "engine": pc.cast(pa.array(place % 8), pa.string()),
+        "environment": pa.nulls(rows, pa.string()),
+        "metrics": pa.nulls(rows, pa.map_(pa.string(), pa.float64())),
     }
     return pa.Table.from_arrays(
         [columns[name] for name in TRAJECTORIES.names], schema=schema_with_metadata("trajectories")

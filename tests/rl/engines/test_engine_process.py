@@ -68,7 +68,7 @@ class ScriptedVllm(VllmEngine):
                     for request_id, _, _ in arguments[0]:
                         reason = dict(enumerate(self.reasons)).get(self.requests, "stop")
                         self.requests += 1
-                        self.theirs.send(("done", [(request_id, [5], [-0.5], reason, 0)]))
+                        self.theirs.send(("done", [(request_id, [5], [-0.5], reason, 0, ())]))
                 elif kind == "weights":
                     self.theirs.send(self.weights_answer)
         except (EOFError, OSError):

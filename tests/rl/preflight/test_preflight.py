@@ -1,6 +1,7 @@
 """Preflight: what it rejects, what it skips, and its formulas for memory and time."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -38,6 +39,13 @@ def recipe(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """A disk with 4 TB free, so that no result depends on the disk of this machine."""
+    usage = shutil.disk_usage("/")._replace(free=4 * 10**12)
+    monkeypatch.setattr("rstar_lab.rl.preflight.machine.shutil.disk_usage", lambda folder: usage)
 
 
 def findings_of(*arguments, **keywords):
