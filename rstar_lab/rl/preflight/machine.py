@@ -83,6 +83,7 @@ async def _probe_remote(url: str) -> float:
     from rstar_lab.sandbox import SandboxClient
 
     async with SandboxClient(url, deadline_s=10.0) as box:
+        await box.http.get(f"{box.url}/ping", timeout=10.0)  # without retries: a missing service is a result here
         return await _probe(box)
 
 
