@@ -1,0 +1,72 @@
+"""Preflight compares the questions of training and evaluation files."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.preflight.context import NotNeeded, Warn
+from rstar_lab.rl.preflight.repeated import repeated_problems
+from rstar_lab.rl.preflight.run import CHECKS
+from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.recipe import Recipe
+
+
+def questions_file(path: Path, questions: list[str]) -> dict[str, str]:
+    write_problems(
+        path, [Problem(problem_id=f"{path.stem}{i}", question=q, answer="1") for i, q in enumerate(questions)]
+    )
+    return {"file": str(path)}
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(training: list[str], held_out: list[str], **section: object) -> str:
+        stage = {"name": "one", "problems": questions_file(tmp_path / "train.jsonl", training) | section, "steps": 1}
+        sets = {"exam": questions_file(tmp_path / "exam.jsonl", held_out)}
+        recipe = Recipe.model_validate({"model": "tiny", "stages": [stage], "evaluate": {"sets": sets}})
+        return repeated_problems(SimpleNamespace(recipe=recipe))
+
+    return run
+
+
+DIFFERENT = [f"What is {i} + {i}?" for i in range(100)]
+
+
+def test_different_questions_pass(check):
+    assert check(DIFFERENT, ["What is 7 - 3?"]).startswith("100 training questions")
+
+
+def test_a_question_of_an_evaluation_file_fails_despite_its_layout(check):
+    with pytest.raises(UserError, match=r"stages\.one\.problems: 1 of 100 .* train5 in evaluate\.sets\.exam"):
+        check(DIFFERENT, ["what is  5 + 5 ?"])
+
+
+def test_questions_beyond_the_limit_are_not_compared(check):
+    assert check(DIFFERENT, ["What is 5 + 5?"], limit=5).startswith("5 training questions")
+
+
+def test_more_than_one_percent_of_repeated_questions_warns(check):
+    assert check([*DIFFERENT, DIFFERENT[0]], ["What is 7 - 3?"])
+    with pytest.raises(Warn, match="3 of 103 questions repeat an earlier one"):
+        check(DIFFERENT + DIFFERENT[:3], ["What is 7 - 3?"])
+
+
+def test_questions_without_words_are_compared_as_text(check):
+    assert check(["?", "??"], ["???"]).startswith("2 training questions")
+
+
+def test_problems_of_an_environment_can_share_a_question(check):
+    with pytest.raises(NotNeeded):
+        check(["Play."] * 50, ["Play."], environment="game")
+
+
+def test_synthetic_problems_need_no_check():
+    stage = {"name": "one", "problems": {"synthetic": {"count": 3}}, "steps": 1}
+    with pytest.raises(NotNeeded):
+        repeated_problems(SimpleNamespace(recipe=Recipe.model_validate({"model": "tiny", "stages": [stage]})))
+
+
+def test_preflight_runs_the_check():
+    assert CHECKS["repeated problems"] is repeated_problems
