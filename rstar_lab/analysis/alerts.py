@@ -47,6 +47,10 @@ DETECTORS = (
         "engine and trainer disagree: stale weights, another precision or another sampler",
     ),
     Detector(
+        "reward", "correct_unrewarded", lambda _: 0.02,
+        "rollouts that give the true answer get no reward: wrong sign, or an answer format that the model does not use",
+    ),
+    Detector(
         "tool failures", "our_failure_rate", lambda _: 0.05,
         "tool calls fail in the infrastructure, not because of the model",
     ),
@@ -98,10 +102,11 @@ def find_alerts(runs: Runs, where: Where = None) -> pd.DataFrame:
 
 
 def _of_trainer(runs: Runs) -> pd.DataFrame:
-    """Return the trainer's mismatch and the share of groups with equal rewards, per step."""
+    """Return the metrics of the trainer that detectors read, and the share of groups with equal rewards, per step."""
     steps = runs.steps()
     frame = steps[["run_id", "stage", "step"]].copy()
-    frame["mismatch"] = pd.to_numeric(steps["mismatch"]) if "mismatch" in steps else np.nan
+    for name in ("mismatch", "correct_unrewarded"):
+        frame[name] = pd.to_numeric(steps[name]) if name in steps else np.nan
     both = {"equal_groups", "groups"} <= set(steps.columns)
     frame["groups_without_signal"] = (
         pd.to_numeric(steps.equal_groups) / pd.to_numeric(steps.groups).replace(0, np.nan) if both else np.nan

@@ -13,12 +13,13 @@ HEALTHY = {
     "reward": 1.0, "entropy": 0.5, "model_tokens": 100, "response_tokens": 100, "calls": 2, "errors": 0,
     "outcomes": ["ok", "ok"], "p_format": 0.0, "truncated": False,
 }  # fmt: skip
-METRICS = {"mismatch": 0.001, "groups": 10, "equal_groups": 2}
+METRICS = {"mismatch": 0.001, "correct_unrewarded": 0.0, "groups": 10, "equal_groups": 2}
 BAD = {
     "entropy collapse": ({"entropy": 0.05}, {}),
     "length collapse": ({"response_tokens": 40}, {}),
     "length growth": ({"response_tokens": 400}, {}),
     "mismatch": ({}, {"mismatch": 0.2}),
+    "reward": ({}, {"correct_unrewarded": 0.4}),
     "tool failures": ({"outcomes": ["ok", "sandbox_error"], "calls": 1}, {}),
     "tool errors": ({"outcomes": ["exception", "timeout"], "errors": 2}, {}),
     "duplicate answers": ({"p_format": 0.5}, {}),

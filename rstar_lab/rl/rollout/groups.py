@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import EnvironmentFailure
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -45,9 +44,3 @@ async def score_groups(
             before = trajectories[index]
             scored[index] = replace(before, reward=before.reward + reward, metrics={**before.metrics, **metrics})
     return scored
-
-
-def check_environments(trajectories: Sequence[Trajectory]) -> None:
-    """Raise UserError if the environment failed in every rollout of a step: the run could not learn anything."""
-    if trajectories and all(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
-        raise UserError(f"all {len(trajectories)} rollouts of the step failed; the first: {trajectories[0].error}")

@@ -21,7 +21,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     """Return the metrics over all rollouts of a step, including dropped ones.
 
     `metrics/<name>`: mean of a metric of the user over the rollouts that have it, or the value of a function of the user
-    over all rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment.
+    over all rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
+    rollouts whose answer is the text of the true answer and whose reward is not above 0.
     own: those functions, `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
@@ -46,6 +47,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         "calls": mean([len(t.calls) for t in trajectories]),
         "truncated": mean([t.truncated for t in trajectories]),
         "answered": mean([t.answer is not None for t in trajectories]),
+        "correct_unrewarded": mean(
+            [t.reward <= 0 and (t.answer or "").strip() == t.truth.strip() for t in trajectories]
+        ),
         "duplicate_answers": mean([t.text.count("<answer>") > 1 for t in trajectories]),
         "sandbox_failures": sum(outcomes[outcome] for outcome in INFRASTRUCTURE_FAILURES),
         "engine_failures": sum(t.stop_reason is StopReason.ENGINE_ERROR for t in trajectories),

@@ -31,6 +31,12 @@ class CodeTool:
         call = Call(arguments["code"], arguments["input"], seed, self.timeout_s, self.memory_mb)
         return await run_code(self.sandbox, call, self.render)
 
+    async def check(self, seed: int) -> str:
+        """Run a program that prints a number. Returns what is wrong, or "" if nothing is."""
+        number = seed % 9973
+        call = Call(f"print({number} * 2 + int(input()))", "1\n", seed, self.timeout_s, self.memory_mb)
+        return await check_code(self.sandbox, call, str(2 * number + 1))
+
     async def close(self, traj_id: str) -> None: ...
 
 
@@ -48,6 +54,14 @@ class JupyterTool:
         call = Call(arguments["code"], "", seed, self.timeout_s, self.memory_mb, session=traj_id)
         return await run_code(self.sandbox, call, self.render)
 
+    async def check(self, seed: int) -> str:
+        """Run a cell that prints a number. Returns what is wrong, or "" if nothing is."""
+        number, session = seed % 9973, f"check-{seed}"
+        call = Call(f"print({number} * 2 + 1)", "", seed, self.timeout_s, self.memory_mb, session=session)
+        problem = await check_code(self.sandbox, call, str(2 * number + 1))
+        await self.close(session)
+        return problem
+
     async def close(self, traj_id: str) -> None:
         close_session = getattr(self.sandbox, "close_session", None)
         if close_session:
@@ -64,3 +78,11 @@ async def run_code(
             break
         await asyncio.sleep(0.05 * 2**attempt)
     return ToolResult(result.outcome, render(result), call.code, result.queue_s, result.duration_s)
+
+
+async def check_code(sandbox: Sandbox, call: Call, expected: str) -> str:
+    """Return "" if the code prints `expected`, or if no sandbox can be reached: calls then end as infrastructure failures."""
+    result = await run_code(sandbox, call, lambda result: result.stdout)
+    if result.outcome in INFRASTRUCTURE_FAILURES or result.text.strip() == expected:
+        return ""
+    return f"the sandbox ran {call.code!r} and returned {result.outcome} {result.text!r}; expected {expected}"

@@ -20,9 +20,9 @@ from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+from rstar_lab.rl.rollout.checks import check_rollouts, check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.rollout.groups import check_environments
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.seeds import step_seed
@@ -68,6 +68,7 @@ class Trainer:
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
+        check_template(self.codec)
         self.environments = environments or {}
         self.learner = Learner(model)
         self.helpers, self.evaluate = helpers, evaluate
@@ -83,8 +84,9 @@ class Trainer:
         seed, timer, source = step_seed(self.recipe.seed, step), PhaseTimer(), self.rollouts
         busy_s = self.engines.clock.seconds()
         with timer("generate_s"):
+            await check_tools(self.tools, seed)
             rollouts = await source.next_step(stage, rl, pool, step, seed)
-            check_environments(rollouts.trajectories)
+            check_rollouts(rollouts.trajectories)
         selection, version = rollouts.selection, source.versions[-1]
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))

@@ -101,7 +101,6 @@ class Zygote:
                     self._reap_children()
                     continue
                 data, fds = self._receive()
-
                 if not data:
                     return
                 number = int.from_bytes(data[:4], "little")
@@ -118,7 +117,10 @@ class Zygote:
 
     def _receive(self) -> tuple[bytes, list[int]]:
         """Return the next message (a supervisor's number, 4 bytes) and its descriptors; b"" at the end of the stream."""
-        data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
+        except ConnectionResetError:  # the other side closed with messages unread
+            return b"", []
         while data and len(data) < 4:
             more = self.control.recv(4 - len(data))
             if not more:

@@ -1,0 +1,46 @@
+"""`rstar-lab inject`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, examples, run_async
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab inject", "rstar-lab inject stale-weights none --recipe tiny_fast"))
+def inject(
+    faults: Annotated[
+        list[str] | None, typer.Argument(metavar="[FAULT]...", help="Faults to inject. Default: all, and `none`.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="Recipe to break: a file, or a name of `rstar-lab recipes`.")
+    ] = "tiny_fast",
+    folder: Annotated[Path | None, typer.Option(help="Keep the runs here. Default: a temporary folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Break a short training run on purpose, one fault at a time, and report which check notices it.
+
+    Faults: stale-weights, wrong-template, shifted-mask, no-log-probs, empty-outputs, wrong-reward-sign, repeated-problems,
+    evaluation-in-training. `none` breaks nothing, and no check may fire. Exits with 1 if a check should fire and does not,
+    or the other way round.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from rstar_lab.faults import FAULTS, NONE, to_json
+    from rstar_lab.faults import inject as run
+    from rstar_lab.progress import Reporter
+
+    findings = run_async(run(recipe, faults or [*FAULTS, NONE.name], Reporter(as_json), runs_dir=folder))
+    if as_json:
+        print(to_json(findings))
+    else:
+        table = Table("fault", "noticed", "step", "check", "message")
+        for found in findings:
+            step = "" if found.step is None else "before the first" if found.step == 0 else str(found.step)
+            table.add_row(found.fault, "yes" if found.noticed else "no", step, found.check or "", found.message)
+        Console().print(table)
+    raise typer.Exit(any(found.noticed == (found.fault == NONE.name) for found in findings))

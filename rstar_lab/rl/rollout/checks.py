@@ -1,0 +1,89 @@
+"""Checks of the rollouts of a step before they are trained on, of the chat template, and of the code tools."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.template import CHAT_TEMPLATE, chat_template
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.trajectory import StopReason, Trajectory
+
+
+class RolloutError(UserError):
+    """Rollouts that must not be trained on, a wrong chat template, or a code tool that does not run code."""
+
+
+def check_rollouts(trajectories: Sequence[Trajectory]) -> None:
+    """Raise RolloutError if the arrays of a rollout do not fit its turns, or if the engines returned no log-probs."""
+    if trajectories and all(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
+        raise RolloutError(f"all {len(trajectories)} rollouts of the step failed; the first: {trajectories[0].error}")
+    tokens, has_log_probs = 0, False
+    for t in trajectories:
+        length = len(t.response_ids)
+        if not len(t.loss_mask) == len(t.log_probs) == length:
+            raise RolloutError(
+                f"rollout {t.traj_id} has {length} tokens, {len(t.log_probs)} log-probs and {len(t.loss_mask)} entries in "
+                "its loss mask"
+            )
+        expected = [False] * length
+        for turn in t.turns:
+            expected[turn.start : turn.end] = [True] * (turn.end - turn.start)
+        if list(t.loss_mask) != expected:
+            place = next(i for i, (got, want) in enumerate(zip(t.loss_mask, expected, strict=True)) if got != want)
+            raise RolloutError(f"the loss mask of rollout {t.traj_id} does not match its turns, first at token {place}")
+        if not all(map(math.isfinite, t.log_probs)):
+            raise RolloutError(f"rollout {t.traj_id} has a log-prob that is not finite")
+        tokens += sum(expected)
+        has_log_probs = has_log_probs or any(compress(t.log_probs, expected))
+    if tokens and not has_log_probs:
+        raise RolloutError(f"all {tokens} log-probs of the step are 0: the engines return no log-probs")
+
+
+def check_template(codec: Codec) -> None:
+    """Raise RolloutError if prompts and tool responses of rollouts differ from the chat template stored with the model.
+
+    Only for models with the template that this package stores (`save_model`): a model with another template, such as a
+    base model, is trained to a format that its tokenizer does not have.
+    """
+    tokenizer = codec.tokenizer
+    ours = (CHAT_TEMPLATE, chat_template(codec.control_tokens))
+    if codec.prompt_format != "paper" or tokenizer.chat_template not in ours:
+        return
+    system, question, first, second = "SYSTEM", "QUESTION", "FIRST RESULT", "SECOND RESULT"
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    if codec.system != "":
+        messages.insert(0, {"role": "system", "content": system})
+
+    def stored(extra: Sequence[dict[str, Any]] = ()) -> str:
+        return tokenizer.apply_chat_template(
+            [*messages, *extra], tools=codec.schemas or None, add_generation_prompt=True, tokenize=False
+        )
+
+    prompt = tokenizer.decode(codec.prompt_ids(question), skip_special_tokens=False)
+    before, after = stored().split(question)
+    fixed = [*before.split(system), after]  # around the system prompt and the question, which recipes may change
+    if not prompt.startswith(fixed[0]) or not prompt.endswith(fixed[-1]) or not all(text in prompt for text in fixed):
+        raise RolloutError(
+            "the prompts of the rollouts differ from the chat template stored with the model: the prompt ends with "
+            f"{prompt[-40:]!r}, the template with {after[-40:]!r}"
+        )
+    turn = {"role": "assistant", "content": "TURN"}
+    results = [{"role": "tool", "content": text} for text in (first, second)]
+    expected = stored([turn, *results]).partition("TURN<|im_end|>")[2]
+    rendered = tokenizer.decode(codec.tool_response_ids([first, second]), skip_special_tokens=False)
+    if rendered != expected:
+        raise RolloutError(
+            f"tool responses are rendered as {rendered!r}; the chat template stored with the model gives {expected!r}"
+        )
+
+
+async def check_tools(tools: Mapping[str, Any], seed: int) -> None:
+    """Run a program in each code tool. Raises RolloutError if the output is wrong.
+
+    A sandbox that reports success without running the code would teach the model that its programs print nothing.
+    """
+    for name, tool in tools.items():
+        if (check := getattr(tool, "check", None)) and (problem := await check(seed)):
+            raise RolloutError(f"tool {name}: {problem}")

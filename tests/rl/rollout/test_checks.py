@@ -1,0 +1,115 @@
+"""Tests of the checks of rollouts, chat template and code tools before an update."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward import reward
+from rstar_lab.rl.rollout import codec as codec_module
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.tools.code import CodeTool, JupyterTool
+from rstar_lab.sandbox import CallResult, LocalSandbox
+
+TOKENIZER = train_tokenizer(["a text"], 300)
+TURNS = (
+    render_tool_call("execute_python_code_with_standard_io", {"code": "print(5)", "input": ""}),
+    "</reason>\n<answer>\\boxed{5}</answer>",
+)
+
+
+class BrokenSandbox:
+    """Reports success for every call and runs none."""
+
+    def __init__(self, outcome: Outcome = Outcome.OK):
+        self.outcome = outcome
+
+    async def run_many(self, calls):
+        return [CallResult(self.outcome, "", "", None, 0.0) for _ in calls]
+
+
+@pytest.fixture
+async def rollout():
+    """A rollout of two turns with a tool call between them."""
+    async with LocalSandbox(workers=1) as sandbox:
+        tools = {"execute_python_code_with_standard_io": CodeTool(sandbox)}
+        context = RolloutContext(Codec(TOKENIZER, tools), tools, reward, RolloutLimits(2000, 4))
+        task = RolloutTask(Problem(problem_id="p", question="How many?", answer="5"), "t", "g", 0, 0)
+        return await run_rollout(task, ScriptedEngine(TOKENIZER, lambda _, turn: TURNS[turn]), context)
+
+
+async def test_rollouts_of_the_agent_loop_pass(rollout):
+    assert len(rollout.turns) == 2 and not all(rollout.loss_mask)
+    check_rollouts([rollout])
+    check_rollouts([])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: {"loss_mask": [*t.loss_mask[-1:], *t.loss_mask[:-1]]},
+            "loss mask of rollout t does not match its turns",
+        ),
+        (lambda t: {"loss_mask": [True] * len(t.loss_mask)}, "does not match its turns, first at token"),
+        (lambda t: {"log_probs": t.log_probs[1:]}, "tokens, "),
+        (lambda t: {"log_probs": [float("nan"), *t.log_probs[1:]]}, "not finite"),
+        (lambda t: {"log_probs": [0.0] * len(t.log_probs)}, "the engines return no log-probs"),
+    ],
+)
+async def test_broken_rollouts_are_not_trained_on(rollout, change, message):
+    with pytest.raises(RolloutError, match=message):
+        check_rollouts([replace(rollout, **change(rollout))])
+
+
+async def test_one_rollout_without_log_probs_is_left_to_the_mismatch_check(rollout):
+    check_rollouts([rollout, replace(rollout, log_probs=[0.0] * len(rollout.log_probs))])
+
+
+@pytest.mark.parametrize("system", [None, "", "Be brief."])
+@pytest.mark.parametrize("with_tools", [True, False])
+def test_prompts_of_the_codec_match_the_stored_template(system, with_tools):
+    tools = {"python": CodeTool(BrokenSandbox())} if with_tools else {}
+    check_template(Codec(TOKENIZER, tools, system))
+
+
+@pytest.mark.parametrize("name", ["render_prompt", "render_tool_results"])
+def test_another_template_in_the_rollouts_is_an_error(monkeypatch, name):
+    render = getattr(codec_module, name)
+    monkeypatch.setattr(codec_module, name, lambda *a, **k: render(*a, **k).removesuffix("<reason>"))
+    with pytest.raises(RolloutError, match="stored with the model"):
+        check_template(Codec(TOKENIZER, {"python": CodeTool(BrokenSandbox())}))
+
+
+def test_a_model_with_another_template_is_not_compared(monkeypatch):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages }}")
+    monkeypatch.setattr(codec_module, "render_prompt", lambda *a, **k: "another prompt")
+    check_template(Codec(TOKENIZER, {}))
+
+
+async def test_code_tools_are_checked_with_a_program():
+    async with LocalSandbox(workers=1) as sandbox:
+        await check_tools({"python": CodeTool(sandbox), "jupyter": JupyterTool(sandbox), "own": object()}, seed=7)
+    with pytest.raises(
+        RolloutError, match=r"tool python: the sandbox ran 'print\(7 \* 2 \+ int\(input\(\)\)\)'.*expected 15"
+    ):
+        await check_tools({"python": CodeTool(BrokenSandbox())}, seed=7)
+
+
+async def test_a_sandbox_that_is_not_reached_is_not_a_wrong_output():
+    await asyncio.wait_for(check_tools({"python": CodeTool(BrokenSandbox(Outcome.SANDBOX_ERROR))}, seed=7), 20)
+
+
+async def test_correct_answers_without_reward_are_counted(rollout):
+    assert rollout.reward == 1.0
+    assert rollout_metrics([rollout, rollout])["correct_unrewarded"] == 0.0
+    assert rollout_metrics([rollout, replace(rollout, reward=-1.0)])["correct_unrewarded"] == 0.5
