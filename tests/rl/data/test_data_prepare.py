@@ -403,7 +403,7 @@ print(card.kept, time.process_time() - start, resource.getrusage(resource.RUSAGE
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_150_000_problems(tmp_path):
     """Under 2 minutes and 2 GB; the time is that of the process, for others may share the machine."""
     ended = subprocess.run([sys.executable, "-c", SIZE, str(tmp_path)], capture_output=True, text=True, check=True)
