@@ -80,6 +80,13 @@ def test_page_shows_the_tables_of_the_recorded_runs(record):
     assert learning_table(recorded_curves(record)).to_markdown().strip() in PAGE
 
 
+def test_recorded_runs_support_the_sentence_of_the_page():
+    table = learning_table(recorded_curves()).table.set_index("arm").drop("sync")
+    assert set(table.seeds) == {5}
+    assert (table.difference_tokens.abs() < 0.01).all() and (table.low_tokens > -0.05).all()
+    assert (table.low_tokens < 0).all() and (table.high_tokens > 0).all()
+
+
 @pytest.mark.slow
 def test_page_shows_the_predicted_speed_ups():
     assert published_async.table() in PAGE
