@@ -225,7 +225,7 @@ def test_a_wrong_name_says_both_what_is_built_in_and_the_form():
     )
 
 
-@pytest.mark.parametrize("part", ["tool", "rule", "loss", "metric"])
+@pytest.mark.parametrize("part", ["environment", "tool", "rule", "loss", "metric"])
 def test_new_writes_a_part_whose_test_passes(part, module):
     from typer.testing import CliRunner
 
