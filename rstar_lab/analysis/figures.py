@@ -129,7 +129,7 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
     )
     figure = go.Figure()
     for low, high, opacity in (("p10", "p90", 0.15), ("p25", "p75", 0.3)):
-        _band(figure, frame.step, frame[low], frame[high], COLOURS[0], opacity)
+        band(figure, frame.step, frame[low], frame[high], COLOURS[0], opacity)
     base = _literal(where)
     figure.add_scatter(
         x=frame.step,
@@ -265,7 +265,7 @@ def _add_curve(
 ) -> None:
     colour, dash, symbol = look
     if points.low.notna().any():
-        _band(figure, points.x, points.low, points.high, colour, 0.18, group, place)
+        band(figure, points.x, points.low, points.high, colour, 0.18, group, place)
     figure.add_scatter(
         x=points.x,
         y=points["value"],
@@ -282,7 +282,7 @@ def _add_curve(
     )
 
 
-def _band(
+def band(
     figure: go.Figure,
     x: pd.Series,
     low: pd.Series,
@@ -292,6 +292,7 @@ def _band(
     group: str = "",
     place: dict[str, int] | None = None,
 ) -> None:
+    """Fill the area between `low` and `high`. Values without an interval are left out."""
     known = (low.notna() & high.notna()).to_numpy()
     x, low, high = x[known], low[known], high[known]
     figure.add_scatter(

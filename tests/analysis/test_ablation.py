@@ -6,14 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.analysis_runs import make_run
+from helpers.run_rows import rows
 from scipy import stats
 from typer.testing import CliRunner
 
-from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums
+from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier
 from rstar_lab.analysis.cli import app
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
-from rstar_lab.runs import RunStoreError
+from rstar_lab.runs import RunStoreError, RunWriter
 
 ARMS = {"2x at random": "none", "RoC (paper)": "paper", "RoC (released)": "released"}
 
@@ -122,3 +123,41 @@ def test_student_and_holm_equal_scipy_and_the_definition():
     assert holm([0.01, 0.04, 0.03, float("nan")])[:3] == pytest.approx([0.03, 0.06, 0.06])
     assert mean_interval([1.0])[0] == 1.0 and np.isnan(mean_interval([1.0])[1:]).all()
     assert np.isnan(mean_interval([])).all() and mean_interval([0.0, 0.0])[3] == 1.0
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """Two arms with two seeds of six steps, evaluated every second step: seed 1 is 0.1 better, and so is the second arm."""
+    for number, arm in enumerate(("2x at random", "RoC (paper)")):
+        for seed in (0, 1):
+            recipe = {"label": arm}
+            with RunWriter.open(tmp_path, f"run-{number}-{seed}", kind="train", recipe=recipe, seed=seed) as writer:
+                for step in range(1, 7):
+                    line: dict = {"update_tokens": 1000 * step, "groups": 8, "equal_groups": 2 * number}
+                    if step % 2 == 0:
+                        line["eval/held_out/pass1"] = 0.1 * step + 0.1 * seed + 0.1 * number
+                    writer.write_step("rl", step, **rows(step), metrics=line)
+                writer.finish("finished")
+    return ablation_sums(open_runs(tmp_path))
+
+
+def test_held_out_and_informative_groups_are_read_from_the_trainers_metrics(evaluated):
+    report = ablation_report(evaluated, control="2x at random")
+    assert report.steps == (5, 6)
+    found = report.table.set_index(["arm", "metric"])
+    control, roc = found.loc[("2x at random", "held_out")], found.loc[("RoC (paper)", "held_out")]
+    assert control["value"] == pytest.approx(0.65) and roc["value"] == pytest.approx(0.75)
+    assert roc["difference"] == pytest.approx(0.1)
+    assert found.loc[("RoC (paper)", "informative_groups"), "value"] == pytest.approx(6 / 8)
+    assert "held-out pass@1" in report.to_markdown()
+
+
+def test_frontier_has_a_point_per_evaluation_over_the_tokens_so_far(evaluated, folder):
+    figure = plot_frontier(evaluated, ["RoC (paper)", "2x at random"])
+    (curve,) = [trace for trace in figure.data if trace.name == "RoC (paper)" and trace.xaxis == "x"]
+    assert list(curve.y) == pytest.approx([0.35, 0.55, 0.75])
+    per_run = evaluated[evaluated.run_id == "run-1-0"].sort_values("step")
+    assert list(curve.x) == pytest.approx(list(per_run.tokens.cumsum().iloc[[1, 3, 5]]))
+    assert per_run.tokens.iloc[0] > 1000, "generated and trained tokens"
+    with pytest.raises(RunStoreError, match=r"train with evaluate\.every"):
+        plot_frontier(ablation_sums(open_runs(folder)))
