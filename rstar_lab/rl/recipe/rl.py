@@ -184,6 +184,9 @@ class RlSection(Section):
     the rollouts then come from too different a policy. Default: ours."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
+    tool_output_loss: float = Field(0.0, ge=0)
+    """Weight of the cross-entropy of the tokens of tool responses, which is added to the loss: the model learns to predict
+    what its code prints (ECHO, arXiv 2605.24517). Local trainer only. Default: 0, off."""
     overlong_buffer: NotNegative = 0
     """Soft overlong penalty (arXiv 2503.14476, equation 13): over this many tokens before the limit the reward falls by
     1. Used for advantages only. Default: 0, off."""

@@ -20,7 +20,7 @@ from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
-from rstar_lab.rl.training.update import autocast, batch_normaliser
+from rstar_lab.rl.training.update import autocast, batch_normaliser, tool_output_loss
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 
@@ -111,7 +111,7 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
     normaliser = batch_normaliser(batch, rl)
     generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
     loss_sum, tokens, sums = 0.0, 0.0, dict[str, float]()
-    for micro in micro_batches(batch, rl.micro_batch_tokens, device):
+    for micro in micro_batches(batch, rl.micro_batch_tokens, device, tool_tokens=rl.tool_output_loss > 0):
         with autocast(rl, device):
             log_probs, _ = log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
         engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(device)
@@ -126,6 +126,8 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
             normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
             generator=generator,
         )
+        if rl.tool_output_loss:
+            loss = loss + rl.tool_output_loss * tool_output_loss(log_probs, micro, batch)
         loss.backward()
         loss_sum += float(loss.detach())
         tokens += stats["tokens"]

@@ -102,7 +102,7 @@ class Learner:
             advantages = torch.tensor(selection.advantages[start:end], device=self.device, dtype=torch.float32)
             prompts = [len(t.prompt_ids) for t in batch]
             normaliser = batch_normaliser(batch, rl)
-            for micro in self.micro_batches(batch, rl):
+            for micro in self.micro_batches(batch, rl, tool_tokens=rl.tool_output_loss > 0):
                 log_probs, entropy = self.forward(self.model, micro, rl)
                 engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
                 if not measure_first:
@@ -130,6 +130,10 @@ class Learner:
                     normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
                     generator=generator,
                 )
+                if rl.tool_output_loss:
+                    predicted = tool_output_loss(log_probs, micro, batch)
+                    loss = loss + rl.tool_output_loss * predicted
+                    result.sums["tool_output_loss"] += float(predicted.detach())
                 loss.backward()
                 result.add(stats, float(loss.detach()))
             self._reduce_gradients()
@@ -150,9 +154,18 @@ class Learner:
                 parameter.grad = torch.zeros_like(parameter)
         self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
-    def micro_batches(self, batch: Sequence[Trajectory], rl: RlSection) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of this rank."""
-        return micro_batches(batch, rl.micro_batch_tokens, self.device, share=self.shares_prompts, ranks=self.ranks)
+    def micro_batches(
+        self, batch: Sequence[Trajectory], rl: RlSection, tool_tokens: bool = False
+    ) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of this rank. tool_tokens: also score the tokens of tool responses."""
+        return micro_batches(
+            batch,
+            rl.micro_batch_tokens,
+            self.device,
+            share=self.shares_prompts,
+            tool_tokens=tool_tokens,
+            ranks=self.ranks,
+        )
 
     def forward(self, model: "PreTrainedModel", micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
         """Return log_probs_BT and entropy_BT, float32, computed in the precision of the recipe."""
@@ -203,6 +216,13 @@ def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tens
     if rl.aggregation == "group-token-mean":
         return group_normaliser([t.model_tokens for t in batch], [t.group_id for t in batch])
     return len(batch)
+
+
+def tool_output_loss(log_probs: Tensor, micro: MicroBatch, batch: Sequence[Trajectory]) -> Tensor:
+    """Return the cross-entropy of the tool-response tokens of a micro-batch over those of its mini-batch (ECHO, arXiv
+    2605.24517): the model learns to predict what its code prints. log_probs: (batch, tokens), of the scored tokens."""
+    tokens = sum(len(t.response_ids) - t.model_tokens for t in batch)
+    return -log_probs[micro.scored_BT & ~micro.mask_BT].sum() / max(1, tokens)
 
 
 class UpdateResult:

@@ -21,6 +21,8 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             lines.append(
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
             )
+        if rl.tool_output_loss:
+            lines.append(f"stages.{stage.name}: tool_output_loss: verl's loss sees the tokens of the model only")
         if rl.correction == "geo_mask":
             lines.append(f"stages.{stage.name}: correction: geo_mask: verl changes the loss mask for it; use seq_mask")
         if rl.mode != "sync":

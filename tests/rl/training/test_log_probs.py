@@ -6,11 +6,14 @@ import pytest
 import torch
 from helpers.trajectories import BATCH, trajectory
 
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training import log_probs as policy
 from rstar_lab.rl.training.data_parallel import Ranks
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.update import Learner, tool_output_loss
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -59,6 +62,46 @@ def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch)
     torch.testing.assert_close(gradient(40, 2**30), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(gradient(40, 300 * 5), expected, atol=1e-4, rtol=1e-4)
     assert expected.abs().sum() > 0
+
+
+def test_tool_output_loss_is_the_cross_entropy_of_all_other_response_tokens(model):
+    model.zero_grad()
+    total, tokens = torch.tensor(0.0), 0
+    for t in BATCH:
+        ids = torch.tensor([t.prompt_ids + t.response_ids])
+        logits = model(ids).logits[0, len(t.prompt_ids) - 1 : -1].float()
+        other = ~torch.tensor(t.loss_mask)
+        each = torch.nn.functional.cross_entropy(logits, torch.tensor(t.response_ids), reduction="none")
+        total, tokens = total + each[other].sum(), tokens + int(other.sum())
+    expected = total / tokens
+    expected.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    model.zero_grad()
+    found = 0.0
+    for micro in micro_batches(BATCH, 60, torch.device("cpu"), tool_tokens=True):
+        log_probs, _ = log_probs_and_entropy(model, micro)
+        own = plain(model, BATCH[micro.index[0]], 1.0)[0]
+        start = len(BATCH[micro.index[0]].prompt_ids)
+        masked = log_probs.masked_fill(~micro.mask_BT, 0.0)[0, start : start + len(own)]
+        torch.testing.assert_close(masked, own, atol=2e-5, rtol=1e-4)
+        loss = tool_output_loss(log_probs, micro, BATCH)
+        loss.backward()
+        found += float(loss.detach())
+    assert found == pytest.approx(float(expected.detach()), rel=1e-5)
+    torch.testing.assert_close(
+        torch.cat([p.grad.flatten() for p in model.parameters()]), gradient, atol=1e-5, rtol=1e-4
+    )
+
+
+def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model):
+    rl = RlSection(tool_output_loss=1.0, lr=1e-3, rollout="lockstep", old_log_probs="engine")
+    selection = Selection(list(BATCH), [0.0] * len(BATCH), 0)  # without advantages nothing else is learned
+    learner = Learner(model)
+    learner.begin_stage(rl, reset=False, reference=None)
+    losses = [learner.update(selection, rl, lr_scale=1.0, seed=0).metrics["tool_output_loss"] for _ in range(4)]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.95 * losses[0]
+    without = learner.update(selection, rl.model_copy(update={"tool_output_loss": 0.0}), lr_scale=1.0, seed=0)
+    assert "tool_output_loss" not in without.metrics
 
 
 def test_a_batch_without_model_tokens_gives_zeros(model):
