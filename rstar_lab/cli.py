@@ -14,6 +14,7 @@ from rstar_lab.commands import (
     chat,
     demo,
     evaluate,
+    hub,
     inject,
     monitor,
     new,
@@ -41,7 +42,7 @@ EXTRA_OF = {
     "fastapi": "sandbox", "httpx": "sandbox", "math_verify": "sandbox", "redis": "sandbox", "sympy": "sandbox",
     "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox", "prometheus_client": "sandbox",
     "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu",
-    "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "inspect_ai": "inspect",
+    "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "huggingface_hub": "hub", "inspect_ai": "inspect",
 }  # fmt: skip
 GROUPS = {
     "sandbox": ("rstar_lab.sandbox.cli", "Run untrusted Python: serve the sandbox, start workers, check this machine."),
@@ -78,6 +79,7 @@ for command in (
     inject,
     rescore,
     report,
+    hub,
     serve,
     chat,
     preflight,

@@ -1,0 +1,234 @@
+"""Models and runs on the Hugging Face Hub: `rstar-lab push` and `rstar-lab pull`.
+
+A model becomes a model repository and a run becomes a data set, each with a card written from the run store. Only data is
+sent and fetched: safetensors, JSON, text and Parquet, never pickles or Python files.
+"""
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
+
+from rstar_lab.errors import UserError
+from rstar_lab.estimates import format_interval
+from rstar_lab.runs.reader import RunReader
+
+Kind = Literal["model", "run"]
+REPO_TYPES = {"model": "model", "run": "dataset"}
+MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*", "vocab.*", "merges.txt",
+               "*.jinja", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+RUN_FILES = ("run.json", "metrics.jsonl", "rollup.parquet", "tokens.json", "trajectories/*.parquet", "calls/*.parquet",
+             "transcripts/*.parquet", "difficulty/*.parquet")  # fmt: skip
+TABLES = ("trajectories", "calls", "transcripts")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What `push` sends. files: path in the repository -> local file, or its content."""
+
+    kind: Kind
+    files: dict[str, Path | bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
+
+
+def prepare(folder: Path) -> Upload:
+    """Return what a folder becomes in a repository, with its card. folder: of a run, or of a model or adapter.
+
+    run.json is sent without the name of the host, and with the last part of absolute paths only.
+    Raises UserError for another folder, or a run without steps.
+    """
+    if (folder / "run.json").is_file():
+        reader = RunReader(folder)
+        if not reader.steps():
+            raise UserError(f"run {reader.run_id} has no steps yet")
+        info = reader.info
+        info["hardware"] = {key: value for key, value in (info.get("hardware") or {}).items() if key != "host"}
+        info["recipe"] = _without_paths(info.get("recipe"))
+        files = _matching(folder, RUN_FILES)
+        return Upload("run", files | {"run.json": json.dumps(info, indent=1).encode(), "README.md": _data_card(reader)})
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise UserError(f"{folder} is neither a run (run.json) nor a model (config.json)")
+    files = _matching(folder, MODEL_FILES)
+    if not any(name.endswith(".safetensors") for name in files):
+        raise UserError(f"{folder} has no weights in safetensors format")
+    return Upload("model", files | {"README.md": _model_card(folder)})
+
+
+def push(upload: Upload, repo: str, *, public: bool = False) -> str:
+    """Create the repository if needed, and send all files in one commit. Returns its URL. public: only for a new one.
+
+    The token is that of `hf auth login` or the variable HF_TOKEN. Raises UserError if the Hub refuses.
+    """
+    api, repo_type = HfApi(), REPO_TYPES[upload.kind]
+    operations = [
+        CommitOperationAdd(name, file if isinstance(file, bytes) else str(file)) for name, file in upload.files.items()
+    ]
+    try:
+        url = api.create_repo(repo, repo_type=repo_type, private=not public, exist_ok=True)
+        api.create_commit(repo, operations, repo_type=repo_type, commit_message="Upload with rstar-lab push")
+    except Exception as error:  # huggingface_hub has many kinds, and passes on those of its HTTP library
+        raise UserError(f"push to {repo} failed: {_first_line(error)}") from error
+    return str(url)
+
+
+def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind, Path]:
+    """Fetch a run into `folder`/<its id>, or a model into `folder`/<name of the repository>. Returns its kind and folder.
+
+    A repository that is a data set with a run.json is a run. Files appear when all have arrived. Raises UserError if the
+    repository is not found or is neither, or if the target exists.
+    """
+    api = HfApi()
+    try:
+        is_run = api.repo_exists(repo, repo_type="dataset")
+        patterns = RUN_FILES if is_run else MODEL_FILES
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as temporary:
+            snapshot_download(
+                repo, repo_type="dataset" if is_run else "model", revision=revision,
+                allow_patterns=list(patterns), local_dir=temporary,
+            )  # fmt: skip
+            fetched = Path(temporary)
+            shutil.rmtree(fetched / ".cache", ignore_errors=True)
+            if is_run:
+                target = folder / RunReader(fetched).run_id
+            elif any(fetched.glob("*config.json")) and any(fetched.glob("*.safetensors")):
+                target = folder / repo.split("/")[-1]
+            else:
+                raise UserError(f"{repo} has no model in safetensors format")
+            if target.parent != folder or target.exists():
+                raise UserError(f"{target} exists already: choose another --to")
+            fetched.chmod(0o755)
+            fetched.rename(target)
+            fetched.mkdir()  # for the clean-up of the temporary folder
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"pull of {repo} failed: {_first_line(error)}") from error
+    return ("run" if is_run else "model"), target
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
+    """Return the files of a folder that match a pattern, by their path in it. `*` also matches `/`."""
+    depth = "**/*" if patterns is RUN_FILES else "*"
+    paths = (path for path in sorted(folder.glob(depth)) if path.is_file())
+    named = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: path for name, path in named.items() if any(fnmatch(name, pattern) for pattern in patterns)}
+
+
+# Cards
+
+
+def _model_card(folder: Path) -> bytes:
+    """Return the card of a model: what it was trained from and how, its evaluations, and its chat format."""
+    run = next((RunReader(parent) for parent in folder.resolve().parents if (parent / "run.json").is_file()), None)
+    header: dict[str, Any] = {
+        "library_name": "transformers",
+        "tags": ["rstar_lab", "tool-use", "reinforcement-learning"],
+    }
+    lines = [f"# {run.run_id if run else folder.name}", ""]
+    if run is None:
+        lines += ["A model of [rstar_lab](https://arxiv.org/abs/2508.20722), without a record of its training.", ""]
+    else:
+        info = run.info
+        recipe = info.get("recipe") or {}
+        step = folder.name.removeprefix("step=")
+        of_step = f", step {int(step)}" if step.isdigit() else ""
+        lines += [
+            f"Trained with rstar_lab {(info.get('versions') or {}).get('rstar_lab', '')} (run `{run.run_id}`{of_step}, seed "
+            f"{info.get('seed')}) from `{Path(str(recipe.get('model'))).name}`.",
+            "",
+            *_evaluations(run, folder),
+            "## Recipe",
+            "",
+            "```yaml",
+            yaml.safe_dump(_without_paths(recipe), sort_keys=False).rstrip(),
+            "```",
+            "",
+        ]
+    lines += [
+        "## Chat format",
+        "",
+        "The tokenizer has the chat template of training, with the schemas of the tools in the system prompt. Tool calls are "
+        "JSON in `<tool_call>`. Run the model's code in a sandbox only: `rstar-lab chat MODEL`.",
+        "",
+    ]
+    return _card(header, lines)
+
+
+def _data_card(run: RunReader) -> bytes:
+    """Return the card of a run: its tables for the data-set viewer, its last step, its recipe and versions."""
+    info = run.info
+    have = [table for table in TABLES if any((run.run_dir / table).rglob("*.parquet"))]
+    header = {
+        "tags": ["rstar_lab", "tool-use", "rollouts"],
+        "configs": [{"config_name": table, "data_files": f"{table}/**/*.parquet"} for table in have],
+    }
+    lines_of_steps = run.metrics()
+    last = lines_of_steps[-1]
+    shown = {name: last.get(name) for name in ("correct", "error_rate_correct", "response_tokens", "rollouts")}
+    lines = [
+        f"# {run.run_id}",
+        "",
+        f"Rollouts of a {info['kind']} run of rstar_lab {(info.get('versions') or {}).get('rstar_lab', '')}: "
+        f"{len(lines_of_steps)} steps, seed {info.get('seed')}, status {run.status}. `rstar-lab pull` makes it a run again, "
+        "which `inspect` and `open_runs` read.",
+        "",
+        f"Last step ({last['step']}): "
+        + ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
+        + ".",
+        "",
+        "The transcripts contain text and code written by a model. Do not run it outside a sandbox.",
+        "",
+        "## Recipe",
+        "",
+        "```yaml",
+        yaml.safe_dump(_without_paths(info.get("recipe") or {}), sort_keys=False).rstrip(),
+        "```",
+        "",
+    ]
+    return _card(header, lines)
+
+
+def _evaluations(run: RunReader, folder: Path) -> list[str]:
+    """Return a table of the finished evaluations of exactly this model folder, beside its run."""
+    rows = []
+    for path in sorted(run.run_dir.parent.glob("*/run.json")):
+        info = json.loads(path.read_text())
+        model = (info.get("extra") or {}).get("model")
+        if info.get("kind") != "evaluate" or info.get("status") != "finished" or not model:
+            continue
+        if Path(model).resolve() == folder.resolve():
+            result = info["result"]
+            rows.append(
+                f"| {info['run_id']} | {format_interval(result['pass1'])} | {result['problems']} | {result['samples']} |"
+            )
+    head = ["| evaluation | pass@1, 95% interval | problems | samples |", "|---|---|---|---|"]
+    return ["## Evaluation", "", *head, *rows, ""] if rows else []
+
+
+def _without_paths(recipe: Any) -> Any:
+    """Return a recipe with absolute paths reduced to their last part, which say nothing to others."""
+    if isinstance(recipe, dict):
+        return {key: _without_paths(value) for key, value in recipe.items()}
+    if isinstance(recipe, list):
+        return [_without_paths(value) for value in recipe]
+    return Path(recipe).name if isinstance(recipe, str) and recipe.startswith("/") else recipe
+
+
+def _card(header: dict[str, Any], lines: list[str]) -> bytes:
+    text = "\n".join(lines)
+    return f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n{text}".encode()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

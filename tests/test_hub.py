@@ -1,0 +1,122 @@
+"""Tests of `rstar-lab push` and `rstar-lab pull` against a stand-in for the Hub, with the real huggingface_hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.hub_server import TOKEN, HubServer
+from helpers.tiny_models import make_model
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.hub import prepare
+from rstar_lab.rl.models.model import load_model
+from rstar_lab.runs import RunWriter
+
+GOLDEN = Path(__file__).parent / "golden" / "runs"
+
+
+@pytest.fixture
+def hub():
+    with HubServer() as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def command(hub, tmp_path):
+    def run(*arguments: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+        variables = {
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": token,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        line = [sys.executable, "-m", "rstar_lab.cli", *map(str, arguments)]
+        return subprocess.run(line, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
+
+    return run
+
+
+def front_matter(card: bytes) -> dict:
+    return yaml.safe_load(card.decode().split("---")[1])
+
+
+def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
+    pushed = command("push", GOLDEN / "tiny_fast-rl", "me/rollouts")
+    assert pushed.returncode == 0, pushed.stderr
+    assert f"{hub.url}/datasets/me/rollouts" in pushed.stdout and "me/rollouts" in hub.private
+    files = hub.repos["dataset", "me/rollouts"]
+    tables = {config["config_name"]: config["data_files"] for config in front_matter(files["README.md"])["configs"]}
+    assert tables["trajectories"] == "trajectories/**/*.parquet" and set(tables) == {
+        "trajectories",
+        "calls",
+        "transcripts",
+    }
+    assert "host" not in json.loads(files["run.json"])["hardware"]
+    pulled = command("pull", "me/rollouts", "--to", tmp_path / "runs")
+    assert pulled.returncode == 0, pulled.stderr
+    assert pulled.stdout.strip() == f"run {tmp_path / 'runs' / 'tiny_fast-rl'}"
+    ours, theirs = open_runs(GOLDEN / "tiny_fast-rl"), open_runs(tmp_path / "runs")
+    assert theirs.trajectories().equals(ours.trajectories())
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny_fast-rl"]
+    again = command("pull", "me/rollouts", "--to", tmp_path / "runs")
+    assert again.returncode != 0 and "exists already: choose another --to" in again.stderr
+
+
+def test_a_model_is_sent_with_its_evaluation_and_without_optimizer_or_pickles(hub, command, tmp_path):
+    runs = tmp_path / "runs"
+    with RunWriter.open(
+        runs, "a-rl", kind="train", recipe={"model": "/secret/place/Qwen3-4B", "rl": {"lr": 0.5}}, seed=7
+    ) as run:
+        run.finish("finished")
+    folder = runs / "a-rl" / "checkpoints" / "step=000012"
+    make_model(folder)
+    for name in ("optimizer.pt", "modeling_own.py", "pytorch_model.bin"):
+        (folder / name).write_bytes(b"x")
+    with RunWriter.open(runs, "a-exam", kind="evaluate", recipe={}, seed=0, extra={"model": str(folder)}) as run:
+        run.finish("finished", result={"pass1": [0.5, 0.4, 0.6], "problems": 10, "samples": 4})
+    pushed = command("push", folder, "me/model", "--public")
+    assert pushed.returncode == 0, pushed.stderr
+    files = hub.repos["model", "me/model"]
+    assert "model.safetensors" in files and "tokenizer.json" in files and "me/model" not in hub.private
+    assert not {"optimizer.pt", "modeling_own.py", "pytorch_model.bin"} & set(files)
+    card = files["README.md"].decode()
+    assert "run `a-rl`, step 12, seed 7" in card and "from `Qwen3-4B`" in card and "lr: 0.5" in card
+    assert "| a-exam | 50.0% [40.0%, 60.0%] | 10 | 4 |" in card and "/secret" not in card
+    files["evil.py"] = files["weights.bin"] = b"x"
+    pulled = command("pull", "me/model", "--to", "models")
+    assert pulled.returncode == 0, pulled.stderr
+    fetched = tmp_path / "models" / "model"
+    assert not {"evil.py", "weights.bin"} & {path.name for path in fetched.iterdir()}
+    ours, theirs = (load_model(path, torch.float32).state_dict() for path in (folder, fetched))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_dry_run_prints_the_card_and_sends_nothing(hub, command):
+    shown = command("push", GOLDEN / "tiny_fast-rl", "me/rollouts", "--dry-run")
+    assert shown.returncode == 0 and "# tiny_fast-rl" in shown.stdout and "trajectories/stage=rl/" in shown.stdout
+    assert not hub.repos
+
+
+def test_errors_name_the_cause_and_leave_nothing(hub, command, tmp_path):
+    refused = command("push", GOLDEN / "tiny_fast-rl", "me/rollouts", token="hf_wrong")
+    assert refused.returncode != 0 and "push to me/rollouts failed: " in refused.stderr and "401" in refused.stderr
+    assert "hf_wrong" not in refused.stderr + refused.stdout
+    missing = command("pull", "me/nothing", "--to", "here")
+    assert missing.returncode != 0 and "pull of me/nothing failed: " in missing.stderr
+    assert not list((tmp_path / "here").iterdir())
+    (tmp_path / "empty").mkdir()
+    neither = command("push", "empty", "me/x")
+    assert neither.returncode != 0 and "is neither a run (run.json) nor a model (config.json)" in neither.stderr
+
+
+def test_a_model_without_a_run_has_a_card_too(tmp_path):
+    make_model(tmp_path / "alone")
+    card = prepare(tmp_path / "alone").files["README.md"]
+    assert isinstance(card, bytes) and front_matter(card)["library_name"] == "transformers"
+    assert "without a record of its training" in card.decode()
