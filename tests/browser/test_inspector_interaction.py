@@ -201,6 +201,33 @@ def test_side_by_side_transcripts_scroll_together(opened: LabPage):
     page.keyboard.press("c")
 
 
+def test_group_and_side_by_side_together_do_not_overlap(opened: LabPage):
+    page = opened.page
+    run_python(opened, "inspector.selected = runs.sql('SELECT traj_id FROM trajectories WHERE NOT kept').traj_id[0]")
+    opened.wait(f"() => document.querySelector('{APP} .rl-legend').textContent.includes('RoC dropped it')")
+    for key in "cg":
+        page.locator(f"{APP} .rl-list").focus()
+        page.keyboard.press(key)
+    page.locator(f"{APP} .rl-pane-head").first.wait_for()
+    page.locator(f"{APP} .rl-group tr").first.wait_for()
+    covered = page.evaluate(
+        """app => [...document.querySelectorAll(`${app} .rl-pane`)].flatMap(pane => {
+          const parts = ['.rl-pane-head', '.rl-legend', '.rl-ribbon', '.rl-turns'].map(part => pane.querySelector(part));
+          return parts.slice(1).filter((part, i) => {
+            const range = document.createRange();
+            range.selectNodeContents(parts[i]);
+            return range.getBoundingClientRect().bottom > part.getBoundingClientRect().top + 1;
+          }).map(part => part.className);
+        })""",
+        APP,
+    )
+    opened.shot("inspector-group-side-by-side", APP)
+    for key in "cg":
+        page.locator(f"{APP} .rl-list").focus()
+        page.keyboard.press(key)
+    assert covered == []
+
+
 def test_a_link_to_an_unknown_trajectory_shows_a_message(opened: LabPage):
     opened.page.evaluate(
         "() => { const a = document.body.appendChild(document.createElement('a')); a.href = '#rstar=other%2F1'; a.click(); a.remove(); }"

@@ -151,8 +151,8 @@ export class Transcript {
     const edges = this.scales[channel];
     const label = (word, sign, last) => (edges ? `${word} ${sign}${show(last)}` : word);
     const levels = channel === "mask" ? ["m0", "m1"] : [...(down ? this.scales[channel].map((_, i) => `${down}${i + 1}`).reverse() : []), "", ...this.scales[channel].map((_, i) => `${up}${i + 1}`)];
-    return fill(this.legend, instead, h("span", { class: "rl-legend-title" }, title), h("span", {}, down ? label(low, "≤ −", edges?.at(-1)) : label(low, "< ", edges?.[0])),
-      h("span", { class: "rl-swatches", "aria-hidden": "true" }, levels.map((level) => h("i", { class: level ? `rl-${level}` : "" }))), h("span", {}, label(high, "≥ ", edges?.at(-1))));
+    return fill(this.legend, instead, h("span", { class: "rl-legend-title" }, title), h("span", { class: "rl-scale" }, h("span", {}, down ? label(low, "≤ −", edges?.at(-1)) : label(low, "< ", edges?.[0])),
+      h("span", { class: "rl-swatches", "aria-hidden": "true" }, levels.map((level) => h("i", { class: level ? `rl-${level}` : "" }))), h("span", {}, label(high, "≥ ", edges?.at(-1)))));
   }
 
   partOf(token) {
