@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -12,7 +14,7 @@
 # ---
 
 # %% [markdown]
-# # Tokens: entropy, forking and reflection
+# # Tokens and tool use: entropy, forking, reflection, code
 #
 # Most tokens have low entropy. The paper analyses the 20% of tokens with the highest entropy and finds two kinds that
 # matter: **forking tokens**, where the model explores or doubts, and **reflection tokens**, which follow a tool response:
@@ -37,12 +39,14 @@ from rstar_lab.analysis import (
     count_words,
     excerpts,
     token_kinds,
+    libraries,
     link,
     inspect,
     open_runs,
     plot_curves,
     plot_entropy,
     plot_token_kinds,
+    plot_tool_use,
     plot_high_entropy_words,
     token_table,
     word_list,
@@ -129,3 +133,15 @@ display(shift.head(10), shift.tail(10))
 
 # %%
 count_words(runs, chosen)
+
+# %% [markdown]
+# ## Tool use
+#
+# What the model writes into its tool and what it does around it: length of the code, assertions, code that was run
+# before, and calls made after the answer had already been printed. 95% intervals over problems.
+
+# %%
+plot_tool_use(runs)
+
+# %%
+libraries(runs, by=["run_id"])

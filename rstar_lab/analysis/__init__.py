@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.alerts import find_alerts
+    from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
     from rstar_lab.analysis.figures import (
@@ -54,6 +55,7 @@ _MODULES = {
         "word_list",
         "word_usage_change",
     ),
+    "code_use": ("libraries", "plot_tool_use", "tool_calls", "tool_use", "tool_use_table"),
     "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
     "inspector.inspector": ("Inspector", "inspect"),
     "inspector.link": ("LinkedFigure", "explore", "link"),
@@ -80,6 +82,7 @@ __all__ = [
     "import_trl",
     "import_verl",
     "inspect",
+    "libraries",
     "link",
     "measure",
     "open_runs",
@@ -95,12 +98,16 @@ __all__ = [
     "plot_replays",
     "plot_time",
     "plot_token_kinds",
+    "plot_tool_use",
     "problem_history",
     "problem_table",
     "profile_step",
     "replay",
     "token_kinds",
     "token_table",
+    "tool_calls",
+    "tool_use",
+    "tool_use_table",
     "watch",
     "word_list",
     "word_usage_change",

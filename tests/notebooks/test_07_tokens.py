@@ -22,5 +22,10 @@ def test_figures_and_tables_are_readable_without_a_kernel(executed):
     assert "uses_before" in outputs(executed, "early = ")
 
 
+def test_tool_use_is_shown(executed):
+    assert "application/vnd.plotly" in outputs(executed, "plot_tool_use(")
+    assert "share" in outputs(executed, "libraries(runs")
+
+
 def test_given_words_are_counted(executed):
     assert "per_trajectory" in outputs(executed, "count_words(")

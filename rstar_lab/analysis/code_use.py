@@ -1,0 +1,206 @@
+"""How the model uses its code tool: the code it writes, and what it does around it. Read from the transcripts.
+
+Nothing is executed: code is parsed with `ast`.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figures import band
+from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.estimates import ratio
+from rstar_lab.figure_theme import line_styles
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_ASSERT = re.compile(r"\bassert\b")
+MAX_CHARACTERS = 20_000  # longer code is not parsed
+
+# name -> (title, column, whether it is a share, unit that it is a mean over)
+METRICS: dict[str, tuple[str, str, bool, str]] = {
+    "code_lines": ("lines of code of a call", "lines", False, "call"),
+    "asserts": ("calls with an assertion", "asserts", True, "call"),
+    "repeated_calls": ("calls that repeat earlier code", "repeated", True, "call"),
+    "calls_after_answer": ("calls after the answer was printed", "answer_known", True, "call"),
+    "rollouts_with_call": ("rollouts with a call", "called", True, "rollout"),
+    "turns_before_call": ("turns before the first call", "first_turn", False, "rollout"),
+    "reasoning_before_call": ("characters of text before the first call", "first_characters", False, "rollout"),
+}
+CALL_COLUMNS = ["run_id", "step", "problem_id", "traj_id", "reward", "turn", "call", "outcome", "code", "lines",
+                "libraries", "asserts", "repeated", "answer_known"]  # fmt: skip
+
+
+def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+    """Return one row per tool call: CALL_COLUMNS.
+
+    turn: of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call is not valid JSON or
+    has no code. lines: of code, without empty ones. libraries: imported top-level modules. asserts: the code contains an
+    assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known: the final answer of the
+    rollout stood in the output of an earlier call. limit: most rollouts, a fixed sample; default: all.
+    """
+    rows = [row for rollout in _rollouts(runs, where, limit) for row in rollout["calls"]]
+    return pd.DataFrame(rows, columns=CALL_COLUMNS)
+
+
+def libraries(runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id", "step")) -> pd.DataFrame:
+    """Return the share of calls that import each library: the columns of `by`, library, calls, share (of the group's calls)."""
+    calls = tool_calls(runs, where)
+    calls = calls[calls.code.notna()]
+    total = calls.groupby(list(by)).size().rename("total")
+    counts = calls.explode("libraries").dropna(subset=["libraries"]).groupby([*by, "libraries"]).size().rename("calls")
+    frame = counts.reset_index().rename(columns={"libraries": "library"}).merge(total.reset_index(), on=list(by))
+    frame["share"] = frame.calls / frame.pop("total")
+    return frame.sort_values([*by, "calls"], ascending=[True] * len(by) + [False], ignore_index=True)
+
+
+def tool_use(
+    runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id", "step"), limit: int | None = None, seed: int = 0
+) -> pd.DataFrame:
+    """Return one row per group and metric of METRICS: the columns of `by`, metric, value, low, high, n, clusters.
+
+    by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval, bootstrap over
+    problems. limit: as in `tool_calls`.
+    """
+    rollouts = list(_rollouts(runs, where, limit))
+    calls = pd.DataFrame([row for rollout in rollouts for row in rollout["calls"]], columns=CALL_COLUMNS)
+    keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
+    whole = pd.DataFrame([{key: rollout[key] for key in keys} for rollout in rollouts], columns=keys)
+    rows = []
+    for name, (_, column, _, unit) in METRICS.items():
+        table = calls if unit == "call" else whole
+        table = table[table[column].notna()]
+        for key, group in table.groupby(list(by)):
+            problems = group.groupby("problem_id")[column].agg(["sum", "size"])
+            estimate = ratio(problems["sum"].to_numpy(float), problems["size"].to_numpy(float), len(group), seed=seed)
+            rows.append({**dict(zip(by, key, strict=True)), "metric": name, **vars(estimate)})
+    return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
+
+
+def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Where = None) -> Figure:
+    """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
+    from plotly.subplots import make_subplots
+
+    frame = tool_use(runs, where)
+    frame = frame[frame.metric.isin(metrics)]
+    rows = (len(metrics) + 1) // 2
+    titles = [METRICS[name][0] for name in metrics]
+    figure = make_subplots(rows, 2, subplot_titles=titles, vertical_spacing=0.3 / rows, horizontal_spacing=0.1)
+    styles = line_styles(list(dict.fromkeys(frame.run_id)))
+    for number, name in enumerate(metrics):
+        place = {"row": number // 2 + 1, "col": number % 2 + 1}
+        for run_id, points in frame[frame.metric == name].groupby("run_id", sort=False):
+            colour, dash, symbol = styles[run_id]
+            band(figure, points.step, points.low, points.high, colour, 0.15, str(run_id), place)
+            figure.add_scatter(
+                x=points.step, y=points["value"], name=run_id, legendgroup=run_id, showlegend=number == 0 and len(styles) > 1,
+                mode="lines+markers", line={"color": colour, "dash": dash}, marker_symbol=symbol,
+                hovertemplate=f"{run_id}<br>step %{{x}}: %{{y:.3g}}<extra></extra>", **place,
+            )  # fmt: skip
+        if METRICS[name][2]:
+            figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
+        figure.update_xaxes(title_text="step" if number >= len(metrics) - 2 else None, **place)
+    figure.update_layout(height=100 + 240 * rows)
+    return Figure(figure, frame)
+
+
+def _rollouts(runs: Runs, where: Where, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the calls of each rollout that has a transcript, and what comes before the first."""
+    condition, parameters = sql_condition(where)
+    sample = (
+        f"ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}" if limit is not None else "ORDER BY run_id, step, traj_id"
+    )
+    chosen = runs.arrow(
+        f"SELECT traj_id, run_id, step, problem_id, reward, answer FROM trajectories WHERE {condition} {sample}",
+        parameters,
+    ).to_pylist()
+    by_step: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in chosen:
+        by_step.setdefault((row["run_id"], row["step"]), {})[row["traj_id"]] = row
+    for (run_id, step), rows in sorted(by_step.items()):  # one step at a time: transcripts are large
+        texts = runs.arrow("SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?", [run_id, step])
+        for stored in texts.to_pylist():
+            if row := rows.get(stored["traj_id"]):
+                yield _rollout(row, json.loads(stored["messages"]))
+
+
+def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the calls of one rollout, and the turns and characters before the first."""
+    answer = (row["answer"] or "").strip()
+    stands = re.compile(rf"(?<![\w.]){re.escape(answer)}(?![\w.]*\w)") if answer else None
+    shared = {key: row[key] for key in ("run_id", "step", "problem_id", "traj_id", "reward")}
+    calls: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []  # calls of the turn whose responses have not come
+    seen: set[str] = set()
+    known, turn, characters, first = False, -1, 0, None
+    for message in messages:
+        if message["role"] == "assistant":
+            turn += 1
+            waiting = []
+            for match in _CALL.finditer(message["content"]):
+                if first is None:
+                    first = (turn, characters + match.start())
+                code = _code(match[1])
+                tree, facts = _facts(code)
+                made = shared | {"turn": turn, "call": len(calls), "outcome": None, "code": code, "answer_known": known}
+                made |= facts | {"repeated": None if tree is None else tree in seen}
+                seen |= {tree} if tree is not None else set()
+                calls.append(made)
+                waiting.append(made)
+            characters += len(message["content"])
+        elif message["role"] == "tool":
+            if waiting:
+                waiting.pop(0)["outcome"] = message.get("outcome")
+            known = known or bool(stands and stands.search(message["content"]))
+    return shared | {
+        "calls": calls, "called": first is not None,
+        "first_turn": first[0] if first else None, "first_characters": first[1] if first else None,
+    }  # fmt: skip
+
+
+def _code(text: str) -> str | None:
+    """Return the code of a tool call in JSON, or None."""
+    try:
+        code = json.loads(text)["arguments"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
+
+
+def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Return the syntax tree of code as text (of code that does not parse: the code), and its lines, libraries and asserts."""
+    if code is None:
+        return None, {"lines": None, "libraries": [], "asserts": None}
+    facts: dict[str, Any] = {"lines": sum(bool(line.strip()) for line in code.splitlines()), "libraries": []}
+    try:
+        if len(code) > MAX_CHARACTERS:
+            raise ValueError
+        tree = ast.parse(code)
+        text = ast.dump(tree)
+        nodes = list(ast.walk(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code, facts | {"asserts": bool(_ASSERT.search(code))}
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    facts["libraries"] = sorted({name.split(".")[0] for name in found})
+    return text, facts | {"asserts": any(isinstance(node, ast.Assert) for node in nodes)}
+
+
+def tool_use_table(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+    """Return METRICS as rows and runs as columns, as text with 95% intervals."""
+    frame = tool_use(runs, where, by=("run_id",), limit=limit)
+
+    def text(row: pd.Series) -> str:
+        form = ".1%" if METRICS[row.metric][2] else ".2f"
+        if np.isnan(row.low):
+            return format(row["value"], form)
+        return f"{row['value']:{form}} [{row.low:{form}}, {row.high:{form}}]"
+
+    frame["text"] = frame.apply(text, axis=1)
+    table = frame.pivot(index="metric", columns="run_id", values="text").reindex(list(METRICS))
+    return table.rename(index={name: METRICS[name][0] for name in METRICS})
