@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +33,40 @@ def wheel(tmp_path_factory) -> Path:
     return found
 
 
-def install(wheel: Path, extra: str, folder: Path) -> Path:
+def interpreters() -> dict[str, Path]:
+    """Return the other supported versions of Python on this machine: on PATH, or installed by pyenv."""
+    found = {}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in ("3.12", "3.13"):
+        names = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        for name in names:  # a shim of pyenv can exist without its interpreter
+            if name and subprocess.run([name, "--version"], capture_output=True).returncode == 0:
+                found.setdefault(version, Path(name))
+    return found
+
+
+OTHERS = interpreters()
+RUN_CODE = """
+import asyncio
+from rstar_lab.sandbox import LocalSandbox
+async def main():
+    async with LocalSandbox() as sandbox:
+        print((await sandbox.run("print(6 * 7)")).stdout)
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+OPEN_RUNS = f"""
+from rstar_lab.analysis import inspect, open_runs
+runs = open_runs({str(GOLDEN)!r})
+print(len(runs.steps()), len(runs.trajectories()))
+assert "<" in inspect(runs).static_html()
+"""
+
+
+def install(wheel: Path, extra: str, folder: Path, interpreter: Path = Path(sys.executable)) -> Path:
     """Make a new environment with one extra of the wheel; return its folder of commands."""
     python = folder / "bin" / "python"
-    run(UV, "venv", "--quiet", "--python", sys.executable, folder, cwd=wheel.parent)
+    run(UV, "venv", "--quiet", "--python", interpreter, folder, cwd=wheel.parent)
     constraints = next(path for path in (ROOT / "constraints" / "cpu.txt", ROOT / "constraints.txt") if path.exists())
     target = f"rstar_lab[{extra}] @ {wheel.as_uri()}"
     run(
@@ -53,30 +84,25 @@ def test_the_sandbox_extra_runs_code_and_shows_help(wheel, tmp_path):
             [bin_folder / "rstar-lab", *command.split()], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 1 and f"install rstar_lab[{extra}]" in done.stderr, (command, done.stderr[-500:])
-    program = """
-import asyncio
-from rstar_lab.sandbox import LocalSandbox
-async def main():
-    async with LocalSandbox() as sandbox:
-        print((await sandbox.run("print(6 * 7)")).stdout)
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
-    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "program.py").write_text(RUN_CODE)
     assert run(bin_folder / "python", "program.py", cwd=tmp_path).strip() == "42"
 
 
 def test_the_analysis_extra_opens_a_run_and_exports_a_trajectory(wheel, tmp_path):
     bin_folder = install(wheel, "analysis", tmp_path / "venv")
-    program = f"""
-from rstar_lab.analysis import inspect, open_runs
-runs = open_runs({str(GOLDEN)!r})
-print(len(runs.steps()), len(runs.trajectories()))
-assert "<" in inspect(runs).static_html()
-"""
-    steps, trajectories = run(bin_folder / "python", "-c", program, cwd=tmp_path).split()
+    steps, trajectories = run(bin_folder / "python", "-c", OPEN_RUNS, cwd=tmp_path).split()
     assert int(steps) and int(trajectories)
     assert "run_id" in run(bin_folder / "rstar-lab", "runs", "list", "--runs-dir", GOLDEN, "--json", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_sandbox_and_analysis_run_on_other_versions_of_python(wheel, tmp_path, version):
+    if version not in OTHERS:
+        pytest.skip(f"PYTHON {version} IS NOT TESTED: no such interpreter is installed")
+    bin_folder = install(wheel, "sandbox,analysis", tmp_path / "venv", OTHERS[version])
+    (tmp_path / "program.py").write_text(RUN_CODE)
+    assert run(bin_folder / "python", "program.py", cwd=tmp_path).strip() == "42"
+    assert int(run(bin_folder / "python", "-c", OPEN_RUNS, cwd=tmp_path).split()[1])
 
 
 def test_profiles_recipes_and_notebooks_are_in_the_wheel(wheel, tmp_path):
