@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
     from rstar_lab.analysis.inspector.inspector import Inspector, inspect
     from rstar_lab.analysis.inspector.link import LinkedFigure, explore, link
+    from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
     from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
@@ -59,6 +60,7 @@ _MODULES = {
     "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
     "inspector.inspector": ("Inspector", "inspect"),
     "inspector.link": ("LinkedFigure", "explore", "link"),
+    "inspector.overview": ("overview",),
     "inspector.watch": ("watch",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -87,6 +89,7 @@ __all__ = [
     "measure",
     "open_runs",
     "outcome_mix",
+    "overview",
     "pass_at_k",
     "plot_ablation",
     "plot_curves",

@@ -1,0 +1,171 @@
+"""Rows of the overview of runs: state, progress and sparklines of each run. Only runs that changed are read again."""
+
+import html
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.analysis.alerts import find_alerts
+from rstar_lab.analysis.metrics import curves, get_metric
+from rstar_lab.analysis.runs import open_runs
+from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.runs.reader import run_folders
+
+ROLLED_UP = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens", "entropy")
+SERIES = {
+    "pass1": "pass@1",
+    "tool_error_rate_correct": "tool errors in correct",
+    "response_tokens": "length (tokens)",
+    "reflection_tokens": "reflection tokens",
+    "mismatch": "mismatch",
+    "entropy": "entropy (nats)",
+}
+COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "parent", "alerts")
+_POINTS, _WIDTH, _HEIGHT = 40, 80, 20  # of a sparkline; pixels
+_SPEED_STEPS = 5  # the speed is the median over this number of latest steps
+_UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class OverviewRow:
+    """One run of the overview. step_s: median seconds per step of the last steps. series: values over steps by metric."""
+
+    run_id: str
+    state: str
+    created: str = ""
+    step: int | None = None
+    trajectories: int = 0
+    step_s: float | None = None
+    parent: str = ""
+    alerts: tuple[str, ...] = ()
+    series: dict[str, list[float]] = field(default_factory=dict)
+    error: str = ""
+
+    def cells(self) -> list[str]:
+        """Return the cells as HTML, in the order of COLUMNS."""
+        speed = "" if self.step_s is None else f"{self.step_s:.3g}"
+        alerts = html.escape("; ".join(self.alerts), quote=True)
+        count = f'<span title="{alerts}">{len(self.alerts)}</span>' if self.alerts else ""
+        return [
+            html.escape(self.run_id),
+            f'<span title="{html.escape(self.error, quote=True)}">{html.escape(self.state)}</span>',
+            "" if self.step is None else str(self.step),
+            speed,
+            *(sparkline(name, self.series.get(name, [])) for name in SERIES),
+            html.escape(self.parent),
+            count,
+        ]
+
+
+class OverviewRows:
+    """Reads the rows of a folder of runs. Unchanged runs come from memory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._rows: dict[Path, tuple[tuple, OverviewRow]] = {}
+
+    def read(self) -> list[OverviewRow]:
+        """Return one row per run, newest first. A damaged run has the state "unreadable" and its error."""
+        folders = run_folders(self.root)
+        states = {folder: _state(folder) for folder in folders}
+        changed = [folder for folder in folders if self._rows.get(folder, (None,))[0] != states[folder]]
+        for folder, row in _read_rows(changed).items():
+            self._rows[folder] = (states[folder], row)
+        rows = [self._rows[folder][1] for folder in folders]
+        return sorted(rows, key=lambda row: row.created, reverse=True)
+
+
+def _state(folder: Path) -> tuple:
+    """Return a value that changes when a step is written and when the run starts or ends."""
+    values: list[object] = []
+    for name in ("metrics.jsonl", "run.json"):
+        try:
+            stat = (folder / name).stat()
+        except FileNotFoundError:
+            continue
+        values.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    try:
+        values.append(RunReader(folder).status)
+    except RunStoreError as error:
+        values.append(str(error))
+    return tuple(values)
+
+
+def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
+    if not folders:
+        return {}
+    try:
+        return _read_readable(folders)
+    except RunStoreError as error:
+        if len(folders) == 1:
+            return {folders[0]: OverviewRow(folders[0].name, _UNREADABLE, error=str(error))}
+        return {folder: row for one in folders for folder, row in _read_rows([one]).items()}
+
+
+def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
+    runs = open_runs(folders)
+    info = runs.runs().set_index("path")
+    steps = runs.steps()
+    frame = curves(runs, ROLLED_UP)
+    keys = ["run_id", "stage", "step"]
+    measured = steps[keys].copy()
+    for name in ("mismatch", "step_s"):
+        measured[name] = pd.to_numeric(steps[name]) if name in steps else np.nan
+    frame = frame.merge(measured, on=keys, how="left")
+    by_run = dict(list(frame.groupby("run_id")))
+    alerts = {run_id: part for run_id, part in find_alerts(runs).groupby("run_id")}
+    rows: dict[Path, OverviewRow] = {}
+    for folder in folders:
+        run: Any = info.loc[str(folder)]
+        part = by_run.get(run.run_id, frame.iloc[:0])
+        speed = part.step_s.dropna().tail(_SPEED_STEPS).median()
+        found = alerts.get(run.run_id)
+        parent: str = "" if pd.isna(run.parent_run) else str(run.parent_run)
+        if parent and not pd.isna(run.parent_step):
+            parent += f", step {int(run.parent_step)}"
+        rows[folder] = OverviewRow(
+            run_id=run.run_id,
+            state=run.status,
+            created="" if pd.isna(run.created) else run.created.isoformat(),
+            step=int(part.step.max()) if len(part) else None,
+            trajectories=int(run.trajectories),
+            step_s=None if pd.isna(speed) else float(speed),
+            parent=parent,
+            alerts=()
+            if found is None
+            else tuple(f"{a.alert} from step {a.step}: {a.evidence}" for a in found.itertuples()),
+            series={name: part[name].dropna().astype(float).tolist() for name in SERIES},
+        )
+    return rows
+
+
+def sparkline(name: str, values: list[float]) -> str:
+    """Return an SVG line of the values over steps and the last value as text; empty without values."""
+    if not values:
+        return ""
+    kept = np.asarray(values)[np.unique(np.linspace(0, len(values) - 1, _POINTS).round().astype(int))]
+    low, high = kept.min(), kept.max()
+    height = (kept - low) / (high - low) if high > low else np.full(len(kept), 0.5)
+    x = np.linspace(1, _WIDTH - 1, len(kept)) if len(kept) > 1 else np.array([_WIDTH / 2])
+    points = " ".join(f"{a:.0f},{_HEIGHT - 2 - b:.0f}" for a, b in zip(x, height * (_HEIGHT - 4), strict=True))
+    percent = name != "mismatch" and get_metric(name).percent
+    last = f"{values[-1]:.1%}" if percent else f"{values[-1]:.3g}"
+    mark = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.3"/>'
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-hidden="true">{mark}</svg>'
+        f"<small>{last}</small>"
+    )
+
+
+def render_overview(rows: list[OverviewRow]) -> str:
+    """Return the rows as an HTML table that needs no script."""
+    if not rows:
+        return "<p>No runs yet: <code>make demo</code> writes some.</p>"
+    head = "".join(f"<th scope='col' style='text-align:left'>{column}</th>" for column in COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in row.cells()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,117 @@
+"""Tests of the overview of runs: rows, sparklines, growth of a run, selection and damaged runs."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from helpers.inspector_runs import write_run, write_steps
+
+from rstar_lab.analysis import open_runs, overview
+from rstar_lab.analysis.inspector.link import show_points
+from rstar_lab.analysis.metrics import curves
+from rstar_lab.analysis.overview_rows import COLUMNS, OverviewRow, OverviewRows, sparkline
+from rstar_lab.analysis.synthetic_store import Size, make_store
+from rstar_lab.errors import UserError
+
+
+def test_rows_hold_the_curves_of_the_run_store(folder: Path):
+    rows = {row.run_id: row for row in OverviewRows(folder).read()}
+    assert set(rows) == {"grpo", "roc"}
+    frame = curves(open_runs(folder / "roc"), ["pass1", "response_tokens"])
+    assert rows["roc"].series["pass1"] == frame.pass1.tolist()
+    assert rows["roc"].series["response_tokens"] == frame.response_tokens.tolist()
+    assert (rows["roc"].state, rows["roc"].step, rows["roc"].trajectories) == ("finished", 6, 192)
+    assert all(len(row.cells()) == len(COLUMNS) for row in rows.values())
+
+
+def test_text_of_a_run_is_escaped():
+    row = OverviewRow("<b>x</b>", "running", alerts=('"><script>',), parent="<i>")
+    assert (
+        "<b>" not in "".join(row.cells())
+        and "<script>" not in "".join(row.cells())
+        and "<i>" not in "".join(row.cells())
+    )
+
+
+def test_sparkline_has_at_most_40_points_and_ends_with_the_last_value():
+    points = re.search(r'points="([^"]*)"', sparkline("pass1", [step / 1000 for step in range(1000)]))
+    assert points and len(points[1].split()) == 40
+    assert sparkline("pass1", [0.1, 0.25]).endswith("<small>25.0%</small>")
+    assert sparkline("pass1", []) == ""
+
+
+def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_run(tmp_path, "done")
+    shown = overview(tmp_path, selected=["done"])
+    writing = write_steps(tmp_path, "live", steps=3)
+    next(writing)
+    read: list[list[str]] = []
+    from rstar_lab.analysis import overview_rows
+
+    original = overview_rows._read_readable
+    monkeypatch.setattr(
+        overview_rows, "_read_readable", lambda folders: read.append([f.name for f in folders]) or original(folders)
+    )
+    shown.refresh()
+    live = next(row for row in shown.rows if row.run_id == "live")
+    assert (live.state, live.step) == ("running", 1)
+    assert read == [["live"]]
+    shown.refresh()
+    assert read == [["live"]]
+    shown.selected = ["done", "live"]
+    before = shown.figure.figure_json
+    for _ in writing:
+        pass
+    shown.refresh()
+    live = next(row for row in shown.rows if row.run_id == "live")
+    assert (live.state, live.step) == ("finished", 3)
+    assert shown.figure.figure_json != before
+    assert [run_id for run_id, _ in shown.table.table_rows] == ["live", "done"]
+
+
+def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path):
+    shown = overview(folder, selected=["grpo"])
+    assert {trace.name for trace in shown.figure.figure.data if trace.name} == {"grpo"}
+    shown.selected = ["grpo", "roc"]
+    figure = shown.figure.figure
+    assert {trace.name for trace in figure.data if trace.name} == {"grpo", "roc"}
+    number = next(place for place, trace in enumerate(figure.data) if trace.name == "roc")
+    assert shown.inspector is not None
+    show_points(shown.inspector, figure, [(number, 2)])
+    assert shown.inspector.scope["filter"] == {"sql": "run_id IN ('roc') AND step = 3"}
+    assert set(shown.inspector.rows().run_id) == {"roc"}
+    shown.selected = []
+    assert "Select runs" in shown.figure.figure_json
+
+
+def test_a_damaged_run_is_shown_as_unreadable(tmp_path: Path):
+    write_run(tmp_path, "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+    rows = {row.run_id: row for row in overview(tmp_path).rows}
+    assert rows["bad"].state == "unreadable" and "run.json" in rows["bad"].error
+    assert rows["good"].state == "finished"
+
+
+def test_static_output_has_all_runs_and_no_script(folder: Path):
+    text = overview(folder).to_html()
+    assert "grpo" in text and "roc" in text and text.count("<svg") >= 8 and "<script" not in text
+
+
+def test_unknown_run_and_interval_are_rejected(folder: Path):
+    with pytest.raises(UserError, match="no run 'nope'"):
+        overview(folder, selected=["nope"])
+    with pytest.raises(UserError, match="every_s"):
+        overview(folder, every_s=0)
+
+
+def test_refresh_of_unchanged_runs_takes_little_time(tmp_path: Path):
+    make_store(tmp_path, Size(runs=20, steps=20, rollouts=16, written_steps=1, transcripts=1, tokens=20))
+    reader = OverviewRows(tmp_path)
+    reader.read()
+    start = time.process_time()
+    reader.read()
+    assert time.process_time() - start < 0.1  # 200 runs: under 1 s

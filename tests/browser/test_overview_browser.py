@@ -1,0 +1,36 @@
+"""Tests of the overview of runs in JupyterLab: selection, curves, rollouts behind a point, live rows."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Lab
+from helpers.inspector_runs import write_run, write_steps
+from inspector_page import book, click_point, run_python, wait_for_count, wait_for_python
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_overview_selects_runs_opens_rollouts_and_follows_a_run(lab: Lab, tmp_path: Path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    write_run(runs, "grpo", seed=1)
+    write_run(runs, "roc")
+    cells = f"from rstar_lab.analysis import overview\nshown = overview({str(runs)!r}, selected=['roc'], every_s=0.5)\nshown"
+    (tmp_path / "book").mkdir()
+    with lab.notebook(book(tmp_path / "book", cells), size=(1600, 1800)) as page:
+        page.command("application:toggle-left-area")
+        page.run_all()
+        page.wait("() => document.querySelectorAll('.rl-overview tbody tr').length === 2")
+        wait_for_count(page, 192)
+        page.page.get_by_label("show the curves of grpo").check()
+        wait_for_python(page, "sorted(shown.selected)", "['grpo', 'roc']")
+        wait_for_count(page, 384)
+        page.shot("overview")
+        click_point(page, 1)
+        wait_for_count(page, 32)
+        writing = write_steps(runs, "live", steps=2)
+        next(writing)
+        page.wait("() => document.querySelector('.rl-overview tbody tr').textContent.includes('running')")
+        list(writing)
+        page.wait("() => document.querySelector('.rl-overview tbody tr').textContent.includes('finished')")
+        assert run_python(page, "print(len(shown.rows))") == "3"
