@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -33,18 +35,24 @@ arms = {
     "2x at random": {"rl.roc": "random"},
     "2x, quotas": {"rl.roc": "paper", "rl.roc_penalties": []},
     "RoC (paper)": {"rl.roc": "paper"},
-    "RoC (released)": {"rl.roc": "released"},
+    "RoC (released)": {"rl.roc": "released", "rl.roc_min_positive": 2, "rl.roc_min_negative": 2},
     "RoC, errors only": {"rl.roc": "paper", "rl.roc_penalties": ["errors"]},
     "RoC, format only": {"rl.roc": "paper", "rl.roc_penalties": ["format"]},
 }
-overrides = {"rl.problems_per_step": 8}  # for all arms, SFT included; the recipe has 16
+overrides = {  # for all arms, SFT included
+    "rl.problems_per_step": 8,  # the recipe has 16
+    "evaluate.every": 8,
+    "evaluate.sets.held_out.synthetic.count": 96,
+    "evaluate.samples": 2,
+}
 train = True  # False: only show runs that exist
 
 # %%
 import pandas as pd
-from IPython.display import display
+from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
+from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_frontier, recorded_sums
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import run_grid
@@ -82,6 +90,14 @@ plot_ablation(runs, "label", metrics)
 plot_ablation(runs, "label", metrics[:4], x="tokens")
 
 # %% [markdown]
+# Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.every`):
+
+# %%
+sums = ablation_sums(runs)
+if "held_out_numerator" in sums:
+    display(plot_frontier(sums, [arm for arm in arms if arm in set(sums.arm)]))
+
+# %% [markdown]
 # ## Paired differences
 #
 # Each arm minus the control of equal cost, over the last third of the steps, on the problems that both saw.
@@ -103,3 +119,16 @@ for card in cards.values():
 
 # %%
 inspect(runs)
+
+# %% [markdown]
+# ## The recorded grid
+#
+# Seven arms with eight seeds each, on two cores ([docs/ablation.md](../docs/ablation.md)). The table is computed from the
+# sums in `rstar_lab/analysis/data`.
+
+# %%
+recorded = recorded_sums()
+Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromkeys(recorded.arm))).to_markdown())
+
+# %%
+plot_frontier(recorded)

@@ -7,21 +7,21 @@ over the seeds and p values corrected for all comparisons of the table (Holm 197
 The recorded runs of docs/ablation.md are in `data/`: `recorded_sums`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import band
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import holm, mean_interval
-from rstar_lab.figure_theme import apply_theme, line_styles
+from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 
 RECORDS = Path(__file__).parent / "data"
@@ -149,11 +149,11 @@ class AblationReport:
                 ("higher", rows[(rows.p_holm < SIGNIFICANT) & (rows.difference > 0)]),
             ):
                 if len(chosen):
-                    parts.append(f"{word} in {', '.join(chosen.arm)}")
+                    parts.append(f"{word} in {_names(chosen.arm)}")
             rest = rows[~(rows.p_holm < SIGNIFICANT)]
             if len(rest):
-                parts.append(f"no difference shown for {', '.join(rest.arm)}")
-            sentences.append(f"- {_title(name)[0]} against {self.control}: {'; '.join(parts)}.")
+                parts.append(f"no difference shown for {_names(rest.arm)}")
+            sentences.append(f"- {_title(name)[0]} against `{self.control}`: {'; '.join(parts)}.")
         return sentences
 
 
@@ -225,7 +225,7 @@ def load_sums(source: str | Path) -> pd.DataFrame:
     return frame
 
 
-def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode: str = "light") -> go.Figure:
+def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode: str = "light") -> Figure:
     """Plot held-out pass@1 and the tool-error rate of correct trajectories over tokens generated and trained on.
 
     One point per evaluation of `ablation_sums`; the error rate is that of the steps since the evaluation before. Mean over
@@ -256,11 +256,14 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
                 line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
                 hovertemplate=f"{arm}: %{{y:.1%}} at %{{x:,.0f}} tokens<extra></extra>",
             )  # fmt: skip
-    figure.update_xaxes(title_text="tokens generated and trained on")
+    figure.update_xaxes(title_text="tokens generated and trained on", tickformat="~s")
     figure.update_yaxes(tickformat=".0%")
     figure.update_layout(height=430)
-    apply_theme(figure, mode)
-    return figure
+    return Figure(figure, frame, mode)
+
+
+def _names(arms: Iterable[str]) -> str:
+    return ", ".join(f"`{arm}`" for arm in arms)
 
 
 def _cell(row: dict, percent: bool) -> str:

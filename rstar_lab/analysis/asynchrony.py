@@ -13,15 +13,16 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import mean_interval
 from rstar_lab.errors import UserError
-from rstar_lab.figure_theme import COLOURS, apply_theme, line_styles, translucent
+from rstar_lab.figure_theme import COLOURS, line_styles, translucent
 
 RECORDS = Path(__file__).parent / "data"  # the runs of docs/async.md
 
 
-def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> go.Figure:
+def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:
     """Plot, by step: staleness of the groups trained on, idle shares of generator and trainer, and dropped groups.
 
     The third panel shows who was starved: the share of groups that were dropped because they were too old, of all groups, of the
@@ -58,8 +59,7 @@ def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> go.Figure
     for column in (2, 3):
         figure.update_yaxes(tickformat=".0%", row=1, col=column)
     figure.update_layout(height=380)
-    apply_theme(figure, mode)
-    return figure
+    return Figure(figure, steps, mode)
 
 
 def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:
@@ -176,7 +176,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, low, high
 
 
-def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light") -> go.Figure:
+def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light") -> Figure:
     """Plot held-out pass@1 of each arm over `tokens` or `seconds`: mean over seeds with Student's 95% interval.
 
     mode: "light" or "dark" page.
@@ -202,5 +202,4 @@ def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light
             hovertemplate=f"{arm}: %{{y:.1%}} at %{{x:,.0f}}<extra></extra>",
         )  # fmt: skip
     figure.update_layout(height=460, xaxis_title=titles[x], yaxis={"title": "held-out pass@1", "tickformat": ".0%"})
-    apply_theme(figure, mode)
-    return figure
+    return Figure(figure, curves, mode)

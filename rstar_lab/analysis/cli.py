@@ -27,13 +27,19 @@ def report(
         Path | None,
         typer.Option(help="Write the sums of each step to this Parquet file; the report can be computed from it."),
     ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the figure of held-out pass@1 and tool errors over tokens: .html, .png, .svg or .pdf."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per arm and metric.")] = False,
 ) -> None:
     """Print the table of an ablation: value per arm, difference to the control paired by seed, 95% interval.
 
     The runs need the recipe key `label` (the arm), as notebook 06_ablation sets it.
     """
-    from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums
+    from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_frontier
     from rstar_lab.analysis.runs import open_runs
     from rstar_lab.runs.files import atomic_write, json_safe
 
@@ -45,6 +51,8 @@ def report(
     if save_data:
         with atomic_write(save_data) as file:
             sums.to_parquet(file, index=False)
+    if figure:
+        plot_frontier(sums, arm).save(figure, width=1100)
     result = ablation_report(sums, control=control, last_share=last_share, arms=arm)
     if as_json:
         for row in result.table.to_dict("records"):

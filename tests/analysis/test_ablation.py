@@ -1,6 +1,7 @@
 """Tests of the ablation report against scipy, of Student's t and Holm's correction, and of the command."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from helpers.run_rows import rows
 from scipy import stats
 from typer.testing import CliRunner
 
-from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier
+from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier, recorded_sums
 from rstar_lab.analysis.cli import app
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
@@ -159,5 +160,49 @@ def test_frontier_has_a_point_per_evaluation_over_the_tokens_so_far(evaluated, f
     per_run = evaluated[evaluated.run_id == "run-1-0"].sort_values("step")
     assert list(curve.x) == pytest.approx(list(per_run.tokens.cumsum().iloc[[1, 3, 5]]))
     assert per_run.tokens.iloc[0] > 1000, "generated and trained tokens"
+    for trace in figure.data:
+        assert len(trace.x) == len(trace.y)
     with pytest.raises(RunStoreError, match=r"train with evaluate\.every"):
         plot_frontier(ablation_sums(open_runs(folder)))
+
+
+def test_command_writes_the_figure(evaluated, tmp_path):
+    evaluated.to_parquet(tmp_path / "sums.parquet")
+    page = tmp_path / "figure.html"
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "sums.parquet"), "--figure", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "held-out pass@1" in page.read_text() and "RoC (paper)" in page.read_text()
+    wrong = CliRunner().invoke(app, ["report", str(tmp_path / "sums.parquet"), "--figure", "figure.txt"])
+    assert isinstance(wrong.exception, RunStoreError) and "cannot save as" in str(wrong.exception)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", ["ablation", "ablation-clean"])
+def test_page_shows_the_table_of_the_recorded_runs(name):
+    sums = recorded_sums(name)
+    report = ablation_report(sums, control="2x at random", arms=list(dict.fromkeys(sums.arm)))
+    assert report.to_markdown().strip() in (DOCS / "ablation.md").read_text()
+
+
+def test_recorded_runs_support_the_sentences_of_the_page():
+    sums = recorded_sums()
+    table = ablation_report(sums, control="2x at random").table.set_index(["arm", "metric"])
+    assert set(table.seeds) == {8}
+    errors = table.xs("tool_error_rate_correct", level="metric")
+    for arm in ("RoC (paper)", "RoC (released)", "RoC, errors only"):
+        assert errors.loc[arm, "value"] < 0.115 and errors.loc[arm, "p_holm"] < 0.05
+    for arm in ("GRPO", "2x, quotas", "RoC, format only"):
+        assert errors.loc[arm, "low"] < 0 < errors.loc[arm, "high"]
+    held_out = table.xs("held_out", level="metric")
+    ahead = held_out[held_out.low > 0]
+    assert list(ahead.index) == ["RoC (paper)", "RoC (released)", "RoC, errors only"]
+    assert ahead.difference.between(0.035, 0.07).all() and (held_out.p_holm.dropna() >= 0.05).all()
+    training = table.xs("informative_groups", level="metric")
+    assert training.loc["2x, quotas", "value"] == pytest.approx(0.92, abs=0.005)
+    tokens = sums.groupby("arm").tokens.sum()
+    assert tokens["GRPO"] / tokens["RoC (paper)"] == pytest.approx(2 / 3, abs=0.08)
+    clean = ablation_report(recorded_sums("ablation-clean"), control="2x at random").table
+    rows = clean.set_index(["arm", "metric"]).drop(columns=["p_holm"])
+    assert rows.loc["2x, quotas"].equals(rows.loc["RoC (paper)"])

@@ -206,7 +206,7 @@ def test_images_have_a_pinned_base_and_install_the_locked_set(backend):
         assert f"{package}=={version}\n" in locked
 
 
-@pytest.mark.parametrize("backend", ["cuda", "rocm"])
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm"])
 def test_dockerfiles_pass_hadolint(backend):
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if hadolint is None:
