@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.problems import Problem
     from rstar_lab.rl.recipe import Recipe
+    from rstar_lab.rl.training.rewind import rewind
     from rstar_lab.rl.training.trainer import Trainer
     from rstar_lab.rl.trajectory import Trajectory
     from rstar_lab.verify import verify
@@ -25,6 +26,7 @@ _HOMES = {
     "rstar_lab.rl.overrides": ("load_recipe",),
     "rstar_lab.rl.problems": ("Problem",),
     "rstar_lab.rl.recipe": ("Recipe",),
+    "rstar_lab.rl.training.rewind": ("rewind",),
     "rstar_lab.rl.training.trainer": ("Trainer",),
     "rstar_lab.rl.trajectory": ("Trajectory",),
     "rstar_lab.verify": ("verify",),
@@ -45,6 +47,7 @@ __all__ = [
     "render_prompt",
     "render_tool_results",
     "resample",
+    "rewind",
     "tool_error_penalty",
     "verify",
 ]

@@ -1,0 +1,72 @@
+"""Tests of `rewind`: the same steps without changes, other steps with one, and errors."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from helpers.scored_run import RECIPE, make_model
+from safetensors.torch import load_file
+
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl import pipeline, rewind
+from rstar_lab.rl.overrides import load_recipe, parse_recipe
+from rstar_lab.runs.reader import RunReader
+
+
+def train(recipe) -> None:
+    async def main() -> None:
+        async with pipeline.RunSession.open(recipe, Reporter()) as session:
+            await pipeline.train(session, Path(recipe.model))
+
+    asyncio.run(main())
+
+
+def result(runs_dir: Path):
+    reader = RunReader(runs_dir / "scored-rl")
+    metrics = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in reader.metrics()]
+    rows = reader.read("transcripts", columns=["traj_id", "response_ids", "engine_log_probs", "trainer_log_probs"])
+    weights = load_file(reader.checkpoints()[5] / "model.safetensors")
+    return metrics, repr(rows.to_pylist()), {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    make_model(folder / "model")
+    train(parse_recipe(RECIPE | {"runs": str(folder), "model": str(folder / "model")}))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_rewound_run_without_changes_repeats_the_steps_bit_for_bit(original: Path, tmp_path: Path):
+    assert list(RunReader(original / "scored-rl").checkpoints()) == [4, 5]
+    recipe = load_recipe(rewind(original / "scored-rl", 5, tmp_path / "again"))
+    copied = RunReader(tmp_path / "again" / "scored-rl")
+    assert list(copied.checkpoints()) == [4]
+    train(recipe)
+    assert result(tmp_path / "again") == result(original)
+    assert copied.info["attempts"] == 2, "the last step was not repeated"
+
+
+@pytest.mark.slow
+def test_an_override_changes_only_the_steps_after_the_checkpoint(original: Path, tmp_path: Path):
+    recipe = load_recipe(rewind(original / "scored-rl", 5, tmp_path / "other", {"rl.lr": 0.01}))
+    assert recipe.rl.lr == 0.01
+    train(recipe)
+    old, new = result(original), result(tmp_path / "other")
+    assert new[0][:4] == old[0][:4] and new[2] != old[2]
+
+
+@pytest.mark.slow
+def test_errors_name_the_reason(original: Path, tmp_path: Path):
+    run = original / "scored-rl"
+    with pytest.raises(UserError, match=r"no checkpoint before step 3 \(stored: 4, 5\)"):
+        rewind(run, 3, tmp_path / "a")
+    with pytest.raises(UserError, match="cannot change name"):
+        rewind(run, 5, tmp_path / "a", {"name": "x"})
+    with pytest.raises(UserError, match="lrr"):
+        rewind(run, 5, tmp_path / "a", {"rl.lrr": 1})
+    assert not (tmp_path / "a").exists(), "a failed rewind left files"
+    with pytest.raises(UserError, match="exists"):
+        rewind(run, 5, original)
