@@ -14,6 +14,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.trajectory import ToolCallRecord
+from rstar_lab.rl.trl_reward import adapt_trl_reward, is_trl_reward
 from rstar_lab.verify import AnswerFormat, extract_answer, verify, verify_many, warm_up
 
 __all__ = ["RewardInputs", "UserReward", "extract_answer", "make_reward", "reward", "verify", "verify_many", "warm_up"]
@@ -79,8 +80,8 @@ class UserReward:
 def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, str], float]:
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
-    name: recipe key `rl.reward`: `verify`, or `module:function` (see `UserReward`). A user function is called from several
-    threads. RoC treats a rollout as correct if its reward is above 0.
+    name: recipe key `rl.reward`: `verify`, or `module:function` (see `UserReward`), which may be a function in
+    TRL's form (see `trl_reward`). A user function is called from several threads. RoC treats a rollout as correct if its reward is above 0.
     answer: recipe key `rl.answer`: where `verify` reads the answer. A user function ignores it.
     Raises UserError if the function does not exist or has parameters that are not supplied. A call raises UserError if the
     function fails or returns no finite number.
@@ -94,6 +95,8 @@ def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, st
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # a builtin without a signature
         parameters = []
+    if is_trl_reward(parameters):
+        return UserReward(name, adapt_trl_reward(name, function, parameters), frozenset({"problem"}))
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
         raise UserError(f"rl.reward: {name}: parameter {unknown[0]}: choose from {', '.join(SUPPLIED)}")
