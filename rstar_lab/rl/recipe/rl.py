@@ -155,7 +155,7 @@ class RlSection(Section):
     that names no environment is `tools` and `reward`. The same for all stages."""
     reward: str = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). Or your own `module:function` of (text of the
-    model, true answer). One for the whole run."""
+    model, true answer), or one written for TRL (docs/own-tools.md). One for the whole run."""
     answer: AnswerFormat = "tagged"
     """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
     `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. One for the whole
