@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
+    from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
     from rstar_lab.analysis.figures import (
         plot_ablation,
         plot_curves,
@@ -40,6 +41,7 @@ _MODULES = {
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "alerts": ("find_alerts",),
+    "failures": ("failed_rollouts", "failure_groups", "plot_failures"),
     "comparison": ("compare",),
     "counterfactual_lab": ("counterfactual",),
     "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
@@ -77,6 +79,8 @@ __all__ = [
     "curves",
     "excerpts",
     "explore",
+    "failed_rollouts",
+    "failure_groups",
     "find_alerts",
     "group_rollouts",
     "import_inspect",
@@ -94,6 +98,7 @@ __all__ = [
     "plot_ablation",
     "plot_curves",
     "plot_entropy",
+    "plot_failures",
     "plot_high_entropy_words",
     "plot_lengths",
     "plot_outcomes",

@@ -32,6 +32,7 @@ METRICS: dict[str, tuple[str, str, bool, str]] = {
     "turns_before_call": ("turns before the first call", "first_turn", False, "rollout"),
     "reasoning_before_call": ("characters of text before the first call", "first_characters", False, "rollout"),
 }
+ROLLOUT_COLUMNS = ("traj_id", "run_id", "step", "problem_id", "reward", "answer", "kept", "truncated", "stop_reason")
 CALL_COLUMNS = ["run_id", "step", "problem_id", "traj_id", "reward", "turn", "call", "outcome", "code", "lines",
                 "libraries", "asserts", "repeated", "answer_known"]  # fmt: skip
 
@@ -44,7 +45,7 @@ def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> 
     assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known: the final answer of the
     rollout stood in the output of an earlier call. limit: most rollouts, a fixed sample; default: all.
     """
-    rows = [row for rollout in _rollouts(runs, where, limit) for row in rollout["calls"]]
+    rows = [row for rollout in rollouts(runs, where, limit) for row in rollout["calls"]]
     return pd.DataFrame(rows, columns=CALL_COLUMNS)
 
 
@@ -67,10 +68,10 @@ def tool_use(
     by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval, bootstrap over
     problems. limit: as in `tool_calls`.
     """
-    rollouts = list(_rollouts(runs, where, limit))
-    calls = pd.DataFrame([row for rollout in rollouts for row in rollout["calls"]], columns=CALL_COLUMNS)
+    read = list(rollouts(runs, where, limit))
+    calls = pd.DataFrame([row for rollout in read for row in rollout["calls"]], columns=CALL_COLUMNS)
     keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
-    whole = pd.DataFrame([{key: rollout[key] for key in keys} for rollout in rollouts], columns=keys)
+    whole = pd.DataFrame([{key: rollout[key] for key in keys} for rollout in read], columns=keys)
     rows = []
     for name, (_, column, _, unit) in METRICS.items():
         table = calls if unit == "call" else whole
@@ -109,14 +110,15 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
     return Figure(figure, frame)
 
 
-def _rollouts(runs: Runs, where: Where, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the calls of each rollout that has a transcript, and what comes before the first."""
+def rollouts(runs: Runs, where: Where, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield each rollout that has a transcript: its ROLLOUT_COLUMNS, its calls with their facts and responses, and what comes
+    before the first call."""
     condition, parameters = sql_condition(where)
     sample = (
         f"ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}" if limit is not None else "ORDER BY run_id, step, traj_id"
     )
     chosen = runs.arrow(
-        f"SELECT traj_id, run_id, step, problem_id, reward, answer FROM trajectories WHERE {condition} {sample}",
+        f"SELECT {', '.join(ROLLOUT_COLUMNS)} FROM trajectories WHERE {condition} {sample}",
         parameters,
     ).to_pylist()
     by_step: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
@@ -147,7 +149,14 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[st
                     first = (turn, characters + match.start())
                 code = _code(match[1])
                 tree, facts = _facts(code)
-                made = shared | {"turn": turn, "call": len(calls), "outcome": None, "code": code, "answer_known": known}
+                made = shared | {
+                    "turn": turn,
+                    "call": len(calls),
+                    "outcome": None,
+                    "code": code,
+                    "response": "",
+                    "answer_known": known,
+                }
                 made |= facts | {"repeated": None if tree is None else tree in seen}
                 seen |= {tree} if tree is not None else set()
                 calls.append(made)
@@ -155,9 +164,9 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[st
             characters += len(message["content"])
         elif message["role"] == "tool":
             if waiting:
-                waiting.pop(0)["outcome"] = message.get("outcome")
+                waiting.pop(0).update(outcome=message.get("outcome"), response=message["content"])
             known = known or bool(stands and stands.search(message["content"]))
-    return shared | {
+    return row | {
         "calls": calls, "called": first is not None,
         "first_turn": first[0] if first else None, "first_characters": first[1] if first else None,
     }  # fmt: skip

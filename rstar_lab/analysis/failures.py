@@ -1,0 +1,148 @@
+"""Failure groups: failed and odd rollouts of a run, grouped by what went wrong, without a judge model.
+
+A group is a kind (how the rollout ended), the outcome of its last failed call, and the message of that failure with names and
+numbers replaced. The shape of the code is the syntax tree of the last call without names and constants.
+"""
+
+import ast
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from rstar_lab.analysis.code_use import MAX_CHARACTERS, rollouts
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.runs import Runs, Where
+from rstar_lab.figure_theme import COLOURS
+from rstar_lab.runs import RunStoreError
+
+KINDS = {
+    "environment error": "the environment or an engine failed",
+    "truncated": "a limit cut the rollout",
+    "no answer": "the rollout ended without an answer",
+    "wrong answer": "the answer was not rewarded",
+    "correct after errors": "the answer was rewarded, after at least one failed call",
+}
+KEYS = ["kind", "outcome", "message"]
+_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+_MOST_IDS = 500  # rollouts of a bar that a click opens
+
+
+def failed_rollouts(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+    """Return one row per failed or odd rollout: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message,
+    shape.
+
+    kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: of the last failed call, empty
+    without one. family: problem_id without numbers. shape: hash of the last code that parses, empty without one.
+    limit: most rollouts read, a fixed sample; default: all.
+    """
+    rows = []
+    for rollout in rollouts(runs, where, limit):
+        failed = [call for call in rollout["calls"] if call["outcome"] not in (None, "ok")]
+        kind = _kind(rollout, bool(failed))
+        if kind is None:
+            continue
+        last = failed[-1] if failed else None
+        rows.append(
+            {
+                **{key: rollout[key] for key in ("run_id", "step", "traj_id", "problem_id", "reward", "kept")},
+                "family": re.sub(r"[-_/]?\d+", "", rollout["problem_id"]),
+                "kind": kind,
+                "outcome": last["outcome"] if last else "",
+                "message": normalised(last["response"]) if last else "",
+                "shape": next(
+                    (shape for call in reversed(rollout["calls"]) if (shape := code_shape(call["code"]))), ""
+                ),
+            }
+        )
+    columns = ["run_id", "step", "traj_id", "problem_id", "family", "reward", "kept", *KEYS, "shape"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def failure_groups(found: pd.DataFrame, by: Sequence[str] = KEYS) -> pd.DataFrame:
+    """Return the groups of `failed_rollouts`, the largest first: the columns of `by`, rollouts, share (of all failures), problems, kept
+    (share that RoC kept), first_step, last_step, example (traj_id)."""
+    groups = found.groupby(list(by), dropna=False)
+    table = groups.agg(
+        rollouts=("traj_id", "size"), problems=("problem_id", "nunique"), kept=("kept", "mean"),
+        first_step=("step", "min"), last_step=("step", "max"), example=("traj_id", "first"),
+    ).reset_index()  # fmt: skip
+    table.insert(len(by) + 1, "share", table.rollouts / max(1, len(found)))
+    return table.sort_values("rollouts", ascending=False, kind="stable", ignore_index=True)
+
+
+def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
+    """Plot the largest groups of `failed_rollouts`: rollouts kept and dropped by RoC, and each group over the steps.
+
+    A click on a bar or point opens its rollouts in a linked inspector. Raises RunStoreError if nothing failed.
+    """
+    if found.empty:
+        raise RunStoreError("no selected rollout failed or made an error")
+    table = failure_groups(found).head(groups)
+    names = [_name(row) for row in table.to_dict("records")]
+    of_group = {name: found[(found[KEYS] == table.loc[i, KEYS]).all(axis=1)] for i, name in enumerate(names)}
+    figure = make_subplots(
+        1, 2, column_widths=[0.5, 0.5], horizontal_spacing=0.08, subplot_titles=("rollouts", "by step")
+    )
+    for kept, label, colour in ((True, "kept by RoC", COLOURS[0]), (False, "dropped", "#9aa3ad")):
+        parts = [group[group.kept.fillna(False).astype(bool) == kept] for group in of_group.values()]
+        figure.add_bar(
+            y=names, x=[len(part) for part in parts], orientation="h", name=label, marker_color=colour,
+            customdata=[_condition(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
+            row=1, col=1,
+        )  # fmt: skip
+    for number, (name, group) in enumerate(of_group.items()):
+        steps = group.groupby("step")
+        figure.add_scatter(
+            x=list(steps.groups), y=steps.size(), mode="lines+markers", name=name, showlegend=False,
+            line_color=COLOURS[number % len(COLOURS)], customdata=[_condition(part) for _, part in steps],
+            hovertemplate=f"{name}<br>step %{{x}}: %{{y}}<extra></extra>", row=1, col=2,
+        )  # fmt: skip
+    figure.update_layout(barmode="stack", height=160 + 34 * len(names))
+    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    figure.update_xaxes(title_text="step", row=1, col=2)
+    return Figure(go.Figure(figure), table)
+
+
+def normalised(text: str) -> str:
+    """Return the last line of an error with quoted text and numbers replaced, at most 120 characters."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b", line)]
+    line = (errors or lines or [""])[-1]
+    return _NUMBER.sub("N", _QUOTED.sub("'…'", line))[:120]
+
+
+def code_shape(code: str | None) -> str:
+    """Return a hash of the syntax tree of code without names and constants; "" if it does not parse."""
+    if not code or len(code) > MAX_CHARACTERS:
+        return ""
+    try:
+        kinds = [type(node).__name__ for node in ast.walk(ast.parse(code))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return hashlib.blake2b(" ".join(kinds).encode(), digest_size=5).hexdigest()
+
+
+def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
+    if rollout["stop_reason"] in ("environment_error", "engine_error"):
+        return "environment error"
+    if (rollout["reward"] or 0) > 0:
+        return "correct after errors" if has_errors else None
+    if rollout["truncated"]:
+        return "truncated"
+    return "wrong answer" if rollout["answer"] is not None else "no answer"
+
+
+def _name(row: dict[Any, Any]) -> str:
+    parts = [row["kind"], row["outcome"], row["message"][:48]]
+    return ": ".join(part for part in parts if part)
+
+
+def _condition(part: pd.DataFrame) -> str:
+    ids = ", ".join("'" + traj_id.replace("'", "''") + "'" for traj_id in part.traj_id.head(_MOST_IDS))
+    return f"traj_id IN ({ids})" if ids else "false"
