@@ -80,7 +80,13 @@ def test_a_token_is_required_beyond_this_machine(runs_dir, serve):
 
 def test_the_command_serves_until_it_is_stopped(runs_dir):
     command = [sys.executable, "-m", "rstar_lab.cli", "monitor", "--runs-dir", str(runs_dir), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A background job of a shell starts with SIGINT ignored, and its children inherit that.
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    }
+    with subprocess.Popen(command, text=True, **options) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert 'rstar_lab_run_running{run="alive"} 1.0' in scrape(url).text

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +117,16 @@ async def roll_out_all(client, model, kill=None):
     return [task.result() for task in tasks], peak
 
 
+def final_stats(client):
+    """Return the scheduler's stats after the last messages of the rollouts, which may still be on their way."""
+    for _ in range(100):
+        stats = ray.get(client.scheduler.stats.remote())
+        if stats["open"] == stats["in_flight"] == 0:
+            break
+        time.sleep(0.1)
+    return stats
+
+
 FACTORIES = [
     pytest.param("scripted", id="scripted"),
     pytest.param("vllm", id="vllm", marks=pytest.mark.soak),
@@ -130,11 +141,11 @@ def test_rollouts_of_a_killed_server_continue_on_the_others(model, engine):
     client = start(servers, "adaptive")
     complete, peak = asyncio.run(roll_out_all(client, model))
     assert min(peak.values()) > 0, "every server had turns"
-    stats = ray.get(client.scheduler.stats.remote())
+    stats = final_stats(client)
     assert stats["open"] == stats["in_flight"] == 0 and stats["decisions"] == ROLLOUTS * TURNS
     with_failure, _ = asyncio.run(roll_out_all(client, model, kill="s1"))
     assert with_failure == complete, "the turns were generated again with the same seeds"
-    stats = ray.get(client.scheduler.stats.remote())
+    stats = final_stats(client)
     assert stats["alive"] == 2 and stats["open"] == stats["in_flight"] == 0
 
 
