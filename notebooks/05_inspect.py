@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -28,7 +30,7 @@ metrics = ["pass1", "tool_error_rate_correct"]  # curves to draw
 # %%
 from IPython.display import Markdown, display
 
-from rstar_lab.analysis import inspect, link, open_runs, watch
+from rstar_lab.analysis import inspect, link, open_runs, plot_timeline, watch
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
 from rstar_lab.runs import find_runs_dir
 
@@ -63,6 +65,19 @@ inspector
 
 # %%
 link(plot_outcomes(runs, where={"run_id": trained} if trained else None), inspector)
+
+# %% [markdown]
+# ## Where the time of a step goes
+#
+# One lane per rollout of the last training step, by duration. A rollout generates, its calls wait for a sandbox worker
+# and run, and at the end it waits for the last rollout of the step. Click a segment to open its rollout.
+
+# %%
+timed = runs.sql("SELECT r.run_id, max(step) AS step FROM rollup JOIN runs r USING (run_id) WHERE tool_s_n > 0 AND kind = 'train' GROUP BY ALL ORDER BY max(created)")
+if timed.empty:
+    display(Markdown("No training run has measured times."))
+else:
+    display(link(plot_timeline(runs, *timed.iloc[-1]), inspector))
 
 # %% [markdown]
 # ## Use the list from Python

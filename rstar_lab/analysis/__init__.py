@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
     from rstar_lab.analysis.runs import Runs, open_runs
     from rstar_lab.analysis.step_profile import plot_time, profile_step
+    from rstar_lab.analysis.timeline import plot_timeline
     from rstar_lab.analysis.tokens import (
         count_words,
         plot_entropy,
@@ -47,6 +48,7 @@ _MODULES = {
     "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
     "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
     "step_profile": ("plot_time", "profile_step"),
+    "timeline": ("plot_timeline",),
     "tokens": (
         "count_words",
         "excerpts",
@@ -105,6 +107,7 @@ __all__ = [
     "plot_pass_at_k",
     "plot_replays",
     "plot_time",
+    "plot_timeline",
     "plot_token_kinds",
     "plot_tool_use",
     "problem_history",

@@ -1,0 +1,156 @@
+"""Timeline of the rollouts of a step: when each one generates, waits for a tool, runs it, or waits for the last rollout."""
+
+import json
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.runs import Runs, named_rows
+from rstar_lab.figure_theme import COLOURS
+from rstar_lab.runs import RunStoreError
+
+KINDS: dict[str, dict[str, Any]] = {  # marker of each kind of segment
+    "generate": {"color": COLOURS[0]},
+    "queue": {"color": COLOURS[4], "pattern": {"shape": "/"}},
+    "tool": {"color": COLOURS[2]},
+    "wait": {"color": "rgba(127, 127, 127, 0.3)"},
+}
+_COLUMNS = ["traj_id", "lane", "kind", "turn", "start_s", "seconds"]
+
+
+def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Figure:
+    """Plot one lane per rollout of a step with segments for generate, queue, tool and wait, and mark the last rollout to end.
+
+    generate: requests to the engine, including the time they queue there. queue: a call waits for a sandbox worker. tool:
+    calls run, or the environment answers. wait: the rollout has ended, the last one has not. The title has the sums in
+    rollout-seconds, and the idle share: wait / (rollouts x seconds of the longest rollout).
+
+    The run store has durations and no start times, so all rollouts start at 0. If a step has more rollouts than run at
+    a time, or is generated asynchronously (`rl.mode`), they start at different times and do not wait for each other.
+    The segments of a turn come from `generate_s` in the messages and from the calls. Calls of a turn are drawn as one; the
+    rest of the rollout's `tool_s` is divided evenly over its turns. Without messages, a rollout has one segment per kind.
+
+    lanes: maximum number of lanes, spaced evenly over the rollouts by duration, with the longest; sums are of all rollouts.
+    `Figure.frame`: one row per segment: traj_id, lane (0: shortest), kind, turn (0: first; -1: not of a turn), start_s,
+    seconds. A click on a segment opens its rollout in a linked inspector.
+    Raises RunStoreError if the step has no measured times, and ValueError if lanes is not positive.
+    """
+    if lanes < 1:
+        raise ValueError(f"lanes must be at least 1, got {lanes}")
+    rows = runs.trajectories(
+        {"run_id": run_id, "step": int(step)}, columns=["traj_id", "generate_s", "tool_s", "queue_s", "turns"]
+    )
+    if rows.empty:
+        raise RunStoreError(f"run {run_id} has no rollouts at step {step}")
+    rows = rows.dropna(subset=["generate_s", "tool_s"])
+    if rows.empty:
+        raise RunStoreError(f"run {run_id} has no measured times at step {step}")
+    rows["queue_s"] = np.minimum(rows.queue_s.fillna(0), rows.tool_s)
+    rows["seconds"] = rows.generate_s + rows.tool_s
+    rows = rows.sort_values(["seconds", "traj_id"], ignore_index=True)
+    drawn = rows.iloc[np.unique(np.linspace(len(rows) - 1, 0, min(lanes, len(rows))).round().astype(int))]
+    turns = _turns(runs, run_id, int(step), list(drawn.traj_id))
+    frame = _segments(drawn, turns, rows.seconds.max())
+    return Figure(_draw(frame, rows, run_id, step), frame)
+
+
+def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str, pd.DataFrame]:
+    """Return generate_s, queue_s and tool_s (including queue_s) of each turn, of the rollouts whose messages have times."""
+    marks = ", ".join("?" * len(traj_ids))
+    condition = f"run_id = ? AND step = ? AND traj_id IN ({marks})"
+    try:
+        stored = runs.sql(f"SELECT traj_id, messages FROM transcripts WHERE {condition}", [run_id, step, *traj_ids])
+    except RunStoreError:  # the run stored no transcripts
+        return {}
+    found = {}
+    for row in named_rows(stored):
+        spoken = [m.get("generate_s") for m in json.loads(row.messages or "[]") if m["role"] == "assistant"]
+        if spoken and None not in spoken:
+            found[row.traj_id] = pd.DataFrame({"generate_s": spoken, "queue_s": 0.0, "tool_s": 0.0})
+    try:
+        calls = runs.sql(
+            f"""SELECT traj_id, turn, max(queue_s) AS queue_s, max(coalesce(queue_s, 0) + coalesce(run_s, 0)) AS tool_s
+                FROM calls WHERE {condition} GROUP BY ALL""",
+            [run_id, step, *traj_ids],
+        ).fillna(0.0)
+    except RunStoreError:  # the run stored no calls
+        return found
+    for row in named_rows(calls):
+        if row.traj_id in found and row.turn < len(found[row.traj_id]):
+            found[row.traj_id].loc[row.turn, ["queue_s", "tool_s"]] = row.queue_s, row.tool_s
+    return found
+
+
+def _segments(drawn: pd.DataFrame, turns: dict[str, pd.DataFrame], longest_s: float) -> pd.DataFrame:
+    segments: list[tuple[Any, ...]] = []
+    for lane, rollout in enumerate(named_rows(drawn)):
+        parts, of_turn = turns.get(rollout.traj_id), True
+        if parts is None:
+            parts, of_turn = pd.DataFrame([[rollout.generate_s, rollout.queue_s, rollout.tool_s]]), False
+            parts.columns = ["generate_s", "queue_s", "tool_s"]
+        rest_s = max(0.0, rollout.tool_s - parts.tool_s.sum()) / len(parts)
+        now = 0.0
+        for turn, part in enumerate(named_rows(parts)):
+            spent = {"generate": part.generate_s, "queue": part.queue_s, "tool": part.tool_s - part.queue_s + rest_s}
+            for kind, seconds in spent.items():
+                if seconds > 0:
+                    segments.append((rollout.traj_id, lane, kind, turn if of_turn else -1, now, seconds))
+                    now += seconds
+        if longest_s > now:
+            segments.append((rollout.traj_id, lane, "wait", -1, now, longest_s - now))
+    return pd.DataFrame(segments, columns=_COLUMNS)
+
+
+def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go.Figure:
+    figure = go.Figure()
+    for kind, marker in KINDS.items():
+        part = frame[frame.kind == kind]
+        figure.add_bar(
+            x=part.seconds,
+            y=part.lane,
+            base=part.start_s,
+            orientation="h",
+            name=kind,
+            marker=marker | {"line": {"width": 0}},
+            customdata=[_condition(traj_id) for traj_id in part.traj_id],
+            text=[_describe(row) for row in named_rows(part)],
+            textposition="none",
+            hovertemplate="%{text}<extra></extra>",
+        )
+    last, longest_s = rows.traj_id.iloc[-1], rows.seconds.iloc[-1]
+    figure.add_scatter(
+        x=[longest_s],
+        y=[frame.lane.max()],
+        mode="markers",
+        name="last rollout",
+        marker={"symbol": "star", "size": 13, "color": COLOURS[1], "line": {"color": "white", "width": 1}},
+        customdata=[_condition(last)],
+        text=[escape(last)],
+        hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
+    )
+    wait_s = float((longest_s - rows.seconds).sum())
+    sums = {
+        "generate": rows.generate_s.sum(), "queue": rows.queue_s.sum(), "tool": (rows.tool_s - rows.queue_s).sum(), "wait": wait_s,
+    }  # fmt: skip
+    shown = frame.lane.max() + 1
+    of = f"{len(rows):,} rollouts" if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
+    idle = wait_s / (len(rows) * longest_s) if longest_s else 0.0
+    title = f"step {step}, {of}: " + ", ".join(f"{kind} {value:,.3g} s" for kind, value in sums.items())
+    layout = {"barmode": "overlay", "bargap": 0.15, "height": min(760, 240 + 9 * int(shown))}
+    figure.update_layout(layout, title=f"{title}; idle {idle:.0%}")
+    figure.update_xaxes(title="seconds", rangemode="tozero")
+    figure.update_yaxes(title="rollouts by duration", showticklabels=False, ticks="", showgrid=False)
+    return figure
+
+
+def _describe(segment: Any) -> str:
+    turn = f", turn {segment.turn + 1}" if segment.turn >= 0 else ""
+    return f"{escape(segment.traj_id)}{turn}<br>{segment.kind} {segment.seconds:.3g} s from {segment.start_s:.3g} s"
+
+
+def _condition(traj_id: str) -> str:
+    return "traj_id = '" + traj_id.replace("'", "''") + "'"
