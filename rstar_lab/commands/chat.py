@@ -7,6 +7,7 @@ import typer
 
 from rstar_lab.commands.shared import AsJson, RunsDir, examples, run_async
 from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.formats import PROMPT_FORMATS
 
 app = typer.Typer()
 
@@ -36,7 +37,8 @@ def chat(
         ),
     ] = None,
     prompt_format: Annotated[
-        str, typer.Option(help="paper, or released for models of microsoft/rStar (recipe key rl.prompt_format).")
+        str,
+        typer.Option(help="paper; released, for models of microsoft/rStar; or model, the chat template of the model."),
     ] = "paper",
     save: Annotated[bool, typer.Option("--save", help="Write the chat to the run store.")] = False,
     name: Annotated[str | None, typer.Option(help="Run id. Default: from the time.")] = None,
@@ -66,8 +68,8 @@ def chat(
         raise UserError("chat --json: give a --prompt")
     if engine not in ("auto", "vllm", "transformers"):
         raise UserError(f"--engine {engine}: choose from auto, vllm, transformers")
-    if prompt_format not in ("paper", "released"):
-        raise UserError(f"--prompt-format {prompt_format}: choose from paper, released")
+    if prompt_format not in PROMPT_FORMATS:
+        raise UserError(f"--prompt-format {prompt_format}: choose from {', '.join(PROMPT_FORMATS)}")
     if tools is None:
         tools = "python_released" if prompt_format == "released" else "python"
     names = tuple(name.strip() for name in tools.split(",") if name.strip())

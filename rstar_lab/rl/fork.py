@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.parser import parse_tool_calls
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
@@ -134,7 +133,7 @@ class _Fork:
                 recipe.rl.tools, sandbox, recipe.sandbox.timeout_s, recipe.sandbox.memory_mb,
                 own_timeout_s=recipe.rl.tool_timeout_s, prompt_format=recipe.rl.prompt_format,
             )  # fmt: skip
-            codec = Codec(load_tokenizer(self.model), tools, prompt_format=recipe.rl.prompt_format)
+            codec = Codec(load_tokenizer(self.model), tools, recipe.rl.prompt_style)
             context = self._context(codec, tools)
             longest = len(original.prompt_ids) + context.limits.max_response_tokens
             engines = await stack.enter_async_context(
@@ -189,7 +188,7 @@ class _Fork:
         assert task.partial is not None
         stored = iter(task.partial.calls)
         for turn in task.partial.turns:
-            for call in parse_tool_calls(turn.text)[: context.limits.max_calls_per_turn]:
+            for call in context.codec.calls(turn.text)[: context.limits.max_calls_per_turn]:
                 record = next(stored, None)
                 if record is None:
                     return

@@ -12,7 +12,7 @@ from rstar_lab import __version__, verify
 from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import CODE_TOOLS, EnvironmentEntry, Recipe
+from rstar_lab.rl.recipe import CODE_TOOLS, PROMPT_KEYS, EnvironmentEntry, Recipe, RlSection
 from rstar_lab.runs.files import write_json
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
@@ -26,11 +26,17 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
     """
     rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]
-    prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(["{}"], rl.prompt_format)
+    prompt = ""  # of the format `model`: in the hash of the model, whose files include its chat template
+    if rl.prompt_format != "model":
+        prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(
+            ["{}"], rl.prompt_format
+        )
+    defaults = RlSection()
+    style = {key: getattr(rl, key) for key in PROMPT_KEYS[1:] if getattr(rl, key) != getattr(defaults, key)}
     return {
         "model": model,
         "problems": _hash([problem.as_row() for problem in problems]),
-        "prompt": _hash([rl.prompt_format, prompt]),
+        "prompt": _hash([rl.prompt_format, prompt, *([style] if style else [])]),
         "tools": [_named(name) for name in rl.tools],
         "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],
         "reward": [_named(rl.reward), rl.answer],

@@ -180,7 +180,9 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         writer.write_vocabulary(vocabulary(tokenizer))
         engines, tools = await session.engines(model_dir), await session.tools()
         environments = await session.environments()
-        context = RolloutContext.for_evaluation(Codec(tokenizer, tools), tools, session.reward, recipe)
+        context = RolloutContext.for_evaluation(
+            Codec(tokenizer, tools, recipe.rl.prompt_style), tools, session.reward, recipe
+        )
         context = context.with_environments(environments)
 
         async def evaluate_step(step: int) -> dict[str, float]:
@@ -298,7 +300,7 @@ async def evaluate_model(
         if not as_served:
             await engines.load_folder(model_dir)
         tools = await session.tools()
-        codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
+        codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
         context = RolloutContext.for_evaluation(codec, tools, session.reward, recipe)
         context = context.with_environments(await session.environments())
         with reporter.work(piece, len(problems)) as work:

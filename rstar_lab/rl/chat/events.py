@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -39,10 +40,11 @@ _LONGEST = max(map(len, _OPENS))
 
 
 class Sections:
-    """Split one turn, received in pieces of any size, into events without the tags. kind: of the text before the first tag."""
+    """Split one turn, received in pieces of any size, into events without the tags. kind: of the text before the first tag.
+    parse: finds the calls in a text with `<tool_call>` tags."""
 
-    def __init__(self, kind: Kind = Kind.REASON):
-        self.kind, self._buffer = kind, ""
+    def __init__(self, kind: Kind = Kind.REASON, parse: Callable[[str], list[ToolCall]] = parse_tool_calls):
+        self.kind, self._parse, self._buffer = kind, parse, ""
 
     def feed(self, text: str) -> list[Event]:
         """Add a piece; return the events that are certain. A possible start of a tag stays in the buffer."""
@@ -66,7 +68,7 @@ class Sections:
 
     def _event(self, text: str) -> list[Event]:
         if self.kind is Kind.CALL:
-            return [call_event(call) for call in parse_tool_calls(f"<tool_call>{text}</tool_call>")[:1]]
+            return [call_event(call) for call in self._parse(f"<tool_call>{text}</tool_call>")[:1]]
         return [Event(self.kind, text)] if text else []
 
 

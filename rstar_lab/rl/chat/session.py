@@ -19,8 +19,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.log import ChatLog
-from rstar_lab.rl.chat_format.formats import PromptFormat, render_next_question
-from rstar_lab.rl.chat_format.parser import parse_tool_calls
+from rstar_lab.rl.chat_format.call_syntax import PARSERS
+from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
@@ -103,14 +103,13 @@ class Conversation(Codec):
     """A codec whose prompts continue the conversation so far."""
 
     def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], prompt_format: PromptFormat):
-        super().__init__(tokenizer, tools, prompt_format=prompt_format)
+        super().__init__(tokenizer, tools, PromptStyle(prompt_format))
         self.history_ids: list[int] = []  # tokens of the conversation so far
 
     def prompt_ids(self, question: str) -> list[int]:
         if not self.history_ids:
             return super().prompt_ids(question)
-        text = render_next_question(question, self.prompt_format, control_tokens=self.control_tokens)
-        return self.history_ids + self.encode(text)
+        return self.history_ids + self.next_question_ids(question)
 
     def append(self, trajectory: Trajectory) -> None:
         self.history_ids = trajectory.prompt_ids + trajectory.response_ids
@@ -154,7 +153,7 @@ class TokenChat:
 
     def _report_invalid_calls(self, text: str, on_event: Callable[[Event], None]) -> None:
         """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
-        for call in parse_tool_calls(text):
+        for call in self.codec.calls(text):
             if error := check_call(call, self.tools, self.options.prompt_format):
                 on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
 
@@ -170,7 +169,7 @@ class _EventEmittingEngine:
         self.error: EngineError | None = None
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        sections, ids, emitted = Sections(), [], ""
+        sections, ids, emitted = self._sections(), [], ""
 
         def on_tokens(new: list[int]) -> None:
             nonlocal emitted
@@ -188,6 +187,12 @@ class _EventEmittingEngine:
         self._emit(sections.feed(self.codec.decode(completion.token_ids)[len(emitted) :]))
         self._emit(sections.end())
         return completion
+
+    def _sections(self) -> Sections:
+        own = self.codec.model_template
+        if own is None:
+            return Sections()
+        return Sections(Kind.REASON if own.thinks_first else Kind.TEXT, lambda text: PARSERS[own.syntax](text, {}))
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:

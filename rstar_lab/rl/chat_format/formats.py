@@ -1,12 +1,41 @@
-"""The prompt formats: `paper` (rStar2-Agent, section 2) and `released` (microsoft/rStar)."""
+"""The prompt formats: `paper` (rStar2-Agent, section 2), `released` (microsoft/rStar) and `model` (`model_template.py`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format import released, template
+from rstar_lab.verify import AnswerFormat
 
-PromptFormat = Literal["paper", "released"]
+PromptFormat = Literal["paper", "released", "model"]
+PROMPT_FORMATS: tuple[PromptFormat, ...] = get_args(PromptFormat)
+_INSTRUCTIONS: dict[AnswerFormat, str] = {
+    "tagged": template.ANSWER_REQUEST,
+    "boxed": "Put the final answer in \\boxed{}.",
+    "last_number": "End with the final answer as a number.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStyle:
+    """How prompts are written: the recipe keys `rl.prompt_format`, `system_prompt`, `question_wrapper`,
+    `answer_instruction`, `answer` and `template_options`. None: the default of the format."""
+
+    prompt_format: PromptFormat = "paper"
+    system: str | None = None
+    wrapper: str | None = None
+    instruction: str | None = None
+    answer: AnswerFormat = "tagged"
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question_texts(self) -> tuple[str, str]:
+        """The wrapper of a question and the answer instruction."""
+        default = _INSTRUCTIONS[self.answer] if self.prompt_format == "model" else template.ANSWER_REQUEST
+        instruction = default if self.instruction is None else self.instruction
+        return self.wrapper or template.QUESTION_WRAPPER, instruction
+
 
 _PAPER_TOOLS = {
     "python": template.CODE_TOOL,
@@ -27,7 +56,7 @@ _RELEASED_TOOLS = {
 
 def code_tool_schema(name: str, prompt_format: PromptFormat) -> dict[str, Any]:
     """Return the function schema of a code tool, by its name in a recipe or its name in the prompt. Raises UserError."""
-    tools = _RELEASED_TOOLS if _check(prompt_format) == "released" else _PAPER_TOOLS
+    tools = _RELEASED_TOOLS if prompt_format == "released" else _PAPER_TOOLS
     if name not in tools:
         raise UserError(f"prompt_format {prompt_format}: unknown tool {name!r}; choose from {', '.join(tools)}")
     return tools[name]
@@ -40,12 +69,16 @@ def render_prompt(
     *,
     system: str | None = None,
     control_tokens: Sequence[str] | None = None,
+    wrapper: str = template.QUESTION_WRAPPER,
+    instruction: str = template.ANSWER_REQUEST,
 ) -> str:
-    """Return the text of the first prompt of a rollout, up to the start of generation.
+    """Return the text of the first prompt of a rollout, up to the start of generation, in the format paper or released.
+    For the format `model`, which needs a tokenizer, see `ModelTemplate`.
 
     tools: names of code tools, or function schemas. system: system prompt; default: that of the format; "" with the
     paper's format: no system prompt. control_tokens: of the tokenizer, neutralised in the question; default: those of the
-    paper's format, none in the released one. Raises UserError for an unknown tool or format.
+    paper's format, none in the released one. wrapper, instruction: see `template.format_question`; paper only. Raises
+    UserError for an unknown tool or format.
     """
     schemas = [code_tool_schema(tool, prompt_format) if isinstance(tool, str) else dict(tool) for tool in tools]
     if _check(prompt_format) == "released":
@@ -56,20 +89,27 @@ def render_prompt(
         tools=schemas,
         system=template.SYSTEM_PROMPT if system is None else system,
         control_tokens=template.CONTROL_TOKENS if control_tokens is None else control_tokens,
+        wrapper=wrapper,
+        instruction=instruction,
     )
 
 
 def render_next_question(
-    question: str, prompt_format: PromptFormat = "paper", *, control_tokens: Sequence[str] | None = None
+    question: str,
+    prompt_format: PromptFormat = "paper",
+    *,
+    control_tokens: Sequence[str] | None = None,
+    wrapper: str = template.QUESTION_WRAPPER,
+    instruction: str = template.ANSWER_REQUEST,
 ) -> str:
     """Return the text that follows the end-of-turn token when the user asks again, up to the start of generation.
 
-    control_tokens: as in `render_prompt`. Raises UserError for an unknown format.
+    control_tokens, wrapper, instruction: as in `render_prompt`. Raises UserError for an unknown format.
     """
     if _check(prompt_format) == "released":
         return released.render_next_question(template.neutralise(question, control_tokens or ()))
     pieces = template.render_segments(
-        [{"role": "user", "content": template.format_question(question)}],
+        [{"role": "user", "content": template.format_question(question, wrapper, instruction)}],
         add_generation_prompt=True,
         control_tokens=template.CONTROL_TOKENS if control_tokens is None else control_tokens,
     )
@@ -107,6 +147,8 @@ def render_observation(text: str, results: Iterable[str] = (), *, control_tokens
 
 
 def _check(prompt_format: str) -> str:
-    if prompt_format not in ("paper", "released"):
-        raise UserError(f"prompt_format {prompt_format!r}: choose from paper, released")
+    if prompt_format == "model":
+        raise UserError("prompt_format model needs the tokenizer of the model: use ModelTemplate(tokenizer, ...)")
+    if prompt_format not in PROMPT_FORMATS:
+        raise UserError(f"prompt_format {prompt_format!r}: choose from {', '.join(PROMPT_FORMATS)}")
     return prompt_format

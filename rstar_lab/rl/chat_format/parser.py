@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar_lab.verify import extract_answer
+from rstar_lab.verify import AnswerFormat, extract_answer
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
@@ -50,12 +51,12 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     return calls
 
 
-def is_void_turn(text: str) -> bool:
-    """Return whether an assistant turn has neither a well-formed tool call nor a final answer.
+def is_void_turn(text: str, calls: Sequence[ToolCall], answer_format: AnswerFormat = "tagged") -> bool:
+    """Return whether an assistant turn has neither a well-formed tool call nor a final answer. calls: those in its text.
 
     Source: SimpleTIR (arXiv 2509.02479), section 3.3.
     """
-    return extract_answer(text) is None and all(call.error for call in parse_tool_calls(text))
+    return extract_answer(text, answer_format) is None and all(call.error for call in calls)
 
 
 def _json_end(text: str, start: int) -> int | None:

@@ -32,7 +32,9 @@ ANSWER_REQUEST = (
     "<answer>\\boxed{result}</answer>."
 )
 
-_TOOLS_INTRO = (
+QUESTION_WRAPPER = "{question}\n\n{answer_instruction}"
+
+TOOLS_INTRO = (
     "# Tools\nThese functions may be called, one JSON schema a line:\n<tools>\n",
     "</tools>\nTo call one, write its name and its arguments as one JSON object inside <tool_call> tags:\n"
     '<tool_call>\n{"name": "function name", "arguments": {"argument": "value"}}\n</tool_call>',
@@ -58,9 +60,11 @@ JUPYTER_TOOL = _function(
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
-def format_question(question: str) -> str:
-    """Return the content of the user turn that asks `question`."""
-    return f"{question}\n\n{ANSWER_REQUEST}"
+def format_question(question: str, wrapper: str = QUESTION_WRAPPER, instruction: str = ANSWER_REQUEST) -> str:
+    """Return the content of the user turn that asks `question`. wrapper: contains `{question}`, and may contain
+    `{answer_instruction}`, which stands for `instruction`."""
+    before, _, after = wrapper.replace("{answer_instruction}", instruction).partition("{question}")
+    return f"{before}{question}{after.rstrip()}"
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -119,7 +123,7 @@ def render_segments(
     if tools:
         schemas = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
         lead = plain(system) + ("\n\n" if system else "")
-        pieces.append((f"<|im_start|>system\n{lead}{schemas.join(_TOOLS_INTRO)}{END_OF_TURN}\n", False))
+        pieces.append((f"<|im_start|>system\n{lead}{schemas.join(TOOLS_INTRO)}{END_OF_TURN}\n", False))
     elif system:
         pieces.append((f"<|im_start|>system\n{plain(system)}{END_OF_TURN}\n", False))
     for i, message in enumerate(messages):
@@ -144,10 +148,13 @@ def render_prompt(
     tools: Sequence[dict] = (CODE_TOOL,),
     system: str = SYSTEM_PROMPT,
     control_tokens: Sequence[str] = CONTROL_TOKENS,
+    wrapper: str = QUESTION_WRAPPER,
+    instruction: str = ANSWER_REQUEST,
 ) -> str:
-    """Return the prompt of a rollout, including the generation prefix. Without tools and system there is no system turn."""
+    """Return the prompt of a rollout, including the generation prefix. Without tools and system there is no system turn.
+    wrapper, instruction: see `format_question`."""
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": format_question(question)})
+    messages.append({"role": "user", "content": format_question(question, wrapper, instruction)})
     pieces = render_segments(messages, tools=tools, add_generation_prompt=True, control_tokens=control_tokens)
     return "".join(text for text, _ in pieces)
 
@@ -167,9 +174,9 @@ def chat_template(control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
         "{%- set system = (messages[0].content or '') if messages and messages[0].role == 'system' else '' -%}\n"
         "{%- if tools -%}\n"
         "{{- '<|im_start|>system\\n' + plain(system) + ('\\n\\n' if system else '') -}}\n"
-        "{{- " + json.dumps(_TOOLS_INTRO[0]) + " -}}\n"
+        "{{- " + json.dumps(TOOLS_INTRO[0]) + " -}}\n"
         "{%- for tool in tools -%}{{- (tool | tojson) + '\\n' -}}{%- endfor -%}\n"
-        "{{- " + json.dumps(_TOOLS_INTRO[1]) + " + '<|im_end|>\\n' -}}\n"
+        "{{- " + json.dumps(TOOLS_INTRO[1]) + " + '<|im_end|>\\n' -}}\n"
         "{%- elif system -%}\n"
         "{{- '<|im_start|>system\\n' + plain(system) + '<|im_end|>\\n' -}}\n"
         "{%- endif -%}\n"

@@ -57,7 +57,7 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
         engines, tools = await session.engines(model), await session.tools()
         await engines.load_folder(model)
         rl = recipe.settings(stage)
-        codec = Codec(load_tokenizer(model), tools, prompt_format=recipe.rl.prompt_format)
+        codec = Codec(load_tokenizer(model), tools, recipe.rl.prompt_style)
         context = RolloutContext.for_training(codec, tools, session.reward, rl)
         kept = await filter_problems(
             problems,

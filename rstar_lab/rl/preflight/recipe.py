@@ -105,6 +105,16 @@ def token_contract(context: CheckContext) -> str:
     from rstar_lab.rl.models.model import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
+    if context.recipe.rl.prompt_format == "model":
+        from rstar_lab.rl.chat_format.model_template import ModelTemplate
+
+        own = ModelTemplate(tokenizer, chat.control_tokens(tokenizer), context.recipe.rl.template_options)
+        where = (
+            f"tool calls in the syntax {own.syntax}"
+            if own.uses_tools
+            else "no place for tools: the system prompt lists them"
+        )
+        return f"chat template of the model: a turn ends with {own.end}; {where}"
     for token in chat.SPECIAL_TOKENS:
         if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise UserError(

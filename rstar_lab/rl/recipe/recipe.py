@@ -5,9 +5,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from rstar_lab.rl.chat_format.formats import PromptStyle
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.recipe.rl import PROMPT_KEYS, RlSection
 from rstar_lab.rl.recipe.section import Positive, Section
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftSection
@@ -95,6 +96,11 @@ class Recipe(Section):
             raise ValueError("stages: two have the same name")
         if self.sft is not None and self.rl.prompt_format != "paper":
             raise ValueError("rl.prompt_format: sft supports only paper; set sft=null or rl.prompt_format=paper")
+        if self.sft is not None and self.sft.problems is not None and self.rl.prompt_style != PromptStyle():
+            raise ValueError(
+                "rl.system_prompt, question_wrapper and answer_instruction: the SFT traces of sft.problems have the default "
+                "prompt; leave the keys out, or set sft.problems=null"
+            )
         if self.engine.kind == "server" and "lockstep" in {
             rl.rollout for rl in (self.rl, *map(self.settings, self.stages))
         }:
@@ -108,7 +114,7 @@ class Recipe(Section):
                     "rl.mode: async is not supported with engine.kind: server, which does not report the weights of each "
                     "token; set rl.mode=one_step_off"
                 )
-            for key in ("tools", "reward", "answer", "prompt_format", "lora", "environments"):
+            for key in (*PROMPT_KEYS, "tools", "reward", "answer", "lora", "environments"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

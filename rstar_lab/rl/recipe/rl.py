@@ -15,7 +15,7 @@ from rstar_lab.rl.algorithm.config import (
     Variant,
 )
 from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
-from rstar_lab.rl.chat_format.formats import PromptFormat
+from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
@@ -26,6 +26,7 @@ from rstar_lab.verify import AnswerFormat
 Mode = Literal["sync", "one_step_off", "async"]
 WhenStale = Literal["wait", "drop", "trim"]
 CODE_TOOLS = ("python", "python_released", "jupyter")
+PROMPT_KEYS = ("prompt_format", "system_prompt", "question_wrapper", "answer_instruction", "template_options")
 
 
 class Lora(Section):
@@ -44,8 +45,8 @@ class Lora(Section):
 
 
 class RlSection(Section):
-    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer`, `prompt_format`, `lora` and
-    `environments`."""
+    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer`, `lora`, `environments` and
+    the keys of the prompt."""
 
     problems_per_step: Positive = 512
     """Problems (groups) per step. Default: paper, section 4.2."""
@@ -94,7 +95,18 @@ class RlSection(Section):
     and `right` keeps the end. Default: the release."""
     prompt_format: PromptFormat = "paper"
     """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as
-    microsoft/rStar renders them, for the released rStar2-Agent-14B. SFT supports only `paper`. One for the whole run."""
+    microsoft/rStar renders them, for the released rStar2-Agent-14B. `model`: by the model's own chat template, with its own
+    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports only `paper`. One for the whole run."""
+    system_prompt: str | None = None
+    """System prompt; "" for none. Not with `released`. Default: that of the prompt format."""
+    question_wrapper: str | None = None
+    """The user message around a question: a text with `{question}` and, where it belongs, `{answer_instruction}`. Not with
+    `released`. Default: the question, an empty line, the instruction."""
+    answer_instruction: str | None = None
+    """How the model is asked to write its answer. Not with `released`. Default: `<answer>` tags with a box; with
+    `prompt_format: model`, what `answer` reads."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's chat template, such as `enable_thinking: false`. Requires `prompt_format: model`."""
     time_limit_s: float | None = Field(None, gt=0)
     """Wall-clock limit of one rollout in seconds, also within a turn. Default: none."""
     step_time_s: float | None = Field(None, gt=0)
@@ -320,8 +332,9 @@ class RlSection(Section):
                 )
         if self.mode != "sync":
             self._check_mode()
-        if self.environments and self.prompt_format != "paper":
-            raise ValueError("environments requires prompt_format: paper")
+        if self.environments and self.prompt_format == "released":
+            raise ValueError("environments requires prompt_format: paper or model")
+        self._check_prompts()
         for entry in self.environments:
             if (entry.limits.max_response_tokens or 0) > self.max_response_tokens:
                 raise ValueError(
@@ -333,6 +346,29 @@ class RlSection(Section):
         if self.overlong_buffer > self.max_response_tokens:
             raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
         return self
+
+    @property
+    def prompt_style(self) -> PromptStyle:
+        """How the prompts of the run are written."""
+        return PromptStyle(
+            self.prompt_format,
+            self.system_prompt,
+            self.question_wrapper,
+            self.answer_instruction,
+            self.answer,
+            self.template_options,
+        )
+
+    def _check_prompts(self) -> None:
+        """Raise ValueError for keys of the prompt that the format does not allow."""
+        keys = {name: getattr(self, name) for name in ("system_prompt", "question_wrapper", "answer_instruction")}
+        given = [name for name, value in keys.items() if value is not None]
+        if self.prompt_format == "released" and given:
+            raise ValueError(f"{given[0]}: not with prompt_format: released, whose prompts are fixed; leave it out")
+        if self.template_options and self.prompt_format != "model":
+            raise ValueError("template_options requires prompt_format: model")
+        if self.question_wrapper is not None and self.question_wrapper.count("{question}") != 1:
+            raise ValueError("question_wrapper must contain {question} once")
 
     def _check_mode(self) -> None:
         """Raise ValueError for keys that the modes one_step_off and async do not allow."""

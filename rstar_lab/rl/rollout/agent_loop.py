@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn, parse_tool_calls
+from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
@@ -189,7 +189,8 @@ class _Rollout:
             text = codec.decode(self.ids[start:])
 
             # A turn that was cut off may contain complete calls; they are not executed.
-            calls = parse_tool_calls(text) if completion.finish_reason is FinishReason.STOP else []
+            written = codec.calls(text)
+            calls = written if completion.finish_reason is FinishReason.STOP else []
             may_continue = len(self.turns) + 1 < limits.max_turns
             tools_started = time.monotonic()
             said = Observation()
@@ -209,7 +210,7 @@ class _Rollout:
                         tool_s=time.monotonic() - tools_started,
                         queue_s=max((result.queue_s for result in results), default=0.0),
                         versions=versions,
-                        void=is_void_turn(text),
+                        void=is_void_turn(text, written, context.answer_format),
                         observation=said.text,
                         reward=said.reward,
                     )

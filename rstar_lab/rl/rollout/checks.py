@@ -53,7 +53,7 @@ def check_template(codec: Codec) -> None:
         return
     system, question, first, second = "SYSTEM", "QUESTION", "FIRST RESULT", "SECOND RESULT"
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    if codec.system != "":
+    if codec.style.system != "":
         messages.insert(0, {"role": "system", "content": system})
 
     def stored(extra: Sequence[dict[str, Any]] = ()) -> str:

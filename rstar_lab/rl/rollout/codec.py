@@ -1,36 +1,42 @@
-"""Conversion between text and token ids for one tokenizer, tool set and system prompt."""
+"""Conversion between text and token ids for one tokenizer, tool set and prompt style."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.rl.chat_format.formats import PromptFormat, render_observation, render_prompt, render_tool_results
-from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens
+from rstar_lab.rl.chat_format import formats
+from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
+from rstar_lab.rl.chat_format.model_template import ModelTemplate
+from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
+from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens, format_question
 from rstar_lab.rl.tools.base import Tool
 
 
 class Codec:
-    """Encodes prompts and tool responses, decodes what the model generated.
+    """Encodes prompts and tool responses, decodes what the model generated, and finds its tool calls.
 
-    Raises ValueError if the tokenizer does not have the token that ends a turn.
+    model_template: of the prompt format `model`, else None. Raises ValueError if the tokenizer does not have the token that
+    ends a turn, and UserError if its chat template cannot be used.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        tools: Mapping[str, Tool],
-        system: str | None = None,
-        prompt_format: PromptFormat = "paper",
-    ):
-        self.tokenizer, self.system, self.prompt_format = tokenizer, system, prompt_format
+    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], style: PromptStyle = PromptStyle()):
+        self.tokenizer, self.style = tokenizer, style
         self.schemas = [tool.schema for tool in tools.values()]
         self.control_tokens = control_tokens(tokenizer)
-        self.end_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+        self.model_template: ModelTemplate | None = None
+        if style.prompt_format == "model":
+            self.model_template = ModelTemplate(tokenizer, self.control_tokens, style.template_options)
+        self.end_id = tokenizer.convert_tokens_to_ids(self.model_template.end if self.model_template else END_OF_TURN)
         if self.end_id is None or self.end_id == tokenizer.unk_token_id:
             raise ValueError(f"the tokenizer does not have the token {END_OF_TURN}, which ends a turn")
+        others = self.model_template.stop_tokens() if self.model_template else []
         end_of_text = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.stop_token_ids = tuple(dict.fromkeys([self.end_id, *end_of_text]))
+        self.stop_token_ids = tuple(dict.fromkeys([self.end_id, *end_of_text, *others]))
         self._prompt = lru_cache(1024)(self._encode_prompt)  # the rollouts of a group share their prompt
+
+    @property
+    def prompt_format(self) -> PromptFormat:
+        return self.style.prompt_format
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text. A lone surrogate, which tokenizers reject, is encoded as `?`."""
@@ -42,19 +48,51 @@ class Codec:
             ids = ids[:-1]
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def calls(self, text: str) -> list[ToolCall]:
+        """Return the tool calls of a turn, in order. A call that cannot be parsed has an error."""
+        if self.model_template is None:
+            return parse_tool_calls(text)
+        return self.model_template.calls(text, {schema["function"]["name"]: schema for schema in self.schemas})
+
     def prompt_ids(self, question: str) -> list[int]:
         return list(self._prompt(question))
 
     def _encode_prompt(self, question: str) -> tuple[int, ...]:
-        prompt = render_prompt(
-            question, self.schemas, self.prompt_format, system=self.system, control_tokens=self.control_tokens
+        style = self.style
+        wrapper, instruction = style.question_texts
+        if self.model_template:
+            asked = format_question(question, wrapper, instruction)
+            return tuple(self.encode(self.model_template.prompt(asked, self.schemas, style.system or "")))
+        prompt = formats.render_prompt(
+            question,
+            self.schemas,
+            style.prompt_format,
+            system=style.system,
+            control_tokens=self.control_tokens,
+            wrapper=wrapper,
+            instruction=instruction,
         )
         return tuple(self.encode(prompt))
 
-    def tool_response_ids(self, texts: list[str]) -> list[int]:
+    def tool_response_ids(self, texts: Sequence[str]) -> list[int]:
         """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn."""
-        return self.encode(render_tool_results(texts, self.prompt_format, control_tokens=self.control_tokens))
+        if self.model_template:
+            return self.encode(self.model_template.continuation(texts))
+        return self.encode(formats.render_tool_results(texts, self.prompt_format, control_tokens=self.control_tokens))
 
-    def observation_ids(self, text: str, tool_texts: list[str]) -> list[int]:
+    def observation_ids(self, text: str, tool_texts: Sequence[str]) -> list[int]:
         """Return the ids that follow a turn which an environment answers: tool responses, the text, the next turn's start."""
-        return self.encode(render_observation(text, tool_texts, control_tokens=self.control_tokens))
+        if self.model_template:
+            return self.encode(self.model_template.continuation(tool_texts, text))
+        return self.encode(formats.render_observation(text, tool_texts, control_tokens=self.control_tokens))
+
+    def next_question_ids(self, question: str) -> list[int]:
+        """Return the ids that follow the end of a conversation when the user asks again."""
+        wrapper, instruction = self.style.question_texts
+        if self.model_template:
+            asked = format_question(question, wrapper, instruction)
+            return self.encode(self.model_template.continuation([], asked))
+        text = formats.render_next_question(
+            question, self.prompt_format, control_tokens=self.control_tokens, wrapper=wrapper, instruction=instruction
+        )
+        return self.encode(text)

@@ -85,7 +85,7 @@ class RolloutContext:
         others = {
             name: replace(
                 self,
-                codec=Codec(self.codec.tokenizer, own.tools, prompt_format=self.codec.prompt_format),
+                codec=Codec(self.codec.tokenizer, own.tools, self.codec.style),
                 tools=own.tools,
                 reward=own.reward,
                 limits=replace(self.limits, **own.limits),

@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from rstar_lab.outcomes import Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.parser import is_void_turn, parse_tool_calls
+from rstar_lab.rl.chat_format.call_syntax import parse_stored_calls
+from rstar_lab.rl.chat_format.parser import is_void_turn
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
@@ -57,7 +58,10 @@ def stored_trajectory(row: dict[str, Any], transcript: dict[str, Any], calls: Se
     if len(spans) != len(said):  # no arrays, or an empty turn
         spans = [(0, 0)] * len(said)
     turns = tuple(
-        Turn(start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0, void=is_void_turn(message["content"]))
+        Turn(
+            start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0,
+            void=is_void_turn(message["content"], parse_stored_calls(message["content"])),
+        )
         for (start, end), message in zip(spans, said, strict=True)
     )  # fmt: skip
     text, records = "\n".join(turn.text for turn in turns), _calls(messages, calls)
@@ -88,7 +92,7 @@ def _arrays(row: dict[str, Any], transcript: dict[str, Any]) -> tuple[list[int],
 def _calls(messages: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> tuple[ToolCallRecord, ...]:
     """Return the calls with their code and response, which the messages hold in the order of the rows."""
     responses = iter([message["content"] for message in messages if message["role"] == "tool"])
-    parsed = [parse_tool_calls(message["content"]) for message in messages if message["role"] == "assistant"]
+    parsed = [parse_stored_calls(message["content"]) for message in messages if message["role"] == "assistant"]
     records = []
     for row in rows:
         turn, index = row["turn"], row["index"]

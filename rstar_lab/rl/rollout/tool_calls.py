@@ -47,7 +47,7 @@ async def execute_call(
     `released.truncate`; used by the released format only.
     """
     error = check_call(call, tools, prompt_format)
-    if error and prompt_format == "paper":
+    if error and prompt_format != "released":
         return error
     if error:
         result = error

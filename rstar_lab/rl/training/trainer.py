@@ -67,7 +67,7 @@ class Trainer:
         metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
-        self.codec = Codec(tokenizer, tools, prompt_format=recipe.rl.prompt_format)
+        self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
         check_template(self.codec)
         self.environments = environments or {}
         self.learner = Learner(model)

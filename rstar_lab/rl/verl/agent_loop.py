@@ -46,7 +46,7 @@ class WorkerState:
         if keys.reward == "verify":
             await asyncio.to_thread(warm_up)  # else the first answers could time out while the verifier starts
         context = RolloutContext.for_training(
-            Codec(tokenizer, tools, prompt_format=keys.prompt_format),
+            Codec(tokenizer, tools, keys.prompt_style),
             watched,
             make_reward(keys.reward, keys.answer),
             keys,

@@ -203,13 +203,17 @@ def test_parsing_is_linear(seed):
         assert large < 40 * small + 0.5, (unit, small, large)
 
 
+def _is_void(text: str) -> bool:
+    return parser.is_void_turn(text, parser.parse_tool_calls(text))
+
+
 def test_void_turns_have_neither_a_valid_call_nor_an_answer():
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert not parser.is_void_turn(f"a</reason>{call}")
-    assert not parser.is_void_turn("b</reason><answer>\\boxed{4}</answer>")
-    assert parser.is_void_turn("only words")
-    assert parser.is_void_turn("<tool_call>{broken</tool_call>")
-    assert parser.is_void_turn("<answer>4</answer>")
+    assert not _is_void(f"a</reason>{call}")
+    assert not _is_void("b</reason><answer>\\boxed{4}</answer>")
+    assert _is_void("only words")
+    assert _is_void("<tool_call>{broken</tool_call>")
+    assert _is_void("<answer>4</answer>")
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
 from rstar_lab.rl.chat_format import released
+from rstar_lab.rl.chat_format.formats import PromptStyle
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.tool_calls import execute_call
@@ -102,7 +103,7 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
             return [ord(character) for character in text]
 
-    codec = Codec(CharTokenizer(), tools, prompt_format="released")
+    codec = Codec(CharTokenizer(), tools, PromptStyle("released"))
     expected = render_prompt("q", tools=["python"], prompt_format="released")
     assert "".join(map(chr, codec.prompt_ids("q"))) == expected
     assert "".join(map(chr, codec.tool_response_ids(["a", "b"]))) == render_tool_results(["a", "b"], "released")

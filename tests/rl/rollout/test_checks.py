@@ -7,11 +7,12 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format import formats
+from rstar_lab.rl.chat_format.formats import PromptStyle
 from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import reward
-from rstar_lab.rl.rollout import codec as codec_module
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
@@ -79,20 +80,20 @@ async def test_one_rollout_without_log_probs_is_left_to_the_mismatch_check(rollo
 @pytest.mark.parametrize("with_tools", [True, False])
 def test_prompts_of_the_codec_match_the_stored_template(system, with_tools):
     tools = {"python": CodeTool(BrokenSandbox())} if with_tools else {}
-    check_template(Codec(TOKENIZER, tools, system))
+    check_template(Codec(TOKENIZER, tools, PromptStyle(system=system)))
 
 
 @pytest.mark.parametrize("name", ["render_prompt", "render_tool_results"])
 def test_another_template_in_the_rollouts_is_an_error(monkeypatch, name):
-    render = getattr(codec_module, name)
-    monkeypatch.setattr(codec_module, name, lambda *a, **k: render(*a, **k).removesuffix("<reason>"))
+    render = getattr(formats, name)
+    monkeypatch.setattr(formats, name, lambda *a, **k: render(*a, **k).removesuffix("<reason>"))
     with pytest.raises(RolloutError, match="stored with the model"):
         check_template(Codec(TOKENIZER, {"python": CodeTool(BrokenSandbox())}))
 
 
 def test_a_model_with_another_template_is_not_compared(monkeypatch):
     monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages }}")
-    monkeypatch.setattr(codec_module, "render_prompt", lambda *a, **k: "another prompt")
+    monkeypatch.setattr(formats, "render_prompt", lambda *a, **k: "another prompt")
     check_template(Codec(TOKENIZER, {}))
 
 

@@ -1,0 +1,213 @@
+"""The prompt format `model`: prompts, tool responses and tool calls as the model's own chat template writes them.
+
+A chat template renders whole conversations, and many change earlier turns: they remove the reasoning or write the calls in
+another form. Rendering the conversation again after every turn would then give tokens that the model neither saw nor
+generated. So a template is asked only for the text around a turn: the prompt before the first one, and what follows the
+token that ends a turn. The tokens of the model stay as they were generated.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.call_syntax import PARSERS, Syntax, find_syntax
+from rstar_lab.rl.chat_format.parser import ToolCall
+from rstar_lab.rl.chat_format.template import TOOLS_INTRO, neutralise
+
+# Templates that write today's date get this one instead: equal seeds must give equal prompts. It is Llama 3.1's default.
+_DATE = datetime(2024, 7, 26)
+_TURN = "T7u1r6n"  # stands for what the model wrote
+_RESULTS = ("R4e1s", "R9e2s")  # stand for two tool responses
+_PROBE_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "Code."}},
+            "required": ["code"],
+        },
+    },
+}
+
+
+class ModelTemplate:
+    """The chat template of a tokenizer.
+
+    tokenizer: with a chat template. control_tokens: neutralised in questions and tool output. options: further variables of
+    the template, such as `enable_thinking`. Raises UserError if the tokenizer has no template, or one that cannot be used.
+
+    end: text of the token that ends a turn. syntax: in which the model writes calls. uses_tools: the template has a place
+    for tools; else they are described in the system prompt, and responses are messages of the user.
+    """
+
+    def __init__(self, tokenizer: Any, control_tokens: Sequence[str], options: Mapping[str, Any] | None = None):
+        self.tokenizer, self.control_tokens, self.options = tokenizer, control_tokens, dict(options or {})
+        if not tokenizer.chat_template:
+            raise UserError(
+                f"prompt_format model: the tokenizer in {tokenizer.name_or_path} has no chat template; set "
+                "rl.prompt_format=paper"
+            )
+        self.takes_system = self._contains([{"role": "system", "content": _TURN}, _user("Q")], _TURN)
+        self.end = self._find_end()
+        self.uses_tools, self.calls_needed = self._find_tool_use()
+        self.syntax: Syntax = self._find_syntax() if self.uses_tools else "hermes"
+        self.thinks_first = self.prompt("Q", [], "").rstrip().endswith("<think>")
+
+    # What the agent loop uses
+
+    def prompt(self, question: str, schemas: Sequence[dict[str, Any]], system: str) -> str:
+        """Return the first prompt, up to the start of generation. question: with its wrapper. system: "" for that of the
+        template."""
+        question, system = self._plain(question), self._plain(system)
+        if schemas and not self.uses_tools:
+            listed = "".join(json.dumps(schema, ensure_ascii=False) + "\n" for schema in schemas)
+            system = f"{system}\n\n{listed.join(TOOLS_INTRO)}".lstrip()
+        messages = [_user(question)]
+        if system and self.takes_system:
+            messages = [{"role": "system", "content": system}, *messages]
+        elif system:
+            messages = [_user(f"{system}\n\n{question}")]
+        return self._render(messages, schemas if self.uses_tools else (), generate=True)
+
+    def continuation(self, results: Sequence[str], said: str = "") -> str:
+        """Return the text that follows the token that ends a turn, up to the start of generation.
+
+        results: tool responses. said: what an environment, or the user of a chat, says after them.
+        """
+        results, said = [self._plain(text) for text in results], self._plain(said)
+        if not self.uses_tools:
+            blocks = [f"<tool_response>\n{text}\n</tool_response>" for text in results]
+            return self._after_turn(
+                {"role": "assistant", "content": _TURN}, [_user("\n".join([*blocks, said]).strip())]
+            )
+        turn: dict[str, Any] = {"role": "assistant", "content": _TURN}
+        tools = [
+            {"role": "tool", "content": text, "name": "probe_tool", "tool_call_id": _call_id(index)}
+            for index, text in enumerate(results)
+        ]
+        if results and self.calls_needed:
+            calls = [_call(index, {"code": _TURN}) for index in range(len(results))]
+            turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        return self._after_turn(turn, [*tools, *([_user(said)] if said else [])])
+
+    def calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ToolCall]:
+        """Return the calls of a turn. Text before `</think>` is reasoning; calls in it are not executed."""
+        _, closed, rest = text.rpartition("</think>")
+        if not closed and (self.thinks_first or "<think>" in text):
+            return []
+        return PARSERS[self.syntax](rest, schemas)
+
+    def stop_tokens(self) -> list[int]:
+        """Return the ids of the tokens that end a turn: that of the template, and those of generation_config.json."""
+        ids = [self.tokenizer.convert_tokens_to_ids(self.end)]
+        path = Path(self.tokenizer.name_or_path or ".") / "generation_config.json"
+        if path.is_file():
+            found = json.loads(path.read_text()).get("eos_token_id")
+            ids += found if isinstance(found, list) else [] if found is None else [found]
+        return ids
+
+    # What the template does
+
+    def _find_end(self) -> str:
+        """Return the special token that the template writes after a turn of the model."""
+        text = self._render([_user("Q"), {"role": "assistant", "content": _TURN}])
+        after = text.rpartition(_TURN)[2]
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        found = [token for token in {*added, self.tokenizer.eos_token} if token and token in after]
+        if _TURN not in text or not found:
+            raise UserError(
+                f"prompt_format model: the chat template of {self.tokenizer.name_or_path} ends a turn without a special token"
+            )
+        return min(found, key=lambda token: (after.index(token), -len(token)))
+
+    def _find_tool_use(self) -> tuple[bool, bool]:
+        """Return whether the template has a place for tools, and whether tool responses need a turn with calls."""
+        if not self._contains([_user("Q")], "probe_tool", [_PROBE_SCHEMA]):
+            return False, False
+        for calls_needed in (False, True):
+            self.uses_tools, self.calls_needed = True, calls_needed
+            try:
+                text = self.continuation(_RESULTS)
+            except UserError:
+                continue
+            if -1 < text.find(_RESULTS[0]) < text.find(_RESULTS[1]):
+                return True, calls_needed
+        raise UserError(
+            f"prompt_format model: the chat template of {self.tokenizer.name_or_path} takes tools, but writes no tool responses"
+        )
+
+    def _find_syntax(self) -> Syntax:
+        """Return the syntax of the calls that the template writes."""
+        for arguments in ({"code": "print(1)"}, json.dumps({"code": "print(1)"})):
+            call = _call(0, arguments)
+            messages = [_user("Q"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+            try:
+                text = self._render(messages, [_PROBE_SCHEMA])
+                before = self._render(messages[:1], [_PROBE_SCHEMA], generate=True)
+            except UserError:
+                continue
+            turn = text[_common(text, before) :].partition(self.end)[0]
+            if syntax := find_syntax(turn.rpartition("</think>")[2], "probe_tool", {"code": "print(1)"}):
+                return syntax
+        raise UserError(
+            f"prompt_format model: the chat template of {self.tokenizer.name_or_path} writes tool calls in a syntax that is not "
+            f"supported; supported: {', '.join(PARSERS)} (docs/recipes.md)"
+        )
+
+    def _contains(self, messages: list[dict[str, Any]], text: str, tools: Sequence[dict[str, Any]] = ()) -> bool:
+        try:
+            return text in self._render(messages, tools)
+        except UserError:
+            return False
+
+    def _after_turn(self, turn: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+        text = self._render([_user("Q"), turn, *messages], generate=True)
+        _, found, after = text.rpartition(_TURN)
+        _, ended, after = after.partition(self.end)
+        if not found or not ended:
+            raise UserError(
+                f"prompt_format model: the chat template of {self.tokenizer.name_or_path} leaves out a turn of the model, so "
+                "the text after it cannot be found"
+            )
+        return after
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, generate: bool = False
+    ) -> str:
+        variables = {"strftime_now": _DATE.strftime, "date_string": _DATE.strftime("%d %b %Y")} | self.options
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tools=list(tools) or None, add_generation_prompt=generate, tokenize=False, **variables
+            )
+        except Exception as error:  # templates raise errors of Jinja and of Python
+            raise UserError(
+                f"prompt_format model: the chat template of {self.tokenizer.name_or_path} fails: {error}"
+            ) from error
+
+    def _plain(self, text: str) -> str:
+        return neutralise(text, self.control_tokens)
+
+
+def _user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _call_id(index: int) -> str:
+    return f"call{index:05d}"  # Mistral's templates require nine characters
+
+
+def _call(index: int, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
+    function = {"name": "probe_tool", "arguments": arguments}
+    return {"id": _call_id(index), "type": "function", "function": function}
+
+
+def _common(first: str, second: str) -> int:
+    """Return the length of the common beginning."""
+    return next(
+        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

@@ -1,0 +1,272 @@
+"""The prompt format `model`: any chat model with its own template, tokens and syntax of tool calls."""
+
+import json
+import re
+
+import pytest
+from helpers.chat_models import FAMILIES, chat_tokenizer, save_chat_model, write_call
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format.formats import PromptStyle, render_prompt
+from rstar_lab.rl.chat_format.model_template import ModelTemplate
+from rstar_lab.rl.engine import Completion, FinishReason
+from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.sandbox.call import CallResult
+from rstar_lab.verify import verify
+
+STYLE = PromptStyle("model", answer="boxed")
+PROBLEM = Problem(problem_id="p", question="What is 6 times 7?", answer="42")
+TOOL = "execute_python_code_with_standard_io"
+THINKS = {"qwen3", "qwen3.5"}
+EXPECTED = {  # end of a turn, system role, place for tools, syntax
+    "llama": ("<|eot_id|>", True, True, "json"),
+    "qwen2.5": ("<|im_end|>", True, True, "hermes"),
+    "qwen3": ("<|im_end|>", True, True, "hermes"),
+    "qwen3.5": ("<|im_end|>", True, True, "function_tags"),
+    "gemma": ("<end_of_turn>", False, False, "hermes"),
+}
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+class EchoSandbox:
+    async def run_many(self, calls):
+        return [CallResult(Outcome.OK, f"ran {call.code}", "", None, 0.0, 0.0) for call in calls]
+
+
+class Scripted:
+    """An engine that returns texts, one a turn, as tokens of a family. ends: the token that ends each turn."""
+
+    def __init__(self, tokenizer, texts, ends):
+        self.tokenizer, self.turns, self.prompts = tokenizer, iter(zip(texts, ends, strict=True)), []
+
+    async def generate(self, prompt_ids, sampling):
+        self.prompts.append(list(prompt_ids))
+        text, end = next(self.turns)
+        ids = self.tokenizer.encode(text + end, add_special_tokens=False)
+        assert ids[-1] in sampling.stop_token_ids
+        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "scripted")
+
+
+async def roll(family, texts, ends=None):
+    tokenizer = chat_tokenizer(family)
+    tools = make_tools(["python"], EchoSandbox())
+    codec = Codec(tokenizer, tools, STYLE)
+    engine = Scripted(tokenizer, texts, ends or [codec.model_template.end] * len(texts))
+    context = RolloutContext(codec, tools, verify, RolloutLimits(4000), answer_format="boxed")
+    task = RolloutTask(PROBLEM, "t", "g", sample=0, seed=1)
+    return await run_rollout(task, engine, context), engine, codec
+
+
+def two_turns(family):
+    thought = "<think>\nI compute.\n</think>\n\n" if family == "qwen3" else ""
+    thought = "I compute.\n</think>\n\n" if family == "qwen3.5" else thought
+    return [thought + write_call(family, TOOL, {"code": "print(6*7)", "input": ""}), f"{thought}It is \\boxed{{42}}."]
+
+
+@families
+def test_facts_of_a_template_are_found(family):
+    template = ModelTemplate(chat_tokenizer(family), ())
+    found = (template.end, template.takes_system, template.uses_tools, template.syntax)
+    assert found == EXPECTED[family]
+    assert template.thinks_first == (family == "qwen3.5")
+
+
+@families
+async def test_tokens_of_turns_stay_as_generated(family):
+    texts = two_turns(family)
+    trajectory, engine, codec = await roll(family, texts)
+    assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.answer == "42"
+    assert [(call.tool, str(call.outcome), call.code) for call in trajectory.calls] == [(TOOL, "ok", "print(6*7)")]
+    first, second = engine.prompts
+    own = codec.tokenizer.encode(texts[0] + codec.model_template.end, add_special_tokens=False)
+    assert second[: len(first) + len(own)] == first + own
+    assert second == trajectory.prompt_ids + trajectory.response_ids[: trajectory.turns[1].start]
+    generated = [token for token, mine in zip(trajectory.response_ids, trajectory.loss_mask, strict=True) if mine]
+    assert codec.tokenizer.decode(generated) == codec.model_template.end.join([*texts, ""])
+
+
+@families
+async def test_a_rollout_reads_as_the_template_renders_the_conversation(family):
+    """Except for templates that remove the reasoning of earlier turns: there, the rollout keeps it."""
+    trajectory, engine, codec = await roll(family, two_turns(family))
+    actual = codec.tokenizer.decode(engine.prompts[1])
+    schemas, result = codec.schemas, trajectory.calls[0].response
+    question = f"{PROBLEM.question}\n\nPut the final answer in \\boxed{{}}."
+    call = {"type": "function", "function": {"name": TOOL, "arguments": {"code": "print(6*7)", "input": ""}}}
+    turns = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": result}]
+    if family == "gemma":  # the tools are in the question, the responses are messages of the user
+        question = codec.tokenizer.decode(engine.prompts[0]).partition("user\n")[2].partition("<end_of_turn>")[0]
+        answer = {"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"}
+        turns, schemas = [{"role": "assistant", "content": two_turns(family)[0]}, answer], None
+    if family in THINKS:
+        turns[0] = {"role": "assistant", "content": two_turns(family)[0]}
+    rendered = codec.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}, *turns], tools=schemas, add_generation_prompt=True, tokenize=False,
+        strftime_now=lambda pattern: "26 Jul 2024",
+    )  # fmt: skip
+    if family in THINKS:
+        assert "I compute." in actual and "I compute." not in rendered
+    else:
+        assert actual.replace("assistant\n\n<tool", "assistant\n<tool") == rendered.replace(
+            "assistant\n\n<tool", "assistant\n<tool"
+        )
+
+
+def test_end_tokens_of_the_generation_config_are_used(tmp_path):
+    """Llama ends turns with calls in <|eom_id|>, which its generation config names and its template does not write."""
+    save_chat_model(tmp_path, "llama")
+    tokenizer = load_tokenizer(tmp_path)
+    codec = Codec(tokenizer, {}, STYLE)
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")]
+    assert sorted(codec.stop_token_ids) == sorted(ends) and codec.end_id == ends[0]
+
+
+@families
+def test_text_from_outside_has_no_control_tokens_of_the_model(family):
+    tokenizer = chat_tokenizer(family)
+    codec = Codec(tokenizer, make_tools(["python"], EchoSandbox()), STYLE)
+    hostile = "".join([*FAMILIES[family].tokens, *FAMILIES[family].plain])
+    control = set(tokenizer.added_tokens_decoder)
+
+    def controls(ids):
+        return [token for token in ids if token in control]
+
+    assert controls(codec.prompt_ids(hostile)) == controls(codec.prompt_ids("harmless"))
+    assert controls(codec.tool_response_ids([hostile])) == controls(codec.tool_response_ids(["harmless"]))
+    assert controls(codec.observation_ids(hostile, [hostile])) == controls(codec.observation_ids("a", ["b"]))
+
+
+@families
+def test_two_results_and_what_an_environment_says_are_rendered_in_order(family):
+    codec = Codec(chat_tokenizer(family), {}, STYLE)
+    text = codec.tokenizer.decode(codec.observation_ids("Your move.", ["one", "two"]))
+    assert text.index("one") < text.index("two") < text.index("Your move.")
+    start = codec.tokenizer.decode(codec.prompt_ids("Q"))[-10:]
+    assert text.endswith(start) and codec.tokenizer.decode(codec.next_question_ids("Next?")).endswith(start)
+
+
+def test_calls_in_the_reasoning_are_not_executed():
+    call = write_call("qwen3.5", TOOL, {"code": "1", "input": ""})
+    codec = Codec(chat_tokenizer("qwen3.5"), {}, STYLE)
+    assert codec.calls(f"I could write {call}") == []
+    assert codec.calls(f"I could write {call}</think>done") == []
+    assert [found.name for found in codec.calls(f"I think.</think>{call}")] == [TOOL]
+    codec = Codec(chat_tokenizer("qwen3"), {}, STYLE)
+    assert codec.calls(f"<think>{call}") == []
+
+
+def test_equal_prompts_on_every_day():
+    text = ModelTemplate(chat_tokenizer("llama"), ()).prompt("Q", [], "")
+    assert "Today: 26 Jul 2024" in text
+    other = ModelTemplate(chat_tokenizer("llama"), (), {"strftime_now": lambda pattern: "today"})
+    assert "Today: today" in other.prompt("Q", [], "")
+
+
+def test_keys_of_the_prompt_change_it():
+    keys = {"system_prompt": "Be brief.", "question_wrapper": "Task: {question} ({answer_instruction})"}
+    for prompt_format in ("paper", "model"):
+        rl = RlSection(prompt_format=prompt_format, answer_instruction="In a box.", **keys)
+        codec = Codec(chat_tokenizer("qwen2.5"), {}, rl.prompt_style)
+        text = codec.tokenizer.decode(codec.prompt_ids("6*7?"))
+        assert "Be brief.<|im_end|>" in text and "user\nTask: 6*7? (In a box.)<|im_end|>" in text
+    assert RlSection().prompt_style == PromptStyle()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"prompt_format": "released", "system_prompt": ""}, "system_prompt: not with prompt_format: released"),
+        ({"template_options": {"enable_thinking": False}}, "template_options requires prompt_format: model"),
+        ({"question_wrapper": "Solve this."}, "must contain {question} once"),
+    ],
+)
+def test_keys_that_do_not_fit_the_format_are_errors(keys, message):
+    with pytest.raises(ValueError, match=message):
+        RlSection(**keys)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "has no chat template; set rl.prompt_format=paper"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "without a special token"),
+        ("{{ nonsense.a.b }}", "chat template of .* fails"),
+        (FAMILIES["qwen2.5"].template.replace("<tool_call>", "<call>"), "in a syntax that is not supported"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_an_error(template, message, monkeypatch):
+    tokenizer = chat_tokenizer("qwen2.5")
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(UserError, match=message):
+        Codec(tokenizer, {}, STYLE)
+
+
+def test_render_prompt_says_what_the_format_model_needs():
+    with pytest.raises(UserError, match="needs the tokenizer"):
+        render_prompt("Q", prompt_format="model")
+    with pytest.raises(UserError, match="choose from paper, released, model"):
+        render_prompt("Q", prompt_format="other")
+
+
+# --- syntaxes of calls -----------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}, "text": {"type": "string"}}}}
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "expected"),
+    [
+        ("qwen3.5", write_call("qwen3.5", "add", {"a": "3", "text": "4"}), [("add", {"a": 3, "text": "4"})]),
+        ("qwen3.5", write_call("qwen3.5", "add", {"a": "x"}), [("add", {"a": "x"})]),
+        ("qwen3.5", write_call("qwen3.5", "add", {"text": "a\n\n<b> & c"}) * 2, [("add", {"text": "a\n\n<b> & c"})] * 2),
+        ("qwen3.5", "<tool_call>\n<function=add>\n</function>\n</tool_call>", [("add", {})]),
+        ("qwen3.5", "<tool_call>\n<function=add>\n<parameter=a>\n1", [("add", "no closing")]),
+        ("qwen3.5", "<tool_call>{}</tool_call>", [(None, "no <function=NAME>")]),
+        ("qwen3.5", "no call", []),
+        ("llama", '{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
+        ("llama", '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "b", "parameters": {}}', [("add", {}), ("b", {})]),
+        ("llama", '{"type": "function", "name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
+        ("llama", '{"name": "add", "parameters": {"a": 1}', [(None, "not valid JSON")]),
+        ("llama", '{"name": "add", "parameters": 3}', [("add", "must be a JSON object")]),
+        ("llama", "<|python_tag|>print(1)", [(None, "not valid JSON")]),
+        ("llama", "<|python_tag|>", [(None, "not valid JSON")]),
+        ("llama", 'I call {"name": "add", "parameters": {}}', []),
+        ("llama", "{1, 2} is a set", []),
+        ("llama", "<|python_tag|>" + "[" * 100_000, [(None, "too deeply|not valid JSON")]),
+    ],
+)  # fmt: skip
+def test_calls_are_read_in_the_syntax_of_the_model(family, text, expected):
+    template = ModelTemplate(chat_tokenizer(family), ())
+    text = f"</think>{text}" if template.thinks_first else text
+    calls = template.calls(text, {"add": SCHEMA})
+    assert len(calls) == len(expected)
+    for call, (name, result) in zip(calls, expected, strict=True):
+        assert call.name == name
+        if isinstance(result, dict):
+            assert call.arguments == result and call.error is None
+        else:
+            assert call.arguments is None and re.search(result, call.error)
+
+
+@families
+def test_models_can_be_saved_and_loaded_with_their_template(family, tmp_path):
+    save_chat_model(tmp_path, family)
+    tokenizer = load_tokenizer(tmp_path)
+    before = ModelTemplate(chat_tokenizer(family), ()).prompt("Q", [], "S")
+    assert ModelTemplate(tokenizer, ()).prompt("Q", [], "S") == before
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] in (
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma3_text",
+    )
