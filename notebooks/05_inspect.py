@@ -30,7 +30,7 @@ metrics = ["pass1", "tool_error_rate_correct"]  # curves to draw
 # %%
 from IPython.display import Markdown, display
 
-from rstar_lab.analysis import inspect, link, open_runs, plot_timeline, watch
+from rstar_lab.analysis import inspect, link, open_runs, plot_heatmap, plot_timeline, watch
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
 from rstar_lab.runs import find_runs_dir
 
@@ -57,6 +57,19 @@ link(plot_curves(runs, metrics, where={"run_id": trained} if trained else None),
 
 # %%
 inspector
+
+# %% [markdown]
+# ## Problems over steps
+#
+# The pass rate of each group of the newest training run. Click a cell to list the rollouts of its group and open the
+# first one.
+
+# %%
+if trained:
+    newest_trained = known[known.run_id.isin(trained)].sort_values("created").run_id.iloc[-1]
+    display(link(plot_heatmap(runs, newest_trained), inspector))
+else:
+    display(Markdown("No training run has rollouts."))
 
 # %% [markdown]
 # ## Where calls fail

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
+    from rstar_lab.analysis.problem_heatmap import plot_heatmap
     from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
     from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
     from rstar_lab.analysis.runs import Runs, open_runs
@@ -46,6 +47,7 @@ _MODULES = {
     "comparison": ("compare",),
     "counterfactual_lab": ("counterfactual",),
     "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
+    "problem_heatmap": ("plot_heatmap",),
     "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
     "step_profile": ("plot_time", "profile_step"),
     "timeline": ("plot_timeline",),
@@ -101,6 +103,7 @@ __all__ = [
     "plot_curves",
     "plot_entropy",
     "plot_failures",
+    "plot_heatmap",
     "plot_high_entropy_words",
     "plot_lengths",
     "plot_outcomes",

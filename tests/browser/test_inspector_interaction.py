@@ -163,6 +163,21 @@ def test_a_click_on_a_curve_reveals_the_list_and_opens_the_first_row(opened: Lab
     wait_for_python(opened, "inspector.rows(1).traj_id[0] == inspector.selected", "True")
 
 
+@pytest.mark.parametrize("names", [("reveal", "scope"), ("scope", "reveal")])
+def test_a_click_opens_the_first_row_in_any_order_of_its_changes(opened: LabPage, names: tuple[str, str]):
+    run_python(opened, "inspector.selected = 'roc/6/p1/2'")
+    wait_for_head(opened, "step 6")
+    run_python(
+        opened,
+        "state = {'reveal': inspector.reveal + 1, 'scope': {'label': 'one step', 'filter': {'step': 3}}}\n"
+        f"state = {{name: state[name] for name in {names}}}\n"
+        "inspector._send({'method': 'update', 'state': state, 'buffer_paths': []})",
+    )
+    wait_for_count(opened, 32)
+    wait_for_head(opened, "step 3")
+    run_python(opened, "inspector.set_trait('reveal', state['reveal']); inspector.set_trait('scope', state['scope'])")
+
+
 def test_a_double_click_in_a_figure_removes_the_selection(opened: LabPage):
     page = opened.page
     box_select(opened, 0, 1)

@@ -19,6 +19,7 @@ from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.figure_theme import apply_theme, template
 
 _MAX_LABELS = 3  # selected points that the label of a selection names
+Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
 
 
 class LinkedFigure(NotebookWidget):
@@ -67,7 +68,8 @@ class LinkedFigure(NotebookWidget):
         if op == "plotly":
             self.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
         elif op == "points" and self.inspector is not None:
-            show_points(self.inspector, self.figure, [(int(trace), int(point)) for trace, point in message["points"]])
+            points = [(int(trace), _index(point)) for trace, point in message["points"]]
+            show_points(self.inspector, self.figure, points)
 
 
 def _themed(figure: go.Figure) -> go.Figure:
@@ -85,7 +87,7 @@ def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWi
     A `go.FigureWidget` is linked in place and returned. Raises UserError if a trace names an unknown filter.
     """
     for trace in figure.data:
-        for filters in _distinct(point_filter(inspector, trace, i) for i in range(_size(trace))):
+        for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
             where_clause(filters)
     if not isinstance(figure, go.FigureWidget):
         return LinkedFigure(figure, inspector)
@@ -93,7 +95,7 @@ def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWi
 
         def on_points(_trace: Any, points: Any, _state: Any, number: int = number) -> None:
             if points.point_inds:
-                show_points(inspector, figure, [(number, index) for index in points.point_inds])
+                show_points(inspector, figure, [(number, _index(index)) for index in points.point_inds])
 
         trace.on_click(on_points)
         trace.on_selection(on_points)
@@ -108,8 +110,11 @@ def explore(figure: go.Figure, store: Any, **state: Any) -> Inspector:
     return inspector
 
 
-def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[int, int]]) -> None:
-    """List the rollouts of these (trace, point) pairs, or all rollouts if there are no points."""
+def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:
+    """List the rollouts of these (trace, point) pairs, or all rollouts if there are no points.
+
+    A point is an index, or (row, column) in a heat map.
+    """
     if not points:
         inspector.show()
         return
@@ -125,11 +130,11 @@ def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[
         inspector.show_and_reveal(label, any=filters)
 
 
-def point_filter(inspector: Inspector, trace: Any, point: int) -> dict[str, Any]:
-    """Return the inspector's filters for one point of a trace."""
+def point_filter(inspector: Inspector, trace: Any, point: Point) -> dict[str, Any]:
+    """Return the inspector's filters for one point of a trace, or for the cell (row, column) of a heat map."""
     meta = trace.meta if isinstance(trace.meta, Mapping) else {}
     filters = copy.deepcopy(dict(meta.get("filter") or {}))
-    custom = trace.customdata[point] if trace.customdata is not None and point < len(trace.customdata) else None
+    custom = _item(trace.customdata, point)
     if isinstance(custom, Mapping):
         return filters | dict(custom)
     if custom is not None and not isinstance(custom, str) and len(custom) and isinstance(custom[0], str):
@@ -144,16 +149,35 @@ def point_filter(inspector: Inspector, trace: Any, point: int) -> dict[str, Any]
         if trace.name in inspector.source.runs:
             filters["run_id"] = trace.name
     for axis, column in axes.items():
-        values = getattr(trace, axis, None)
-        if values is not None and point < len(values):
-            value = values[point]
+        place = point if isinstance(point, int) else point[("y", "x").index(axis)]
+        value = _item(getattr(trace, axis, None), place)
+        if value is not None:
             filters[column] = value.item() if hasattr(value, "item") else value
     return filters
 
 
-def _size(trace: Any) -> int:
+def _item(values: Any, point: Point) -> Any:
+    """Return the value of a point or of a cell; None if there is none."""
+    for index in (point,) if isinstance(point, int) else point:
+        if values is None or index >= len(values):
+            return None
+        values = values[index]
+    return values
+
+
+def _index(point: Any) -> Point:
+    """Return the index of a point as plotly reports it: a number, or row and column."""
+    if isinstance(point, Sequence):
+        row, column = point
+        return int(row), int(column)
+    return int(point)
+
+
+def _points(trace: Any) -> list[Point]:
+    if isinstance(trace, go.Heatmap) and trace.z is not None:
+        return [(row, column) for row, values in enumerate(trace.z) for column in range(len(values))]
     values = getattr(trace, "x", None)
-    return 0 if values is None else len(values)
+    return [] if values is None else list(range(len(values)))
 
 
 def _distinct(filters: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

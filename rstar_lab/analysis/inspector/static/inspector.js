@@ -197,6 +197,7 @@ class View {
   /** A click in a figure has set the scope: bring the list into view and open its first row. */
   async reveal() {
     this.root.scrollIntoView({ block: "nearest" });
+    await null; // The changes of one update arrive in any order: let the change of the scope start the load.
     await this.loading;
     await this.list.select(0);
   }
