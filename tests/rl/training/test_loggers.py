@@ -1,5 +1,7 @@
 """Metrics reach TensorBoard's and W&B's own files, without a network."""
 
+import time
+
 import pytest
 
 from rstar_lab.errors import UserError
@@ -38,6 +40,8 @@ def records(data: bytes):
             position += left
             continue
         length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        if position + 7 + length > len(data):  # not yet written
+            return
         parts.append(data[position + 7 : position + 7 + length])
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
@@ -45,21 +49,30 @@ def records(data: bytes):
             parts = []
 
 
-@pytest.mark.slow
-def test_wandb_offline_writes_the_steps_into_the_run_folder(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+def history(data: bytes) -> list[tuple[int, float]]:
+    """Return (step, reward) of the history records of a .wandb file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    log_steps(["wandb"], tmp_path, STEPS)
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     seen = []
-    for data in records(file.read_bytes()):
+    for part in records(data):
         record = Record()
-        record.ParseFromString(data)
+        record.ParseFromString(part)
         if record.WhichOneof("record_type") == "history":
             items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
             seen.append((int(items["_step"]), float(items["reward"])))
+    return seen
+
+
+@pytest.mark.slow
+def test_wandb_offline_writes_the_steps_into_the_run_folder(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log_steps(["wandb"], tmp_path, STEPS)
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # W&B's own process completes the file, which can be after `finish` has returned.
+    deadline = time.monotonic() + 30
+    while len(seen := history(file.read_bytes())) < len(STEPS) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert seen == [(1, 0.25), (2, 0.5)]
 
 
