@@ -27,6 +27,8 @@ from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import same_answer
 
 CHUNK = 512  # rollouts per commit
+# Yields the trajectories of each list of tasks, in order.
+Generate = Callable[[Sequence[list[RolloutTask]]], AsyncGenerator[list[Trajectory]]]
 MAX_IN_FLIGHT = 1024  # rollouts
 
 
@@ -155,7 +157,20 @@ async def evaluate(
     limited so that the longest prompt fits. progress: called with the number of finished problems and their total.
     Raises UserError if engines fail permanently; finished rollouts stay in the run.
     """
-    run = writer.run_dir.name
+    generate = local_rollouts(problems, context, engines=engines, mode=mode, context_length=context_length)
+    return await store_evaluation(problems, generate, samples=samples, writer=writer, seed=seed, progress=progress)
+
+
+def local_rollouts(
+    problems: Sequence[Problem],
+    context: RolloutContext,
+    *,
+    engines: EngineGroup,
+    mode: str,
+    context_length: int | None = None,
+) -> Generate:
+    """Return the generator of rollouts for `store_evaluation` that uses the engines of this process. Arguments as in
+    `evaluate`."""
     if context_length is not None:
         longest = max(len(context.of(problem).codec.prompt_ids(problem.question)) for problem in problems)
         if context_length <= longest:
@@ -164,17 +179,38 @@ async def evaluate(
                 f" {context_length} tokens: remove it"
             )
         context = context.with_response_limit(context_length - longest)
+    run = _in_batches if mode == "lockstep" else _in_a_window
+    return lambda chunks: run(chunks, context, engines)
 
+
+async def store_evaluation(
+    problems: Sequence[Problem],
+    generate: Generate,
+    *,
+    samples: int,
+    writer: RunWriter,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Write the rollouts of `generate` to the run, except those that it has, and return the summary of all of them.
+
+    Other arguments and errors as in `evaluate`.
+    """
     size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
     writer.cut(len(chunks))
     first = writer.last_step or 0
-    missing = [_tasks(chunk, run, samples, seed) for chunk in chunks[first:]]
-    generate = _in_batches if mode == "lockstep" else _in_a_window
+    run = writer.run_dir.name
+    missing = [
+        [evaluation_task(problem, run=run, sample=sample, seed=seed) for problem in chunk for sample in range(samples)]
+        for chunk in chunks[first:]
+    ]
     finished = sum(len(chunk) for chunk in chunks[:first])
     progress(finished, len(problems))
     number = first
-    async for trajectories in generate(missing, context, engines):
+    async for trajectories in generate(missing):
+        for trajectory in trajectories:
+            _check_usable(trajectory)
         number += 1
         rows = step_rows(trajectories, {}, "all")
         writer.write_step("evaluate", number, **rows, metrics=rollout_metrics(trajectories))
@@ -186,18 +222,15 @@ async def evaluate(
     return result
 
 
-def _tasks(chunk: Sequence[Problem], run: str, samples: int, seed: int) -> list[RolloutTask]:
-    return [
-        RolloutTask(
-            problem,
-            traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
-            group_id=problem.problem_id,
-            sample=sample,
-            seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
-        )
-        for problem in chunk
-        for sample in range(samples)
-    ]
+def evaluation_task(problem: Problem, *, run: str, sample: int, seed: int) -> RolloutTask:
+    """Return one rollout of an evaluation. seed: of the recipe."""
+    return RolloutTask(
+        problem,
+        traj_id=f"{run}-{problem.problem_id}-{sample:03d}",
+        group_id=problem.problem_id,
+        sample=sample,
+        seed=derive_seed(seed, "evaluate", problem.problem_id, sample),
+    )
 
 
 async def _in_batches(
@@ -206,8 +239,6 @@ async def _in_batches(
     """Yield the trajectories of each chunk. One chunk at a time, so that lockstep batches do not depend on timing."""
     for tasks in chunks:
         trajectories = await run_rollouts(tasks, context, slots=engines.slots(tasks, "lockstep"))
-        for trajectory in trajectories:
-            _check_usable(trajectory)
         yield trajectories
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.data.mix import read_mix
-from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.evaluation import evaluate
+from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
@@ -187,7 +186,11 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
 
         async def evaluate_step(step: int) -> dict[str, float]:
             length = engines.context or session.longest(model_dir)
-            return await evaluate_sets(session, context, engines, parent=writer.run_dir.name, step=step, length=length)
+
+            def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
+                return local_rollouts(problems, context, engines=engines, mode=recipe.rl.rollout, context_length=length)
+
+            return await evaluate_sets(session, rollouts_of, parent=writer.run_dir.name, step=step)
 
         config = recipe.model_dump(mode="json")
         with reporter.work("rl", total) as work, open_loggers(recipe.log_to, writer.run_dir, config) as log:
@@ -217,28 +220,33 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
 
 
 async def evaluate_sets(
-    session: RunSession, context: RolloutContext, engines: EngineGroup, *, parent: str, step: int, length: int
+    session: RunSession,
+    rollouts_of: Callable[[Sequence[Problem], str], Generate],
+    *,
+    parent: str,
+    step: int,
+    final: bool = False,
 ) -> dict[str, float]:
     """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
 
+    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. final: these are the weights of the
+    trained model.
+
     Returns `eval/<set>/pass1`, `/low` and `/high` of each set; low and high are absent for a set of one problem. The
-    rollouts are a run of their own, `<recipe>-<set>-step<step>`. The run of an interrupted attempt is generated again,
-    since its weights may differ.
+    rollouts are a run of their own, `<recipe>-<set>-step<step>`; at the end, `<recipe>-<set>-rl`. The run of an interrupted
+    attempt is generated again, since its weights may differ.
     """
     metrics: dict[str, float] = {}
     for name, problems in session.held_out.items():
-        piece = f"{name}-step{step:06d}"
+        piece = f"{name}-rl" if final else f"{name}-step{step:06d}"
         with open_run(session, piece, "evaluate", (), parent={"run": parent, "step": step}) as writer:
             writer.cut(0)
-            result = await evaluate(
+            result = await store_evaluation(
                 problems,
-                context,
+                rollouts_of(problems, writer.run_dir.name),
                 samples=session.recipe.evaluate.samples,
-                engines=engines,
                 writer=writer,
                 seed=session.recipe.seed,
-                mode=session.recipe.rl.rollout,
-                context_length=length,
             )
         interval = dict(zip(("pass1", "low", "high"), result["pass1"], strict=True))
         metrics |= {f"eval/{name}/{key}": number for key, number in interval.items() if number is not None}

@@ -9,6 +9,7 @@ from helpers.scripted_training import TOKENIZER, Player, problem, right, train
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import EngineSection
@@ -52,7 +53,12 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
     player.versions.append(0)
     engines = EngineGroup([player], tmp_path, 64)  # type: ignore[list-item]
     for _ in range(2):  # the second time as after a kill: everything is generated again
-        metrics = await pipeline.evaluate_sets(session, context, engines, parent="r-rl", step=2, length=1000)
+        metrics = await pipeline.evaluate_sets(
+            session,
+            lambda problems, run: local_rollouts(problems, context, engines=engines, mode="async", context_length=1000),
+            parent="r-rl",
+            step=2,
+        )
         reader = RunReader(tmp_path / "r-held-step000002")
         assert reader.info["parent"] == {"run": "r-rl", "step": 2} and reader.info["status"] == "finished"
         result = reader.info["result"]

@@ -172,10 +172,13 @@ def positions(context: CheckContext) -> str:
         return f"{limit} positions"
     from rstar_lab.rl.verl.config import MAX_PROMPT_TOKENS
 
-    for name, response in stages.items():
+    longest = {f"stages.{name}.max_response_tokens": response for name, response in stages.items()}
+    if context.recipe.evaluate.sets:
+        longest["evaluate.max_response_tokens"] = context.recipe.evaluate.max_response_tokens
+    for key, response in longest.items():
         if MAX_PROMPT_TOKENS + response > limit:
             raise UserError(
-                f"stages.{name}.max_response_tokens: {MAX_PROMPT_TOKENS} for the prompt + {response} exceed the {limit} "
+                f"{key}: {MAX_PROMPT_TOKENS} for the prompt + {response} exceed the {limit} "
                 "positions of the model; verl's engines would not start"
             )
     return f"{limit} positions"

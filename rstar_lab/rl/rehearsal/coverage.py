@@ -12,7 +12,7 @@ COVERED = (
     "name", "seed", "model", "runs", "stages.*", "rl.*", "sft.*", "sandbox.timeout_s", "sandbox.memory_mb", "sandbox.url",
     "engine.max_batch", "engine.dtype", "engine.kind", "engine.stall_s", "engine.deadline_s",
     "evaluate.sets.*", "evaluate.samples", "evaluate.temperature", "evaluate.top_p", "evaluate.max_turns",
-    "evaluate.max_response_tokens",
+    "evaluate.max_response_tokens", "evaluate.every", "engine.scheduler", "engine.mismatch_limit",
     "profile.name", "profile.description", "profile.trainer", "profile.hardware.nodes", "profile.storage.*",
     "profile.sandbox.redis", "profile.sandbox.workers_per_node", "profile.env.*", "profile.secrets", "profile.engine.max_sequences",
     "profile.engine.eager", "profile.parallelism.tokens_per_gpu", "profile.parallelism.fsdp_size",
@@ -39,8 +39,7 @@ NOT_COVERED = {
     "sandbox.url": "a service named by the recipe is replaced by one that the job starts",
 }
 LOCAL_TRAINER_ONLY = (
-    "processes", "evaluate.every", "engine.count", "engine.kv_cache_gb", "engine.scheduler", "engine.mismatch_limit",
-    "rl.micro_batch_tokens", "rl.rollout",
+    "processes", "engine.count", "engine.kv_cache_gb", "rl.micro_batch_tokens", "rl.rollout",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ Shrunk:
 | max_response_tokens | 96 for the shortest stage, the others in proportion |
 | steps | 2 per stage (3 if there is one stage), a checkpoint after each |
 | hand_off.window, filter.samples, evaluate.samples | 1, 2, 2 |
+| evaluate.every | 1, unless 0 |
 | hardware | two nodes of one CPU rank and one vLLM engine each under verl; two training processes and two engines under the local trainer |
 """
 
@@ -57,7 +58,11 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
     data["sandbox"] |= {"workers": None if data["sandbox"]["workers"] is None else 1, "memory_mb": 256, "url": "local"}
     names = list(data["evaluate"]["sets"])
     data["evaluate"]["sets"] = {name: {"file": str(folder / "data" / f"evaluate-{name}.jsonl")} for name in names}
-    data["evaluate"] |= {"samples": 2, "max_response_tokens": SHORTEST_RESPONSE}
+    data["evaluate"] |= {
+        "samples": 2,
+        "max_response_tokens": SHORTEST_RESPONSE,
+        "every": min(1, data["evaluate"]["every"]),
+    }
     return parse_recipe(data, "rehearsal")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
@@ -27,6 +28,7 @@ class WorkerState:
 
     settings: Settings
     context: RolloutContext
+    evaluation: RolloutContext
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
@@ -45,13 +47,12 @@ class WorkerState:
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward == "verify":
             await asyncio.to_thread(warm_up)  # else the first answers could time out while the verifier starts
-        context = RolloutContext.for_training(
-            Codec(tokenizer, tools, keys.prompt_style),
-            watched,
-            make_reward(keys.reward, keys.answer),
-            keys,
+        codec, reward = Codec(tokenizer, tools, keys.prompt_style), make_reward(keys.reward, keys.answer)
+        return cls(
+            settings,
+            RolloutContext.for_training(codec, watched, reward, keys),
+            RolloutContext.for_evaluation(codec, watched, reward, settings.recipe),
         )
-        return cls(settings, context)
 
 
 _worker_state: asyncio.Future[WorkerState] | None = None
@@ -63,21 +64,21 @@ class RstarAgentLoop(AgentLoopBase):
     server_manager: ScheduledClient
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Roll out `problem`. `extra_fields["trajectory"]` holds the pickled trajectory."""
+        """Roll out `problem`, of a step or of an evaluation. `extra_fields["trajectory"]` holds the pickled trajectory."""
         global _worker_state
         if _worker_state is None:
             _worker_state = asyncio.ensure_future(WorkerState.open(self.config, self.tokenizer))
         worker = await _worker_state
-        task = rollout_task(
-            Problem(**kwargs["problem"]),
-            run=worker.settings.run,
-            seed=worker.settings.recipe.seed,
-            step=int(kwargs["global_steps"]),
-            group=int(kwargs["group"]),
-            sample=int(kwargs["session_id"]),
-        )
-
-        reward = worker.context.reward
+        problem, sample, seed = Problem(**kwargs["problem"]), int(kwargs["session_id"]), worker.settings.recipe.seed
+        if run := kwargs.get("evaluation"):
+            context, task = worker.evaluation, evaluation_task(problem, run=run, sample=sample, seed=seed)
+        else:
+            step, group = int(kwargs["global_steps"]), int(kwargs["group"])
+            task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)
+            context = replace(
+                worker.context, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"]
+            )
+        reward = context.reward
         function = reward.function if isinstance(reward, UserReward) else reward
 
         def watched(*values: Any, **named: Any) -> Any:
@@ -86,10 +87,7 @@ class RstarAgentLoop(AgentLoopBase):
 
         engine = ServerEngine(self.server_manager, task.traj_id, task.problem.problem_id)
         context = replace(
-            worker.context,
-            reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched,
-            temperature=sampling_params["temperature"],
-            top_p=sampling_params["top_p"],
+            context, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched
         )
         try:
             trajectory = await run_rollout(task, engine, context, on_turn=engine.on_turn)

@@ -56,6 +56,8 @@ def overrides(
             raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
+    evaluate = settings.recipe.evaluate
+    evaluated = MAX_PROMPT_TOKENS + (evaluate.max_response_tokens if evaluate.sets else 0)
     tokens = tokens_per_gpu(profile, longest)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
     options: dict[str, Any] = {
@@ -105,7 +107,7 @@ def overrides(
         "actor_rollout_ref.rollout.temperature": keys.temperature,
         "actor_rollout_ref.rollout.prompt_length": MAX_PROMPT_TOKENS,
         "actor_rollout_ref.rollout.response_length": keys.max_response_tokens,
-        "actor_rollout_ref.rollout.max_model_len": longest,
+        "actor_rollout_ref.rollout.max_model_len": max(longest, evaluated),
         "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": True,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": tokens,

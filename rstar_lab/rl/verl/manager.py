@@ -1,11 +1,16 @@
 """verl's agent-loop manager, with the problems and the number of rollouts of the recipe."""
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
 import ray
+import transfer_queue as tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.verl.scheduler import ScheduledClient
@@ -44,4 +49,26 @@ class OversamplingManager(AgentLoopManagerTQ):
         tensordict_utils.assign_non_tensor_stack(prompts, "group", groups)
         tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
         tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)
+        super().generate_sequences(prompts)
+
+    def generate_evaluation(self, problems: Sequence[Problem], *, run: str, samples: int, step: int) -> None:
+        """Roll out the problems of an evaluation, `samples` times each, into partition "val" of the transfer queue.
+
+        run: id of the evaluation's run, of which the rollouts take their names. step: of the training, whose weights the
+        servers hold.
+        """
+        count = len(problems)
+        ray.get(self.llm_client.scheduler.begin_step.remote(count * samples))
+        uids = [str(uuid4()) for _ in problems]
+        rows = {"uid": uids, "agent_name": ["rstar"] * count, "data_source": ["rstar_lab"] * count}
+        prompts = tensordict_utils.get_tensordict(
+            {name: np.array(values, dtype=object) for name, values in rows.items()} | {"index": np.arange(count)}
+        )
+        tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
+        for name, value in (
+            ("global_steps", step), ("validate", True), ("evaluation", run), ("__rollout_n__", samples),
+        ):  # fmt: skip
+            tensordict_utils.assign_non_tensor_data(prompts, name, value)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * count
+        tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
         super().generate_sequences(prompts)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,16 @@ RUN = "parity-rl"
 TOLERANCE = 1e-4  # relative, for loss and gradient norm: float32 sums in a different order
 
 
-def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_size: int = 4, **rl: Any) -> Path:
-    """Create a tiny model, problems and a recipe in `folder`; return the recipe file. rl: further keys of the recipe."""
+def prepare(
+    folder: Path,
+    *,
+    steps: int = 2,
+    problems_per_step: int = 4,
+    group_size: int = 4,
+    evaluate: Mapping[str, Any] | None = None,
+    **rl: Any,
+) -> Path:
+    """Create a tiny model, problems and a recipe in `folder`; return the recipe file. evaluate, rl: keys of the recipe."""
     folder.mkdir(parents=True, exist_ok=True)
     answers = ["42"] * 7 + ["unknown"]
     problems = [
@@ -59,6 +68,7 @@ def prepare(folder: Path, *, steps: int = 2, problems_per_step: int = 4, group_s
         # The scripted log-probs are constants, so they do not match the model.
         "engine": {"dtype": "float32", "mismatch_limit": 1e9},
         "sandbox": {"workers": 1, "timeout_s": 5.0, "memory_mb": 256},
+        "evaluate": dict(evaluate or {}),
     }  # fmt: skip
     path = folder / "parity.yaml"
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))

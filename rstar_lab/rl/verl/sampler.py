@@ -53,7 +53,7 @@ class _RocMixin:
                 return batch, metrics
             all_metrics |= metrics
             started = time.monotonic()
-            trajectories |= zip(batch.keys, _fetch(batch.keys, partition_id), strict=True)
+            trajectories |= zip(batch.keys, fetch_trajectories(batch.keys, partition_id), strict=True)
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
@@ -79,7 +79,7 @@ class _RocMixin:
         """Keep the rollouts of groups that verl removes for staleness or a failure: the run store records them too."""
         if partition_id != "val" and uids:
             keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]  # type: ignore[attr-defined]
-            self._evicted += _fetch(keys, partition_id)
+            self._evicted += fetch_trajectories(keys, partition_id)
         super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
 
@@ -91,7 +91,8 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
     """The buffer of the asynchronous trainers."""
 
 
-def _fetch(keys: list[str], partition_id: str) -> list[Trajectory]:
+def fetch_trajectories(keys: list[str], partition_id: str) -> list[Trajectory]:
+    """Return the trajectories that the agent loop put into the transfer queue."""
     if not keys:
         return []
     data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])

@@ -1,8 +1,9 @@
 """verl's synchronous trainer, with the run store and the watchdog. The training loop is verl's."""
 
+import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,11 +18,15 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.correction import correction_weights
 from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
+from rstar_lab.rl.evaluation import Generate
 from rstar_lab.rl.models.model import export_chat_template
-from rstar_lab.rl.pipeline import RL_KEYS
+from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
@@ -30,10 +35,11 @@ from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_t
 from rstar_lab.rl.training.update import UpdateResult
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
+from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
-from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts
+from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts, fetch_trajectories
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
@@ -56,6 +62,7 @@ class RstarTrainer(PPOTrainerSync):
     """Trains one stage of a recipe. `replay_buffer` selects G of 2G rollouts with RoC; this class writes the run store."""
 
     replay_buffer: RocReplayBuffer
+    agent_loop_manager: OversamplingManager
 
     def __init__(self, config: Any):
         assert_registered()
@@ -63,7 +70,7 @@ class RstarTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # verl's base class checks for this value
         super().__init__(config)
         self.settings = Settings.of(config)
-        session = RunSession(self.settings.recipe, Reporter())
+        session = self.session = RunSession(self.settings.recipe, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
         parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None
         self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)
@@ -250,13 +257,62 @@ class RstarTrainer(PPOTrainerSync):
         step, state, keys = self.replay_buffer.last, self.state, self.settings.keys
         if keys.retire_from is not None:
             state.retired += problems_to_retire(step.trajectories, keys.retire_from)
+        every = self.settings.recipe.evaluate.every
+        held_out = self._evaluate(final=False) if every and self.global_steps % every == 0 else {}
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.
-        self._write_step(step, metrics, timing_raw)
+        self._write_step(step, metrics, timing_raw, held_out)
         state.step, state.stage_step = self.global_steps, state.stage_step + 1
         state.finished = self.over and self.settings.is_last
+        if state.finished:
+            self._evaluate(final=True)
         return batch
 
-    def _write_step(self, step: StepRollouts, metrics: dict[str, Any], timing: dict[str, float]) -> None:
+    def _evaluate(self, *, final: bool) -> dict[str, float]:
+        """Evaluate the recipe's sets with the weights after this step; see `evaluate_sets`.
+
+        The servers sleep between the rollouts of a step and its end, so they are woken for it. final: of the trained model.
+        """
+        if not self.session.held_out:
+            return {}
+        self.watchdog.enter("evaluation", self.global_steps)
+        self.checkpoint_manager.update_weights(self.global_steps)
+        metrics = asyncio.run(
+            evaluate_sets(
+                self.session, self._rollouts_of, parent=self.writer.run_dir.name, step=self.global_steps, final=final
+            )
+        )
+        self.checkpoint_manager.sleep_replicas()
+        self.watchdog.enter("update", self.global_steps)
+        return metrics
+
+    def _rollouts_of(self, problems: Sequence[Problem], run: str) -> Generate:
+        """Return the generator of the rollouts of an evaluation, for `store_evaluation`."""
+
+        async def generate(chunks: Sequence[list[RolloutTask]]) -> AsyncGenerator[list[Trajectory]]:
+            found = await asyncio.to_thread(self._roll_out, [task for tasks in chunks for task in tasks], run)
+            for tasks in chunks:
+                yield [found[task.traj_id] for task in tasks]
+
+        return generate
+
+    def _roll_out(self, tasks: Sequence[RolloutTask], run: str) -> dict[str, Trajectory]:
+        """Generate the rollouts of an evaluation with the agent-loop workers; return them by traj_id."""
+        problems = {task.problem.problem_id: task.problem for task in tasks}
+        self.agent_loop_manager.generate_evaluation(
+            list(problems.values()), run=run, samples=len(tasks) // len(problems), step=self.global_steps
+        )
+        batch, _ = self.replay_buffer.sample(
+            global_steps=self.global_steps, partition_id="val", batch_size=len(problems)
+        )
+        found = {t.traj_id: t for t in fetch_trajectories(batch.keys, "val")}
+        tq.kv_clear(keys=batch.keys, partition_id="val")
+        if missing := [task.traj_id for task in tasks if task.traj_id not in found]:
+            raise UserError(f"evaluation: rollout {missing[0]} failed; the log of the agent-loop workers has the cause")
+        return found
+
+    def _write_step(
+        self, step: StepRollouts, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
+    ) -> None:
         keys, kept = self.settings.keys, step.kept
         labels = {
             t.traj_id: TrainingLabels(True, advantage, *self.arrays.get(t.traj_id, (None, None)))
@@ -280,6 +336,7 @@ class RstarTrainer(PPOTrainerSync):
             | {name: metrics[name] for name in ("mismatch", "mismatch_max") if name in metrics}
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
+            | held_out
         )
         if (
             "reference_kl" in row

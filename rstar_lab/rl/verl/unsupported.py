@@ -7,8 +7,6 @@ from rstar_lab.rl.recipe import Recipe
 def unsupported_options(recipe: Recipe) -> list[str]:
     """Return one line per unsupported key: the stage, the key, the reason and the alternative."""
     lines = []
-    if recipe.evaluate.every:
-        lines.append("evaluate.every: the verl trainer does not evaluate during training; evaluate its stage models")
     if recipe.log_to:
         lines.append("log_to: verl has loggers of its own; set verl.trainer.logger=[console, wandb]")
     if recipe.rl.lora is not None:

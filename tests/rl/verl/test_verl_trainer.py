@@ -29,6 +29,10 @@ OPTIONS = {
     "dynamic_sampling": 1, "overlong_buffer": 500,
 }  # fmt: skip
 
+EVALUATE = {
+    "sets": {"held": {"synthetic": {"count": 3, "seed": 9}}}, "every": 2, "samples": 2, "max_response_tokens": 700,
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module", params=[pytest.param("uninterrupted", marks=pytest.mark.soak), "killed"])
 def attempts(request):
@@ -42,7 +46,7 @@ def runs(tmp_path_factory, attempts):
     from rstar_lab.rl.verl.parity import RUN, prepare, start_verl, train_locally
 
     folder = tmp_path_factory.mktemp("verl")
-    recipe = prepare(folder, **OPTIONS)
+    recipe = prepare(folder, evaluate=EVALUATE, **OPTIONS)
     log, newest = folder / "verl" / "verl.log", folder / "verl" / RUN / "verl" / "latest_checkpointed_iteration.txt"
 
     def start():
@@ -134,6 +138,44 @@ def test_metrics_of_the_options_equal_the_local_trainers(runs):
     assert any(line["groups"] > 4 for line in ours), "dynamic sampling replaced no group"
     # verl reports the rate of the next update. A schedule that restarts after the kill would report 2/3 twice.
     assert [line["verl/actor/lr"] for line in theirs] == pytest.approx([2e-3 / 3, 1e-3])
+
+
+async def test_evaluations_during_and_after_training_equal_those_of_the_local_engines(runs):
+    from rstar_lab.rl.evaluation import evaluate
+    from rstar_lab.rl.models.model import load_tokenizer
+    from rstar_lab.rl.overrides import load_recipe
+    from rstar_lab.rl.reward import reward
+    from rstar_lab.rl.rollout.codec import Codec
+    from rstar_lab.rl.rollout.context import RolloutContext
+    from rstar_lab.rl.session import read_problems
+    from rstar_lab.rl.tools.registry import make_tools
+    from rstar_lab.rl.verl.scripted import ScriptedEngines
+    from rstar_lab.runs.writer import RunWriter
+    from rstar_lab.sandbox import LocalSandbox
+
+    folder = runs[1].parent
+    assert sorted(path.name for path in folder.glob("parity-held-*")) == ["parity-held-rl", "parity-held-step000002"]
+    line = RunReader(runs[1]).metrics()[1]
+    assert 0 <= line["eval/held/low"] <= line["eval/held/pass1"] <= line["eval/held/high"] <= 1
+    recipe = load_recipe(folder.parent / "parity.yaml")
+    async with LocalSandbox(workers=1) as sandbox:
+        tools = make_tools(["python"], sandbox, 5.0, 256)
+        codec, engines = Codec(load_tokenizer(recipe.model), tools), ScriptedEngines(recipe.model)
+        context = RolloutContext.for_evaluation(codec, tools, reward, recipe)
+        with RunWriter.open(folder.parent, "expected", kind="evaluate", recipe={}, seed=0) as writer:
+            problems = read_problems(recipe.evaluate.sets["held"])
+            await evaluate(problems, context, samples=2, engines=engines, writer=writer, seed=recipe.seed, mode="async")
+
+    def rows(run):
+        table = RunReader(run).read("trajectories", ["problem_id", "sample", "reward", "outcomes", "response_tokens"])
+        return sorted(map(str, table.to_pylist()))
+
+    expected = rows(folder.parent / "expected")
+    assert len(expected) == 6
+    for name in ("parity-held-rl", "parity-held-step000002"):
+        reader = RunReader(folder / name)
+        assert reader.info["parent"] == {"run": "parity-rl", "step": 2} and reader.info["status"] == "finished"
+        assert rows(folder / name) == expected
 
 
 def test_a_finished_run_starts_no_step(runs):
