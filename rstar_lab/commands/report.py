@@ -1,5 +1,7 @@
-"""`rstar-lab report`."""
+"""`rstar-lab report`: write the report of a run, or check the text of a notebook."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,31 +15,67 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        "rstar-lab report tiny_fast-rl", "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html"
+        "rstar-lab report tiny_fast-rl",
+        "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
+        "rstar-lab report --lab executed.ipynb --json",
     )
 )
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")
+    ] = None,
     compare: Annotated[
         str | None, typer.Option(help="Another run, for curves of both and a paired comparison.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file to write. Default: out/RUN.html.")] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    lab: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NOTEBOOK", help="Check the text of this executed notebook instead; exit code 1 if it fails."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Write a run as one HTML file that needs no kernel and no network.
 
     It has a summary, curves, intervals, a searchable sample of trajectories with token values, the recipe and its provenance.
+
+    With --lab, no report is written: the command lists every number and every block quote in the Markdown cells of an executed
+    notebook that no output of the notebook contains. A number may be rounded, and a percentage may be a fraction of 1.
     """
+    if (run is None) == (lab is None):
+        raise UserError("report: give a RUN to report, or --lab NOTEBOOK to check a notebook")
+    if lab is not None:
+        _check(lab, as_json)
+        return
     from rstar_lab.analysis.report import report_html
 
-    folder = _folder(run, runs_dir)
+    folder = _folder(str(run), runs_dir)
     other = _folder(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"
     page = report_html(folder, compare_with=other, sample=sample)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page)
-    print(f"{target} ({len(page) / 1e6:.1f} MB)")
+    size = target.stat().st_size
+    print(json.dumps({"report": str(target), "bytes": size}) if as_json else f"{target} ({size / 1e6:.1f} MB)")
+
+
+def _check(notebook: Path, as_json: bool) -> None:
+    from rstar_lab.analysis.notebook_check import check_notebook
+
+    found = check_notebook(notebook)
+    if as_json:
+        print(json.dumps({"notebook": str(notebook), "ok": not found.missing, **asdict(found)}))
+    else:
+        for missing in found.missing:
+            source = "" if missing.kind == "quotation" else f": {missing.context}"
+            print(f"cell {missing.cell}, line {missing.line}: {missing.kind} {missing.text!r} is in no output{source}")
+        checked = f"{found.numbers} numbers and {found.quotations} quotations"
+        print(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
+    if found.missing:
+        raise typer.Exit(1)
 
 
 def _folder(run: str, runs_dir: Path) -> Path:
