@@ -30,11 +30,23 @@ metrics = ["pass1", "tool_error_rate_correct"]  # curves to draw
 # %%
 from IPython.display import Markdown, display
 
-from rstar_lab.analysis import inspect, link, open_runs, plot_heatmap, plot_timeline, watch
+from rstar_lab.analysis import (
+    failed_rollouts,
+    failure_groups,
+    inspect,
+    link,
+    open_runs,
+    overview,
+    plot_failures,
+    plot_heatmap,
+    plot_timeline,
+    watch,
+)
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.runs import RunStoreError, find_runs_dir
 
-runs = open_runs(find_runs_dir(runs_dir))
+runs_dir = find_runs_dir(runs_dir)
+runs = open_runs(runs_dir)
 runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 
 # %% [markdown]
@@ -80,6 +92,20 @@ else:
 link(plot_outcomes(runs, where={"run_id": trained} if trained else None), inspector)
 
 # %% [markdown]
+# ## Groups of failures
+#
+# Failed rollouts, and correct ones with a failed call, grouped by how they ended and by the message of the last failed
+# call. Names and numbers in messages are replaced. Click a bar or a point to list its rollouts.
+
+# %%
+try:
+    failed = failed_rollouts(runs, {"run_id": trained} if trained else None, limit=5000)  # a sample; None: all rollouts
+    display(link(plot_failures(failed), inspector))
+    display(failure_groups(failed).head(10))
+except RunStoreError as error:  # no transcripts are stored, or nothing failed
+    display(Markdown(f"No groups: {error}."))
+
+# %% [markdown]
 # ## Where the time of a step goes
 #
 # One lane per rollout of the last training step, by duration. A rollout generates, its calls wait for a sandbox worker
@@ -113,3 +139,12 @@ display(Markdown("Correct answers with the most tool errors. RoC keeps these les
 # %%
 newest = known[known.run_id.isin(trained or known.run_id)].sort_values("created").iloc[-1]
 watch(newest.path)
+
+# %% [markdown]
+# ## All runs
+#
+# One row per run with sparklines and alerts. Select runs to overlay their curves; a click on a point lists its rollouts
+# in the inspector below the curves.
+
+# %%
+overview(runs_dir)

@@ -8,6 +8,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -30,6 +31,7 @@ KINDS = {
 KEYS = ["kind", "outcome", "message"]
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+_MESSAGE = 40  # characters of a message beside a bar
 _MOST_IDS = 500  # rollouts of a bar that a click opens
 
 
@@ -104,7 +106,12 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
             hovertemplate=f"{name}<br>step %{{x}}: %{{y}}<extra></extra>", row=1, col=2,
         )  # fmt: skip
     figure.update_layout(barmode="stack", height=160 + 34 * len(names))
-    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    labels = {
+        "tickvals": names,
+        "ticktext": [_label(row) for row in table.to_dict("records")],
+        "tickfont": {"size": 12},
+    }
+    figure.update_yaxes(autorange="reversed", row=1, col=1, **labels)
     figure.update_xaxes(title_text="step", row=1, col=2)
     return Figure(go.Figure(figure), table)
 
@@ -139,8 +146,14 @@ def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
 
 
 def _name(row: dict[Any, Any]) -> str:
-    parts = [row["kind"], row["outcome"], row["message"][:48]]
-    return ": ".join(part for part in parts if part)
+    return escape(": ".join(row[key] for key in KEYS if row[key]))
+
+
+def _label(row: dict[Any, Any]) -> str:
+    """Return the name of a group on two short lines."""
+    message = row["message"] if len(row["message"]) <= _MESSAGE else row["message"][: _MESSAGE - 1] + "…"
+    first = ": ".join(row[key] for key in KEYS[:2] if row[key])
+    return "<br>".join(escape(line) for line in (first, message) if line)
 
 
 def _condition(part: pd.DataFrame) -> str:

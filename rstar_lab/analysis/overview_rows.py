@@ -61,7 +61,7 @@ class OverviewRow:
 
 
 class OverviewRows:
-    """Reads the rows of a folder of runs. Unchanged runs come from memory."""
+    """Reads the rows of a folder of runs, or of one run. Unchanged runs come from memory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -69,7 +69,7 @@ class OverviewRows:
 
     def read(self) -> list[OverviewRow]:
         """Return one row per run, newest first. A damaged run has the state "unreadable" and its error."""
-        folders = run_folders(self.root)
+        folders = [self.root] if (self.root / "run.json").exists() else run_folders(self.root)
         states = {folder: _state(folder) for folder in folders}
         changed = [folder for folder in folders if self._rows.get(folder, (None,))[0] != states[folder]]
         for folder, row in _read_rows(changed).items():

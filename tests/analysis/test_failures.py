@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from rstar_lab.analysis import open_runs
@@ -102,6 +103,16 @@ def test_points_of_the_figure_open_their_rollouts(runs):
     assert len(figure.frame) == 5
     with pytest.raises(RunStoreError, match="no selected rollout failed"):
         plot_failures(failed_rollouts(runs, "step = 9"))
+
+
+def test_groups_with_the_same_beginning_of_the_message_are_drawn_apart():
+    messages = [f"ValueError: the value <b> of this call is not in the table of {end}" for end in ("sums", "products")]
+    same = {"run_id": "a", "step": 1, "problem_id": "p", "kept": True, "kind": "no answer", "outcome": "exception"}
+    rows = [same | {"traj_id": f"t{i}", "message": messages[i % 2]} for i in range(3)]
+    figure = plot_failures(pd.DataFrame(rows))
+    assert len(set(figure.data[0].y)) == 2 and list(figure.data[0].x) == [2, 1]
+    labels = figure.layout.yaxis.ticktext
+    assert labels[0] == labels[1] == "no answer: exception<br>ValueError: the value &lt;b&gt; of this call …"
 
 
 def test_messages_and_code_are_compared_without_names_and_numbers():

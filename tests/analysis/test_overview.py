@@ -115,3 +115,10 @@ def test_refresh_of_unchanged_runs_takes_little_time(tmp_path: Path):
     start = time.process_time()
     reader.read()
     assert time.process_time() - start < 0.1  # 200 runs: under 1 s
+
+
+def test_the_folder_of_one_run_has_one_row():
+    golden = Path(__file__).parent.parent / "golden" / "runs" / "tiny_fast-rl"
+    shown = overview(golden)
+    assert [row.run_id for row in shown.rows] == shown.selected == ["tiny_fast-rl"]
+    assert shown.inspector is not None and shown.inspector.source.count("TRUE") == 1536

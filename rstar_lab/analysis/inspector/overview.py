@@ -177,8 +177,8 @@ def overview(runs_dir: str | Path = "", *, selected: list[str] | None = None, ev
 
     A click on a point of a curve lists its rollouts in the inspector below.
 
-    runs_dir: default: the nearest runs/ folder. selected: ids of the runs whose curves are shown first; default: the
-    newest run with rollouts. every_s: seconds between updates.
+    runs_dir: folder of runs, or of one run; default: the nearest runs/ folder. selected: ids of the runs whose curves are
+    shown first; default: the newest run with rollouts. every_s: seconds between updates.
     Raises UserError for an invalid interval or an unknown run id, and RunStoreError if the folder does not exist.
     """
     if not (math.isfinite(every_s) and every_s > 0):
