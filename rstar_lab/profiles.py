@@ -119,12 +119,25 @@ class Ssh(ProfileSection):
     setup: list[str] = Field(default_factory=list, description="shell lines to run first: modules, environment")
 
 
+class KubeRay(ProfileSection):
+    """Kubernetes with the KubeRay operator. The job's pods run `image`; their number and size come from `hardware`."""
+
+    context: str | None = Field(default=None, description="context of the kubeconfig file; default: the current one")
+    namespace: str | None = Field(default=None, description="default: that of the context")
+    claim: str = Field(default="rstar-lab-shared", description="PersistentVolumeClaim with the folders of `storage`")
+    mount: str = Field(default="/shared", description="where the pods mount the claim")
+    secret: str = Field(default="rstar-lab", description="Secret that has the variables of `secrets` as keys")
+    sandbox_url: str = Field(
+        default="http://rstar-lab-sandbox:8088", description="sandbox service of jobs, if `sandbox.redis` is true"
+    )
+
+
 class Profile(ProfileSection):
     """A machine and its settings."""
 
     name: str
     description: str
-    backend: Literal["local", "ray", "slurm", "ssh"]
+    backend: Literal["local", "ray", "slurm", "ssh", "kuberay"]
     trainer: Literal["local", "verl"]
     hardware: Hardware
     engine: EngineSettings = EngineSettings()
@@ -137,6 +150,7 @@ class Profile(ProfileSection):
     image: str | None = None
     slurm: Slurm = Slurm()
     ssh: Ssh = Ssh()
+    kuberay: KubeRay = KubeRay()
 
 
 def load_profile(name: str | Path) -> Profile:

@@ -1,4 +1,4 @@
-"""Run a recipe as a job on this machine, Ray or Slurm, or over ssh on another machine. A job is found again by its id."""
+"""Run a recipe as a job on this machine, Ray, Slurm or Kubernetes, or over ssh. A job is found again by its id."""
 
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.describe import JobDescription, describe

@@ -7,14 +7,16 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    no_args_is_help=True, help="Run recipes as jobs on this machine, on Ray, on Slurm, or on another machine over ssh."
+    no_args_is_help=True,
+    help="Run recipes as jobs on this machine, on Ray, Slurm or Kubernetes, or on another machine over ssh.",
 )
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs; jobs are stored in its .jobs folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 @app.command(
-    epilog="Examples:\n\n`rstar-lab jobs submit tiny_fast --watch`\n\n`rstar-lab jobs submit RECIPE --profile mi300x_8x8 --host HOST`"
+    epilog="Examples:\n\n`rstar-lab jobs submit tiny_fast --watch`\n\n`rstar-lab jobs submit RECIPE --profile mi300x_8x8 --host HOST`\n\n"
+    "`rstar-lab jobs submit RECIPE --profile h100x8 --backend kuberay`"
 )
 def submit(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
@@ -27,7 +29,7 @@ def submit(
         typer.Option(help="run, train or sft with the profile's trainer, or verl (run with verl). Default: run."),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(help="local, ray, slurm or ssh. Default: the profile's backend.")
+        str | None, typer.Option(help="local, ray, slurm, ssh or kuberay. Default: the profile's backend.")
     ] = None,
     address: Annotated[str | None, typer.Option(help="URL of Ray's dashboard, http://HOST:8265.")] = None,
     host: Annotated[

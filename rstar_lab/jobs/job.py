@@ -80,7 +80,8 @@ class Job:
         Raises TimeoutError after `timeout_s`; the job continues.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        seen, lost = 0, False
+        seen: list[str] = []
+        lost = False
         while True:
             try:
                 ended, lost = self.status().ended, False
@@ -93,8 +94,10 @@ class Job:
                 ended, lost = False, True
             lines = self.logs().splitlines(keepends=True)
             complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
-            yield from (line.rstrip("\n") for line in complete[seen:])
-            seen = len(complete)
+            # The output of the backend, which comes first, is replaced by the job's own log.
+            new = complete[len(seen) :] if complete[: len(seen)] == seen else complete
+            yield from (line.rstrip("\n") for line in new)
+            seen = complete
             if ended:
                 return
             if deadline is not None and time.monotonic() > deadline:
@@ -200,7 +203,11 @@ def backend_module(name: str) -> ModuleType:
         from rstar_lab.jobs import ssh
 
         return ssh
-    raise UserError(f"backend {name!r} is unknown; choose local, ray, slurm or ssh")
+    if name == "kuberay":
+        from rstar_lab.jobs import kuberay
+
+        return kuberay
+    raise UserError(f"backend {name!r} is unknown; choose local, ray, slurm, ssh or kuberay")
 
 
 def _progress_line(event: Mapping[str, Any]) -> str:

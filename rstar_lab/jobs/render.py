@@ -1,5 +1,6 @@
-"""Render cluster files from a hardware profile: the sbatch script, `ray start` commands, a KubeRay RayCluster."""
+"""Render cluster files from a hardware profile: the sbatch script, `ray start` commands, KubeRay's RayCluster and RayJob."""
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -108,27 +109,82 @@ def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> li
     return ["start", *where, f"--num-cpus={hardware.cpus_per_node}", f"--num-gpus={hardware.gpus_per_node}", "--block"]
 
 
-def ray_cluster(profile: Profile) -> str:
-    """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image and environment."""
+def ray_cluster(profile: Profile) -> dict[str, Any]:
+    """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image, environment and volume."""
     document: dict[str, Any] = yaml.safe_load(_fill("kuberay/raycluster.yaml", name=profile.name.replace("_", "-")))
-    hardware = profile.hardware
-    resource = "amd.com/gpu" if is_amd(profile) else "nvidia.com/gpu"
+    hardware, kuberay = profile.hardware, profile.kuberay
+    if kuberay.namespace:
+        document["metadata"]["namespace"] = kuberay.namespace
     environment = [{"name": name, "value": value} for name, value in profile.env.items()]
     secret_variables = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": "rstar-lab", "key": name, "optional": True}}}
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": kuberay.secret, "key": name, "optional": True}}}
         for name in profile.secrets
     ]
+    quantity: dict[str, str] = {
+        "cpu": str(hardware.cpus_per_node),
+        "memory": f"{hardware.memory_gb_per_node:g}Gi",
+    }
+    if hardware.gpus_per_node:
+        quantity["amd.com/gpu" if is_amd(profile) else "nvidia.com/gpu"] = str(hardware.gpus_per_node)
     head, worker = document["spec"]["headGroupSpec"], document["spec"]["workerGroupSpecs"][0]
     worker |= {"replicas": hardware.nodes, "minReplicas": hardware.nodes, "maxReplicas": hardware.nodes}
-    for group in (head, worker):
-        container = group["template"]["spec"]["containers"][0]
-        container["image"] = profile.image or container["image"]
-        container["env"] = [*container.get("env", []), *environment, *secret_variables]
-    quantity = {"cpu": hardware.cpus_per_node, "memory": f"{hardware.memory_gb_per_node:g}Gi"}
-    if hardware.gpus_per_node:
-        quantity[resource] = hardware.gpus_per_node
     worker["template"]["spec"]["containers"][0]["resources"] = {"limits": quantity, "requests": dict(quantity)}
-    return yaml.safe_dump(document, sort_keys=False)
+    for group in (head, worker):
+        pod = group["template"]["spec"]
+        container = pod["containers"][0]
+        container["image"] = profile.image or container["image"]
+        container["env"] = [*environment, *secret_variables]
+        container["volumeMounts"] = [
+            {"name": "shared", "mountPath": kuberay.mount},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ]
+        pod["volumes"][0]["persistentVolumeClaim"]["claimName"] = kuberay.claim
+    return document
+
+
+def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[str, Any]:
+    """Return the KubeRay RayJob of a job: the cluster of `ray_cluster`, and the supervisor as entry point on its head.
+
+    name: of the RayJob. The cluster is deleted when the job ends. Raises UserError if the pods would not see the job's folder.
+    """
+    mount = profile.kuberay.mount
+    if profile.image is None:
+        raise UserError(f"profile {profile.name}: backend kuberay requires `image`")
+    if not folder.is_relative_to(mount):
+        raise UserError(
+            f"profile {profile.name}: the pods mount the claim {profile.kuberay.claim} at {mount}, but the job's folder is {folder}; "
+            f"choose a --runs-dir under {mount}, or change kuberay.mount"
+        )
+    cluster = ray_cluster(profile)
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    for group in groups:
+        # The packed tree comes before the package in the image.
+        group["template"]["spec"]["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{folder}/code"})
+    return {
+        "apiVersion": cluster["apiVersion"],
+        "kind": "RayJob",
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": "rstar-lab"},
+            "annotations": {
+                "rstar-lab/job": spec.id,
+                "rstar-lab/recipe": spec.recipe,
+                "rstar-lab/profile": spec.profile,
+            },
+        },
+        "spec": {
+            "entrypoint": f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder))}",
+            "jobId": name,
+            "submissionMode": "K8sJobMode",
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": cluster["spec"],
+        },
+    }
+
+
+def to_yaml(document: dict[str, Any]) -> str:
+    """Return a manifest as YAML without anchors."""
+    return yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False)
 
 
 def _fill(template: str, **values: str) -> str:
@@ -139,7 +195,7 @@ def main(profile: str, kind: str) -> str:
     """Return the files of `python -m rstar_lab.jobs.render PROFILE kuberay|ray`."""
     machine = load_profile(profile)
     if kind == "kuberay":
-        return ray_cluster(machine)
+        return to_yaml(ray_cluster(machine))
     if kind == "ray":
         first, others = (["ray", *ray_start(machine, head=head)] for head in (True, False))
         exports = [f"export {name}={shlex.quote(value)}" for name, value in machine.env.items()]

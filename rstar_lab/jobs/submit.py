@@ -57,7 +57,7 @@ def submit(
         with the verl trainer, whatever the profile says.
     runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
     name: name of the recipe in this run, and so of the run's folder.
-    backend: local, ray, slurm or ssh; default: that of the profile. address: URL of Ray's dashboard.
+    backend: local, ray, slurm, ssh or kuberay; default: that of the profile. address: URL of Ray's dashboard.
     host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
         `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
     job_id: id of the new job; default: the run's name and the time. grid: name of the grid to which the job belongs.
@@ -85,7 +85,13 @@ def submit(
     if preflight:
         run_preflight(recipe, profile, overrides, trainer, log)
     root = tree_root()
-    folder.path.mkdir(parents=True)
+    try:
+        folder.path.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot create {folder.path}: {error.strerror}; the runs folder (--runs-dir, or storage.runs of the profile) must be "
+            "on storage that this machine shares with the nodes of the job"
+        ) from error
     try:
         recipe_argument = _store_recipe(recipe, machine, folder.path)
         profile_argument = _store_profile(profile, folder.path)
@@ -94,10 +100,14 @@ def submit(
             cwd = folder.path / "code"
             log(f"{job_id}: sends {pack(root, cwd)} to {backend}")
         _store_secrets(folder, machine, backend, log)
-        arguments = _command(
-            trainer, action, recipe_argument, profile_argument, resolve_recipe_paths(overrides, machine), runs
-        )
-        python = "python3" if backend == "slurm" and machine.slurm.container else sys.executable
+        resolved = resolve_recipe_paths(overrides, machine)
+        sandbox_workers = _sandbox_workers(recipe, overrides, machine)
+        if backend == "kuberay" and sandbox_workers:
+            # Pods with GPUs lack the rights that the sandbox requires: a Deployment of its own has them.
+            sandbox_workers, resolved["sandbox.url"] = 0, machine.kuberay.sandbox_url
+        arguments = _command(trainer, action, recipe_argument, profile_argument, resolved, runs)
+        in_image = backend == "kuberay" or (backend == "slurm" and machine.slurm.container)
+        python = "python3" if in_image else sys.executable
         spec = JobSpec(
             id=job_id,
             recipe=str(recipe),
@@ -113,7 +123,7 @@ def submit(
             handle={"address": address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
             if backend == "ray"
             else {},
-            sandbox_workers=_sandbox_workers(recipe, overrides, machine),
+            sandbox_workers=sandbox_workers,
             action=command,
             grid=grid,
         )
@@ -195,8 +205,12 @@ def _store_profile(profile: str, folder: Path) -> str:
 def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Callable[[str], None]) -> None:
     """Write the profile's secret variables to a file that only this user can read.
 
-    Others can look up what Ray or Slurm receive, so secrets do not go that way.
+    Others can look up what Ray or Slurm receive, so secrets do not go that way. On Kubernetes the pods read a Secret.
     """
+    if backend == "kuberay":
+        if profile.secrets:
+            log(f"{folder.path.name}: reads {', '.join(profile.secrets)} from the Secret {profile.kuberay.secret}")
+        return
     forwarded = {variable: os.environ[variable] for variable in profile.secrets if variable in os.environ}
     if backend != "local" and forwarded:
         folder.write(SECRETS_FILE, forwarded, mode=0o600)

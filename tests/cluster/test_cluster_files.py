@@ -106,11 +106,11 @@ def test_slurm_job_starts_the_sandbox_service_and_workers_on_every_node(tmp_path
 
 
 def test_ray_cluster_has_the_profiles_resources_and_no_api_token():
-    document = yaml.safe_load(ray_cluster(load_profile("mi300x_8x8")))
+    document = ray_cluster(load_profile("mi300x_8x8"))
     worker = document["spec"]["workerGroupSpecs"][0]
     container = worker["template"]["spec"]["containers"][0]
     assert worker["replicas"] == 8
-    assert container["resources"]["limits"]["amd.com/gpu"] == 8
+    assert container["resources"]["limits"]["amd.com/gpu"] == "8"
     assert container["image"] == "rstar-lab:rocm"
     assert {"name": "HSA_NO_SCRATCH_RECLAIM", "value": "1"} in container["env"]
     for group in (document["spec"]["headGroupSpec"], worker):
