@@ -32,6 +32,7 @@ NOT_COVERED = {
     "profile.image": "no container is started",
     "profile.slurm.*": "no Slurm job is submitted",
     "profile.ssh.*": "no job is sent to another machine",
+    "profile.kuberay.*": "no job is sent to Kubernetes",
     "*.precision": "float32 on a CPU",
     "vocabulary": "the tokenizer is that of tiny_fast",
     "engine.memory_share": "applies to GPU memory",
