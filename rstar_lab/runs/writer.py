@@ -4,15 +4,16 @@ The files of a step are written first and its line in metrics.jsonl last. The st
 written. `cut` removes the lines first and the files afterwards. Opening a run again removes files without a line.
 """
 
+import itertools
 import json
 import os
 import shutil
 from asyncio import CancelledError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -150,25 +151,38 @@ class RunWriter:
         *,
         trajectories: Sequence[dict[str, Any]],
         calls: Sequence[dict[str, Any]],
-        transcripts: Sequence[dict[str, Any]],
+        transcripts: Sequence[dict[str, Any]] | int,
         metrics: dict[str, Any],
     ) -> None:
         """Write a step completely or not at all.
 
         Rows are dicts of the schema's columns; run, attempt, stage and step are filled in. metrics: JSON values.
+        transcripts: if `write_parts` has written their file already, the number of its rows.
         Raises ValueError for a row that does not fit the schema or a step that is not after the last one, RunStoreError
         if the disk is full.
         """
         fill = {"run_id": self._info["run_id"], "attempt": self.attempt, "stage": stage, "step": step}
-        rows = {"trajectories": trajectories, "calls": calls, "transcripts": transcripts}
+        rows = {"trajectories": trajectories, "calls": calls}
+        written = {}
+        if isinstance(transcripts, int):
+            written["transcripts"] = transcripts
+        else:
+            rows["transcripts"] = transcripts
         tables = {}
         for level, level_rows in rows.items():
             names = LEVELS[level].names
             tables[level] = table_of(level, level_rows, {name: value for name, value in fill.items() if name in names})
-        self.write_tables(stage, step, tables, metrics)
+        self.write_tables(stage, step, tables, metrics, written)
 
-    def write_tables(self, stage: str, step: int, tables: dict[str, pa.Table], metrics: dict[str, Any]) -> None:
-        """Like `write_step`, for Arrow tables with the schemas of the levels."""
+    def write_tables(
+        self,
+        stage: str,
+        step: int,
+        tables: dict[str, pa.Table],
+        metrics: dict[str, Any],
+        written: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Like `write_step`, for Arrow tables with the schemas of the levels. written: rows of the levels whose file exists."""
         if not is_valid_name(stage):
             raise ValueError(f"stage {stage!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
         last = self.last_step
@@ -179,7 +193,7 @@ class RunWriter:
         for level, table in tables.items():
             if table.num_rows:
                 write_table(step_file(self.run_dir, level, stage, step), level, table)
-        counts = {level: tables[level].num_rows if level in tables else 0 for level in LEVELS}
+        counts = {level: tables[level].num_rows if level in tables else written.get(level, 0) for level in LEVELS}
         where = {"run_id": self._info["run_id"], "stage": stage, "step": step, "attempt": self.attempt}
         row = rollup_row(tables["trajectories"], counts, where)
         rollup = pa.concat_tables([self._rollup, pa.Table.from_pylist([row], ROLLUP)])
@@ -289,11 +303,27 @@ class RunWriter:
 
 def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | None = None) -> None:
     """Write a Parquet file of a level. steps: of a merged file."""
+    write_parts(path, level, [table], steps)
+
+
+def write_parts(path: Path, level: str, tables: Iterable[pa.Table], steps: Sequence[int] | None = None) -> int:
+    """Write a Parquet file of a level from tables, one after the other in memory; return the number of rows.
+
+    steps: of a merged file. Without rows there is no file.
+    """
     marks = {STEPS_KEY: json.dumps(list(steps))} if steps is not None else {}
-    with atomic_write(path) as file:
-        labels = schema_with_metadata(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
-        table = table.replace_schema_metadata(labels)
-        pq.write_table(table, file, row_group_size=row_group_size(level, table), **parquet_options(level))
+    labels = schema_with_metadata(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
+    parts, rows = iter(tables), 0
+    if (first := next(parts, None)) is None:
+        return 0
+    with (
+        atomic_write(path) as file,
+        pq.ParquetWriter(file, first.schema.with_metadata(labels), **parquet_options(level)) as writer,
+    ):
+        for table in itertools.chain([first], parts):
+            writer.write_table(table.replace_schema_metadata(labels), row_group_size=row_group_size(level, table))
+            rows += table.num_rows
+    return rows
 
 
 def parquet_options(level: str) -> dict[str, Any]:

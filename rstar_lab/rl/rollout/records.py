@@ -70,9 +70,9 @@ def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, 
         "answer": trajectory.answer,
         "truth": trajectory.truth,
         "reflection_tokens": count_reflection_words(trajectory.text),
-        "entropy": _mean(labels.entropy, trajectory.loss_mask),
-        "engine_log_prob": _mean(trajectory.log_probs, trajectory.loss_mask),
-        "trainer_log_prob": _mean(labels.trainer_log_probs, trajectory.loss_mask),
+        "entropy": mean_over(labels.entropy, trajectory.loss_mask),
+        "engine_log_prob": mean_over(trajectory.log_probs, trajectory.loss_mask),
+        "trainer_log_prob": mean_over(labels.trainer_log_probs, trajectory.loss_mask),
         "generate_s": sum(turn.generate_s for turn in turns),
         "tool_s": sum(turn.tool_s for turn in turns),
         "queue_s": sum(turn.queue_s for turn in turns),
@@ -151,7 +151,8 @@ def _half(values: Sequence[float] | None) -> np.ndarray | None:
     return None if values is None else np.asarray(values, dtype=np.float16)
 
 
-def _mean(values: Sequence[float] | None, mask: Sequence[bool]) -> float | None:
+def mean_over(values: Sequence[float] | np.ndarray | None, mask: Sequence[bool] | np.ndarray) -> float | None:
+    """Return the mean of the values where the mask is True; None without values or without True."""
     if values is None or not any(mask):
         return None
     return float(np.asarray(values, dtype=np.float64)[np.asarray(mask)].mean())

@@ -321,8 +321,13 @@ class UpdateResult:
         if not len(gap):
             return
         self.extra |= {"mismatch": float(gap.mean()), "mismatch_max": float(gap.max())}
-        if limit is not None and not gap.mean() <= limit:
-            raise MismatchError(
-                f"log-probs of engine and trainer differ by {gap.mean():.2g} per token on average, the limit is {limit:g}: "
-                "the engine has stale weights or another precision; engine.mismatch_limit sets the limit"
-            )
+        check_mismatch_limit(float(gap.mean()), limit)
+
+
+def check_mismatch_limit(mismatch: float, limit: float | None) -> None:
+    """Raise MismatchError if the mean difference of the log-probs of engine and trainer exceeds the limit; None: no limit."""
+    if limit is not None and not mismatch <= limit:
+        raise MismatchError(
+            f"log-probs of engine and trainer differ by {mismatch:.2g} per token on average, the limit is {limit:g}: "
+            "the engine has stale weights or another precision; engine.mismatch_limit sets the limit"
+        )

@@ -20,6 +20,7 @@ from rstar_lab.rl.verl.engine import ServerEngine
 from rstar_lab.rl.verl.pending import PENDING, WatchedTool
 from rstar_lab.rl.verl.scheduler import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer, split
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class WorkerState:
     settings: Settings
     context: RolloutContext
     evaluation: RolloutContext
+    transcripts: Any
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
@@ -52,6 +54,7 @@ class WorkerState:
             settings,
             RolloutContext.for_training(codec, watched, reward, keys),
             RolloutContext.for_evaluation(codec, watched, reward, settings.recipe),
+            find_writer(settings.run),
         )
 
 
@@ -64,7 +67,11 @@ class RstarAgentLoop(AgentLoopBase):
     server_manager: ScheduledClient
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Roll out `problem`, of a step or of an evaluation. `extra_fields["trajectory"]` holds the pickled trajectory."""
+        """Roll out `problem`, of a step or of an evaluation.
+
+        `extra_fields["rollout"]` holds the pickled trajectory of an evaluation. Of a step it holds the numbers; the transcript
+        is sent to the writer of the run.
+        """
         global _worker_state
         if _worker_state is None:
             _worker_state = asyncio.ensure_future(WorkerState.open(self.config, self.tokenizer))
@@ -93,11 +100,17 @@ class RstarAgentLoop(AgentLoopBase):
             trajectory = await run_rollout(task, engine, context, on_turn=engine.on_turn)
         finally:
             engine.leave()
-        return as_output(trajectory, engine.versions, end_id=worker.context.codec.end_id)
+        rollout: Trajectory | RolloutNumbers = trajectory
+        if not run:
+            rollout, transcript = split(trajectory, whole=worker.settings.reads_texts)
+            await worker.transcripts.add.remote(trajectory.traj_id, transcript)
+        return as_output(trajectory, rollout, engine.versions, end_id=worker.context.codec.end_id)
 
 
-def as_output(trajectory: Trajectory, versions: list[int], *, end_id: int) -> AgentLoopOutput:
-    """Convert a trajectory to verl's output.
+def as_output(
+    trajectory: Trajectory, rollout: Trajectory | RolloutNumbers, versions: list[int], *, end_id: int
+) -> AgentLoopOutput:
+    """Convert a trajectory to verl's output. rollout: what the trainer's process gets.
 
     A trajectory without tokens (its engine failed) gets one masked token, because verl puts the reward on the last token.
     """
@@ -115,7 +128,7 @@ def as_output(trajectory: Trajectory, versions: list[int], *, end_id: int) -> Ag
         ),
         extra_fields={
             # Pickled: TransferQueue would turn a dataclass into a dict.
-            "trajectory": pickle.dumps(trajectory),
+            "rollout": pickle.dumps(rollout),
             "reward_extra_info": {"acc": trajectory.reward},
             "min_global_steps": min(versions, default=0),
             "max_global_steps": max(versions, default=0),

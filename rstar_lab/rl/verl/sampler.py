@@ -13,20 +13,26 @@ from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.transcripts import RolloutNumbers
 
 
 @dataclass
 class StepRollouts:
     """The rollouts of a step and the selection. keys: traj_id -> key in the transfer queue, for kept rollouts."""
 
-    trajectories: list[Trajectory] = field(default_factory=list)
+    rollouts: list[RolloutNumbers] = field(default_factory=list)
     kept: Selection = field(default_factory=lambda: Selection([], [], 0))
     keys: dict[str, str] = field(default_factory=dict)
     roc_s: float = 0.0
 
     @property
+    def trajectories(self) -> list[Trajectory]:
+        """Outlines of all rollouts, including dropped ones; see `transcripts.outline`."""
+        return [rollout.outline for rollout in self.rollouts]
+
+    @property
     def groups(self) -> int:
-        return len({trajectory.group_id for trajectory in self.trajectories})
+        return len({rollout.outline.group_id for rollout in self.rollouts})
 
 
 class _RocMixin:
@@ -37,11 +43,11 @@ class _RocMixin:
         self.settings = Settings.of_node(settings.pop("rstar"))
         super().__init__(*args, sampler_kwargs=sampler_kwargs, **(kwargs | settings))  # type: ignore[call-arg]
         self.last = StepRollouts()
-        self._evicted: list[Trajectory] = []
+        self._evicted: list[RolloutNumbers] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return the kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal."""
-        trajectories: dict[str, Trajectory] = {}
+        rollouts: dict[str, RolloutNumbers] = {}
         tags: dict[str, dict[str, Any]] = {}
         all_metrics: dict[str, Any] = {}
         missing, roc_s = batch_size, 0.0
@@ -53,7 +59,8 @@ class _RocMixin:
                 return batch, metrics
             all_metrics |= metrics
             started = time.monotonic()
-            trajectories |= zip(batch.keys, fetch_trajectories(batch.keys, partition_id), strict=True)
+            rollouts |= zip(batch.keys, fetch_rollouts(batch.keys, partition_id), strict=True)
+            trajectories = {key: rollout.outline for key, rollout in rollouts.items()}
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
@@ -69,7 +76,7 @@ class _RocMixin:
         chosen = [key for key in order if trajectories[key].traj_id in names] or order[:1]
         if dropped := sorted(set(trajectories) - set(chosen)):
             tq.kv_clear(partition_id=partition_id, keys=dropped)
-        everything = sorted([*trajectories.values(), *self._evicted], key=lambda t: (t.group_id, t.sample))
+        everything = sorted([*rollouts.values(), *self._evicted], key=lambda r: (r.outline.group_id, r.outline.sample))
         keys = {trajectories[key].traj_id: key for key in chosen}
         self.last = StepRollouts(everything, kept, keys, roc_s + time.monotonic() - started)
         self._evicted = []
@@ -79,7 +86,7 @@ class _RocMixin:
         """Keep the rollouts of groups that verl removes for staleness or a failure: the run store records them too."""
         if partition_id != "val" and uids:
             keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]  # type: ignore[attr-defined]
-            self._evicted += fetch_trajectories(keys, partition_id)
+            self._evicted += fetch_rollouts(keys, partition_id)
         super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
 
@@ -91,10 +98,10 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
     """The buffer of the asynchronous trainers."""
 
 
-def fetch_trajectories(keys: list[str], partition_id: str) -> list[Trajectory]:
-    """Return the trajectories that the agent loop put into the transfer queue."""
+def fetch_rollouts(keys: list[str], partition_id: str) -> list[Any]:
+    """Return what the agent loop put into the transfer queue: RolloutNumbers, in partition "val" trajectories."""
     if not keys:
         return []
     data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
     fields = [getattr(value, "data", value) for value in data["extra_fields"]]
-    return [pickle.loads(value["trajectory"]) for value in fields]
+    return [pickle.loads(value["rollout"]) for value in fields]

@@ -9,6 +9,7 @@ from typing import Any
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.session import read_problems
 from rstar_lab.rl.training.stages import difficulty_file, without_solved
 
@@ -66,6 +67,14 @@ class Settings:
     @property
     def rollouts_per_group(self) -> int:
         return self.keys.group_size * (1 if self.keys.roc == "none" else self.keys.oversample)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the selection or a metric of the recipe reads texts or tokens of the rollouts."""
+        config = self.keys.selection_config
+        return config.rule == "released" or any(
+            [self.keys.metrics, is_own(self.keys.advantage), *map(callable, config.penalties)]
+        )
 
     @cached_property
     def pool(self) -> list[Problem]:

@@ -3,11 +3,11 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 import transfer_queue as tq
@@ -28,22 +28,23 @@ from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.metrics import rollout_metrics
-from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.training.update import UpdateResult
+from rstar_lab.rl.training.update import check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
-from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts, fetch_trajectories
+from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts, fetch_rollouts
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.schema import step_file
 
 MODE = "rstar"
 # The local trainer's metric name -> verl's.
@@ -77,7 +78,9 @@ class RstarTrainer(PPOTrainerSync):
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._pending_operations)
         self.state = TrainerState()
         self.lines: list[dict[str, Any]] = []  # of this stage
-        self.arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.transcripts = start_writer(self.settings.run)
+        self.values = TrainerValues()
+        self.writing: Any = None  # the number of transcripts, when their file is written
         self.mini_batches: list[list[str]] = []
         self.saved = 0  # step of the newest checkpoint
 
@@ -196,12 +199,13 @@ class RstarTrainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
-        kept = self.replay_buffer.last.kept
-        self.arrays = self._trainer_arrays(self.replay_buffer.last)
-        update = UpdateResult(len(kept.trajectories))
-        update.log_probs = [self.arrays.get(t.traj_id, (None,))[0] for t in kept.trajectories]
-        update.check_mismatch(kept, self.settings.recipe.engine.resolved_mismatch_limit)
-        metrics |= update.extra
+        step, self.values = self.replay_buffer.last, TrainerValues()
+        if step.kept.trajectories and self.settings.keys.old_log_probs != "engine":
+            keys = {t.traj_id: step.keys[t.traj_id] for t in step.kept.trajectories}
+            self.values = ray.get(self.transcripts.add_trainer_values.remote(keys))
+        if self.values.mismatch is not None:
+            metrics |= {"mismatch": self.values.mismatch, "mismatch_max": self.values.mismatch_max}
+            check_mismatch_limit(self.values.mismatch, self.settings.recipe.engine.resolved_mismatch_limit)
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -249,7 +253,16 @@ class RstarTrainer(PPOTrainerSync):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Skip the update without signal, as the local trainer does: weight decay alone would change the weights."""
+        """Update the model while the transcripts are written. Skip the update without signal, as the local trainer does:
+        weight decay alone would change the weights."""
+        step, run_dir, stage = self.replay_buffer.last, self.writer.run_dir, self.settings.stage.name
+        self.writing = self.transcripts.write.remote(
+            step_file(run_dir, "transcripts", stage, self.global_steps),
+            {"run_id": run_dir.name, "stage": stage, "step": self.global_steps},
+            [t.traj_id for t in step.trajectories],
+            [t.traj_id for t in step.kept.trajectories],
+            self.settings.keys.token_arrays,
+        )
         return super()._update_actor(batch, metrics) if self.replay_buffer.last.kept.trajectories else batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -304,7 +317,7 @@ class RstarTrainer(PPOTrainerSync):
         batch, _ = self.replay_buffer.sample(
             global_steps=self.global_steps, partition_id="val", batch_size=len(problems)
         )
-        found = {t.traj_id: t for t in fetch_trajectories(batch.keys, "val")}
+        found = {t.traj_id: t for t in fetch_rollouts(batch.keys, "val")}
         tq.kv_clear(keys=batch.keys, partition_id="val")
         if missing := [task.traj_id for task in tasks if task.traj_id not in found]:
             raise UserError(f"evaluation: rollout {missing[0]} failed; the log of the agent-loop workers has the cause")
@@ -314,11 +327,17 @@ class RstarTrainer(PPOTrainerSync):
         self, step: StepRollouts, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
     ) -> None:
         keys, kept = self.settings.keys, step.kept
-        labels = {
-            t.traj_id: TrainingLabels(True, advantage, *self.arrays.get(t.traj_id, (None, None)))
-            for t, advantage in zip(kept.trajectories, kept.advantages, strict=True)
-        }
-        rows = step_rows(step.trajectories, labels, keys.token_arrays)
+        labels: dict[str, dict[str, Any]] = {}
+        for t, advantage in zip(kept.trajectories, kept.advantages, strict=True):
+            log_prob, entropy = self.values.means.get(t.traj_id, (None, None))
+            labels[t.traj_id] = {
+                "kept": True, "advantage": advantage, "trainer_log_prob": log_prob, "entropy": entropy,
+            }  # fmt: skip
+        rows = [rollout.row | labels.get(rollout.row["traj_id"], {}) for rollout in step.rollouts]
+        calls = [call for rollout in step.rollouts for call in rollout.calls]
+        started = time.monotonic()
+        transcripts = ray.get(self.writing)
+        waited_s = time.monotonic() - started
         informative = {t.group_id for t in kept.trajectories}
         scheduler = ray.get(self.scheduler.stats.remote())
         with_signal = [t for t in step.trajectories if t.group_id in informative]
@@ -330,7 +349,7 @@ class RstarTrainer(PPOTrainerSync):
             # What goes through forward and backward, and what would without RoC: all rollouts of the same groups.
             | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}
             | {"sequence_tokens_informative": _sequence_tokens(with_signal)}
-            | {"roc_s": step.roc_s, "step_s": sum(timing.values())}
+            | {"roc_s": step.roc_s, "transcripts_s": waited_s, "step_s": sum(timing.values())}
             | {f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")}
             | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
             | {name: metrics[name] for name in ("mismatch", "mismatch_max") if name in metrics}
@@ -342,27 +361,15 @@ class RstarTrainer(PPOTrainerSync):
             "reference_kl" in row
         ):  # verl reports the policy loss without the KL term; the local trainer's loss contains it
             row["loss"] += keys.kl_coefficient * row["reference_kl"]
-        self.writer.write_step(self.settings.stage.name, self.global_steps, **rows, metrics=row)
-        self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | row)
-
-    def _trainer_arrays(self, step: StepRollouts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return traj_id -> (log-probs, entropy) under the trainer for kept rollouts; empty if verl did not compute them."""
-        names = [t.traj_id for t in step.kept.trajectories]
-        if not names or self.settings.keys.old_log_probs == "engine":
-            return {}
-        data = tq.kv_batch_get(
-            keys=[step.keys[name] for name in names],
-            partition_id="train",
-            select_fields=["old_log_probs", "entropy", "response_mask"],
+        self.writer.write_step(
+            self.settings.stage.name,
+            self.global_steps,
+            trajectories=rows,
+            calls=calls,
+            transcripts=transcripts,
+            metrics=row,
         )
-        arrays = {}
-        for name, mask, *both in zip(
-            names, *(data[f] for f in ("response_mask", "old_log_probs", "entropy")), strict=True
-        ):
-            outside = ~mask.bool()
-            log_probs, entropy = (values.float().masked_fill(outside, torch.nan).numpy() for values in both)
-            arrays[name] = (log_probs, entropy)
-        return arrays
+        self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | row)
 
 
 def _report_pending(_: Any) -> dict[str, Any]:

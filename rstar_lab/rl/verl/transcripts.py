@@ -1,0 +1,165 @@
+"""Transcripts of a step: they go from the agent-loop workers to one writer process.
+
+So the tokens and texts of a step never gather in the trainer's process, which selects, measures and commits the step from a
+table of numbers. The writer holds the transcripts of one step in compact form (about 14 bytes a token) and writes them while
+the model is updated. A step is committed by the trainer, as in any run.
+"""
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import ray
+import transfer_queue as tq
+
+from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
+from rstar_lab.rl.rollout.records import NOT_KEPT, call_rows, mean_over, trajectory_row, transcript_row
+from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.runs.tables import table_of
+from rstar_lab.runs.writer import write_parts
+
+_AT_ONCE = 256  # rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNumbers:
+    """What the trainer's process knows of a rollout.
+
+    outline: for the selection and the metrics; see `outline`. row, calls: of the run store, without labels of training.
+    """
+
+    outline: Trajectory
+    row: dict[str, Any]
+    calls: list[dict[str, Any]]
+
+
+def split(trajectory: Trajectory, *, whole: bool) -> tuple[RolloutNumbers, bytes]:
+    """Return the numbers of a rollout and its pickled transcript. whole: the outline is the trajectory itself."""
+    row = transcript_row(trajectory, NOT_KEPT, arrays=True) | {
+        "sample": trajectory.sample,
+        "prompt_ids": np.asarray(trajectory.prompt_ids, np.int32),
+        "response_ids": np.asarray(trajectory.response_ids, np.int32),
+        "loss_mask": np.asarray(trajectory.loss_mask, bool),
+        "engine_log_probs": np.asarray(trajectory.log_probs, np.float32),
+    }
+    kept = trajectory if whole else outline(trajectory)
+    return RolloutNumbers(kept, trajectory_row(trajectory, NOT_KEPT), call_rows(trajectory)), pickle.dumps(row)
+
+
+def outline(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory without tokens and texts. Ids and log-probs keep their length; of the text the answer tags
+    remain, which the metrics count."""
+    return replace(
+        trajectory,
+        prompt_ids=range(len(trajectory.prompt_ids)),  # type: ignore[arg-type]
+        response_ids=range(len(trajectory.response_ids)),  # type: ignore[arg-type]
+        log_probs=range(len(trajectory.log_probs)),  # type: ignore[arg-type]
+        loss_mask=np.asarray(trajectory.loss_mask, bool),  # type: ignore[arg-type]
+        question="",
+        text=ANSWER_TAG * trajectory.text.count(ANSWER_TAG),
+        turns=tuple(replace(turn, text="", observation="") for turn in trajectory.turns),
+        calls=tuple(replace(call, code="", response="") for call in trajectory.calls),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerValues:
+    """What the writer computes from the trainer's log-probs of the kept rollouts.
+
+    mismatch, mismatch_max: absolute difference of the log-probs of engine and trainer over the model's tokens; None without
+    tokens. means: by traj_id, mean log-prob and mean entropy over the model's tokens.
+    """
+
+    mismatch: float | None = None
+    mismatch_max: float | None = None
+    means: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+
+
+class TranscriptWriter:
+    """The writer, a Ray actor."""
+
+    def __init__(self) -> None:
+        tq.init()
+        self.rows: dict[str, bytes] = {}
+        self.trainer_arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def add(self, traj_id: str, row: bytes) -> None:
+        """Take the transcript of a rollout that has ended; see `split`."""
+        self.rows[traj_id] = row
+
+    def add_trainer_values(self, keys: Mapping[str, str]) -> TrainerValues:
+        """Read log-probs and entropy of the kept rollouts from the transfer queue. keys: there, by traj_id."""
+        means: dict[str, tuple[float | None, float | None]] = {}
+        total, count, largest = 0.0, 0, 0.0
+        for names in _parts_of(list(keys)):
+            data = tq.kv_batch_get(
+                keys=[keys[name] for name in names], partition_id="train", select_fields=["old_log_probs", "entropy"]
+            )
+            for name, log_probs, entropy in zip(names, data["old_log_probs"], data["entropy"], strict=True):
+                row = pickle.loads(self.rows[name])
+                mask = row["loss_mask"]
+                arrays = [np.where(mask, values.float().numpy(), np.nan) for values in (log_probs, entropy)]
+                self.trainer_arrays[name] = (arrays[0].astype(np.float16), arrays[1].astype(np.float16))
+                means[name] = (mean_over(arrays[0], mask), mean_over(arrays[1], mask))
+                gap = np.abs(arrays[0].astype(np.float64) - row["engine_log_probs"])[mask]
+                if len(gap):
+                    total, count, largest = total + float(gap.sum()), count + len(gap), max(largest, float(gap.max()))
+        return TrainerValues(total / count, largest, means) if count else TrainerValues(means=means)
+
+    def write(
+        self,
+        path: Path,
+        fill: Mapping[str, Any],
+        names: Sequence[str],
+        kept: Sequence[str],
+        token_arrays: Literal["all", "kept", "sampled"],
+    ) -> int:
+        """Write the transcripts of the step and forget them; return their number.
+
+        path: file of the step. fill: run, stage and step. names: traj_ids of the step; kept: of the rollouts that are trained
+        on. token_arrays: see `step_rows`. The file belongs to the run when the trainer has committed the step.
+        """
+        count = write_parts(path, "transcripts", self._parts(fill, names, set(kept), token_arrays))
+        self.rows.clear()
+        self.trainer_arrays.clear()
+        return count
+
+    def _parts(
+        self, fill: Mapping[str, Any], names: Sequence[str], kept: set[str], token_arrays: str
+    ) -> Iterator[pa.Table]:
+        for part in _parts_of(sorted(names)):
+            rows = []
+            for name in part:
+                row = pickle.loads(self.rows[name])
+                row["trainer_log_probs"], row["entropy"] = self.trainer_arrays.get(name, (None, None))
+                if not {"all": True, "kept": name in kept, "sampled": row["sample"] == 0}[token_arrays]:
+                    row = {key: row[key] for key in ("traj_id", "question", "truth", "messages")}
+                row.pop("sample", None)
+                rows.append(row)
+            yield table_of("transcripts", rows, dict(fill))
+
+
+def _parts_of(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE))
+
+
+def start_writer(run: str) -> Any:
+    """Start the writer of a run on the node of this process."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    actor: Any = ray.remote(TranscriptWriter)
+    return actor.options(name=_name(run), num_cpus=0, scheduling_strategy=here).remote()
+
+
+def find_writer(run: str) -> Any:
+    """Return the writer that the trainer of this job has started."""
+    return ray.get_actor(_name(run))
+
+
+def _name(run: str) -> str:
+    return f"transcripts of {run}"
