@@ -8,6 +8,7 @@ Source of the default rule: rStar2-Agent, section 2: the reward is 1 exactly if 
 equals the true answer.
 """
 
+import importlib.util
 import re
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
+from rstar_lab.errors import UserError
 from rstar_lab.verify_workers import IDLE_WORKERS, TOTAL_S, workers
 
 AnswerFormat = Literal["tagged", "boxed", "last_number"]
@@ -150,6 +152,17 @@ def verify(
     """
     candidate = extract_answer(response_text, answer_format)
     return candidate is not None and same_answer(candidate, answer, slice_s=slice_s)
+
+
+def released_grade(response_text: str, answer: str) -> bool:
+    """Return whether the graders of microsoft/rStar accept a response: verl's prime_math, else math-verify.
+
+    They read the answer from the whole response. Returns within 5 s. Requires verl and math-verify; raises UserError without
+    them.
+    """
+    if importlib.util.find_spec("verl") is None:
+        raise UserError("rl.reward: released needs verl's grader: pip install 'rstar_lab[verl]'")
+    return workers.compare(response_text[-MAX_SEARCHED:], answer, grader="released")
 
 
 def verify_many(

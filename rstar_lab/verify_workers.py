@@ -11,6 +11,7 @@ This file runs as a script in the fork server and imports nothing of the package
 
 import atexit
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import NoReturn
 
 TOTAL_S = 4.0  # for one comparison, including the start of the fork server
@@ -69,8 +71,15 @@ class WorkerPool:
         if not self.compare("1/2", "0.5", timeout_s):
             _fail(f"math-verify did not start within {timeout_s:g} s")
 
-    def compare(self, candidate: str, answer: str, timeout_s: float = TOTAL_S, slice_s: float | None = None) -> bool:
-        """Return whether math-verify finds the two expressions equal; False after `timeout_s`.
+    def compare(
+        self,
+        candidate: str,
+        answer: str,
+        timeout_s: float = TOTAL_S,
+        slice_s: float | None = None,
+        grader: str = "math_verify",
+    ) -> bool:
+        """Return whether a grader (see GRADERS) finds the two texts equal; False after `timeout_s`.
 
         slice_s: CPU seconds after which the comparison stops and raises Undecided, so that a caller can do others first.
         Raises UserError if math-verify is not installed.
@@ -89,7 +98,7 @@ class WorkerPool:
                     continue
                 started = time.monotonic()
                 try:
-                    connection.sendall(json.dumps([candidate, answer, cpu_s]).encode() + b"\n")
+                    connection.sendall(json.dumps([candidate, answer, cpu_s, grader]).encode() + b"\n")
                     reply = _receive(connection, deadline)
                 except OSError:
                     reply = b""
@@ -264,12 +273,12 @@ def _run_worker(connection: socket.socket, server: int) -> None:
         line = requests.readline()
         if not line:
             break
-        candidate, answer, cpu_s = json.loads(line)
+        candidate, answer, cpu_s, grader = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, WALL_S)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         reusable = True
         try:
-            equal = _equal(candidate, answer)
+            equal = GRADERS[grader](candidate, answer)
         except (RecursionError, MemoryError):
             equal, reusable = False, False
         except Exception:  # parsers raise all kinds of errors on malformed input
@@ -302,6 +311,59 @@ def _equal(candidate: str, answer: str) -> bool:
     truth = parse(answer if "$" in answer else f"${answer}$", targets, parsing_timeout=None)
     given = parse(f"\\boxed{{{candidate}}}", targets, parsing_timeout=None)
     return bool(truth) and bool(given) and bool(expressions_equal(truth, given, timeout_seconds=None))
+
+
+def _prime_math(response: str, answer: str) -> bool:
+    """Grade a whole response with verl's prime_math, without verl itself, which imports torch."""
+    if "verl" not in sys.modules:
+
+        class _NoLimit(contextlib.ContextDecorator):  # the kernel timers are the limit
+            def __init__(self, *values: object, **named: object): ...
+            def __enter__(self) -> None: ...
+            def __exit__(self, *error: object) -> None: ...
+
+        spec = importlib.util.find_spec("verl")
+        assert spec is not None and spec.submodule_search_locations is not None
+        root = next(iter(spec.submodule_search_locations))
+        for name in ("", ".utils", ".utils.reward_score"):
+            package = types.ModuleType(f"verl{name}")
+            package.__path__ = [root + name.replace(".", "/")]
+            sys.modules[package.__name__] = package
+        functional = types.ModuleType("verl.utils.py_functional")
+        functional.timeout_limit = _NoLimit  # type: ignore[attr-defined]
+        sys.modules[functional.__name__] = functional
+    grader = importlib.import_module("verl.utils.reward_score.prime_math")
+    return bool(grader.compute_score(response, answer)[0])
+
+
+def _math_verify_response(response: str, answer: str) -> bool:
+    """Grade a whole response as verl's math_verify does: any expression in it that equals the answer."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+    from math_verify import verify as expressions_equal
+
+    logging.disable(logging.CRITICAL)
+    truths = parse(f"\\boxed{{{answer}}}", [LatexExtractionConfig()], parsing_timeout=None)
+    found = parse(response, [ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=None)
+    return any(expressions_equal(truth, one, timeout_seconds=None) for one in found for truth in truths)
+
+
+def _released(response: str, answer: str) -> bool:
+    """Grade a whole response as microsoft/rStar does: prime_math, and math-verify if that finds it wrong or fails."""
+    try:
+        if _prime_math(response, answer):
+            return True
+    except Exception:  # as in the release
+        pass
+    return _math_verify_response(response, answer)
+
+
+# By name: functions of (expression or response, answer).
+GRADERS = {
+    "math_verify": _equal,
+    "prime_math": _prime_math,
+    "math_verify_response": _math_verify_response,
+    "released": _released,
+}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ SHOWN = 20
 )
 def rescore(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
-    reward: Annotated[str, typer.Option(help="verify, or module:function, as the recipe key rl.reward.")] = "verify",
+    reward: Annotated[
+        str, typer.Option(help="verify, released or module:function, as the recipe key rl.reward.")
+    ] = "verify",
     answer: Annotated[
         str, typer.Option(help="Where `verify` reads the answer: tagged, boxed or last_number (recipe key rl.answer).")
     ] = "tagged",

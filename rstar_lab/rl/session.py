@@ -20,6 +20,7 @@ from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.functions import own_metric, own_trigger
+from rstar_lab.rl.recipe.rl import REWARDS
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy
@@ -129,7 +130,7 @@ class RunSession:
 
     async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
         engines = self._stack.enter_async_context(context)
-        if self.recipe.rl.reward == "verify":
+        if self.recipe.rl.reward in REWARDS:
             # An answer that waited for it to start could be counted wrong.
             return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
         return await engines

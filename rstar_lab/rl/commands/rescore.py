@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import summarise
+from rstar_lab.rl.recipe.rl import REWARDS
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -50,7 +51,7 @@ def rescore(
 ) -> Rescored:
     """Score every trajectory of a run again; unless `dry_run`, write a run with the new rewards beside it.
 
-    reward: `verify` or `module:function`, as the recipe key `rl.reward`. answer: where `verify` reads the answer, as
+    reward: `verify`, `released` or `module:function`, as the recipe key `rl.reward`. answer: where `verify` reads the answer, as
     `rl.answer`. The new run has the old one as its parent. Its columns kept and advantage are those of the old run.
     Raises UserError for an unknown reward or format, or a run without trajectories.
     """
@@ -58,7 +59,7 @@ def rescore(
         raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
     source = RunReader(folder)
     score = make_reward(reward, answer)
-    if reward == "verify":
+    if reward in REWARDS:
         warm_up()
     steps = source.steps()
     trajectories = {row["traj_id"]: row for row in source.read("trajectories").to_pylist()}

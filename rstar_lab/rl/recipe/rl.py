@@ -25,6 +25,7 @@ from rstar_lab.verify import AnswerFormat
 
 Mode = Literal["sync", "one_step_off", "async"]
 WhenStale = Literal["wait", "drop", "trim"]
+REWARDS = ("verify", "released")
 CODE_TOOLS = ("python", "python_released", "jupyter")
 PROMPT_KEYS = ("prompt_format", "system_prompt", "question_wrapper", "answer_instruction", "template_options")
 
@@ -166,8 +167,9 @@ class RlSection(Section):
     """Several tasks in one run, mixed by weight in every step (docs/environments.md). Default: none; the task of a problem
     that names no environment is `tools` and `reward`. The same for all stages."""
     reward: str = "verify"
-    """`verify`: 1 for a correct final answer, else 0 (paper, section 2). Or your own `module:function` of (text of the
-    model, true answer), or one written for TRL (docs/own-tools.md). One for the whole run."""
+    """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
+    in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
+    (docs/own-tools.md). One for the whole run."""
     answer: AnswerFormat = "tagged"
     """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
     `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. One for the whole
@@ -293,8 +295,8 @@ class RlSection(Section):
     @field_validator("reward")
     @classmethod
     def _check_reward(cls, reward: str) -> str:
-        if reward != "verify" and not NAME.fullmatch(reward):
-            raise ValueError(f"{reward!r} is neither verify nor module:function")
+        if reward not in REWARDS and not NAME.fullmatch(reward):
+            raise ValueError(f"{reward!r} is none of {', '.join(REWARDS)} and module:function")
         return reward
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe.rl import REWARDS
 from rstar_lab.rl.reward import UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
@@ -47,7 +48,7 @@ class WorkerState:
             prompt_format=keys.prompt_format,
         )
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
-        if keys.reward == "verify":
+        if keys.reward in REWARDS:
             await asyncio.to_thread(warm_up)  # else the first answers could time out while the verifier starts
         codec, reward = Codec(tokenizer, tools, keys.prompt_style), make_reward(keys.reward, keys.answer)
         return cls(
