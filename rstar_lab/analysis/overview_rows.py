@@ -68,14 +68,17 @@ class OverviewRows:
         self._rows: dict[Path, tuple[tuple, OverviewRow]] = {}
 
     def read(self) -> list[OverviewRow]:
-        """Return one row per run, newest first. A damaged run has the state "unreadable" and its error."""
+        """Return one row per run, newest first. A damaged run has the state "unreadable" and its error.
+
+        Start times have a resolution of one second; runs of the same second are in descending order of their ids.
+        """
         folders = [self.root] if (self.root / "run.json").exists() else run_folders(self.root)
         states = {folder: _state(folder) for folder in folders}
         changed = [folder for folder in folders if self._rows.get(folder, (None,))[0] != states[folder]]
         for folder, row in _read_rows(changed).items():
             self._rows[folder] = (states[folder], row)
         rows = [self._rows[folder][1] for folder in folders]
-        return sorted(rows, key=lambda row: row.created, reverse=True)
+        return sorted(rows, key=lambda row: (row.created, row.run_id), reverse=True)
 
 
 def _state(folder: Path) -> tuple:

@@ -122,3 +122,10 @@ def test_the_folder_of_one_run_has_one_row():
     shown = overview(golden)
     assert [row.run_id for row in shown.rows] == shown.selected == ["tiny_fast-rl"]
     assert shown.inspector is not None and shown.inspector.source.count("TRUE") == 1536
+
+
+def test_runs_that_start_in_the_same_second_have_a_fixed_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rstar_lab.runs.writer._now", lambda: "2026-01-01T00:00:00+00:00")
+    for run_id in ("b", "c", "a"):
+        write_run(tmp_path, run_id, steps=1, problems=1)
+    assert [row.run_id for row in OverviewRows(tmp_path).read()] == ["c", "b", "a"]
