@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rstar_lab.profiles import Profile
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.recipe import Recipe, RlSection
-from rstar_lab.rl.recipe.rl import Lora
+from rstar_lab.rl.recipe.lora import Lora
 
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45

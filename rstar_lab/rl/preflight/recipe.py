@@ -8,6 +8,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.recipe import Recipe, SftConfig
+from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.session import load_functions
 
 SAMPLED_PROBLEMS = 32
@@ -32,9 +33,9 @@ SFT_LOCAL_ONLY = {
 
 
 def own_functions(context: CheckContext) -> str:
-    """Load the functions of the user that the recipe names, and tools at a URL."""
+    """Load the functions of the user that the recipe names, and tools at a URL or of an MCP server."""
     loaded = load_functions(context.recipe)
-    urls = [name for name in context.recipe.rl.tools if "://" in name]
+    urls = [name for name in context.recipe.rl.tools if name.startswith(TOOL_ADDRESSES)]
     if not loaded and not urls:
         raise NotNeeded("the recipe names no own functions")
     return ", ".join([*(f"{key}: {name}" for key, name in loaded.items()), *urls])

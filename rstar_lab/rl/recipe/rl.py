@@ -20,29 +20,16 @@ from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
+from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section
 from rstar_lab.verify import AnswerFormat
 
 Mode = Literal["sync", "one_step_off", "async"]
 WhenStale = Literal["wait", "drop", "trim"]
 REWARDS = ("verify", "released")
+TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
 CODE_TOOLS = ("python", "python_released", "jupyter")
 PROMPT_KEYS = ("prompt_format", "system_prompt", "question_wrapper", "answer_instruction", "template_options")
-
-
-class Lora(Section):
-    """Train low-rank adapters instead of all weights (LoRA, arXiv 2106.09685). The base weights stay as they are."""
-
-    rank: Positive = 32
-    """Rank of the adapters. Default: ours."""
-    alpha: Positive | None = None
-    """The adapters are scaled by alpha / rank. Default: 2 * rank."""
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that get adapters. Default: all of a Llama or Qwen block."""
-
-    @property
-    def resolved_alpha(self) -> int:
-        return self.alpha or 2 * self.rank
 
 
 class RlSection(Section):
@@ -160,7 +147,7 @@ class RlSection(Section):
     """Number of newest checkpoints that are kept. Default: ours."""
     tools: tuple[str, ...] = ("python",)
     """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
-    `module:Class` or a URL (docs/own-tools.md). One set for the whole run."""
+    `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). One set for the whole run."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
     environments: tuple[EnvironmentEntry, ...] = ()
@@ -280,8 +267,10 @@ class RlSection(Section):
     @classmethod
     def _check_tools(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
         for tool in tools:
-            if tool not in CODE_TOOLS and not NAME.fullmatch(tool) and not tool.startswith(("http://", "https://")):
-                raise ValueError(f"{tool!r} is not one of {', '.join(CODE_TOOLS)}, a module:function or a URL")
+            if tool not in CODE_TOOLS and not NAME.fullmatch(tool) and not tool.startswith(TOOL_ADDRESSES):
+                raise ValueError(
+                    f"{tool!r} is not one of {', '.join(CODE_TOOLS)}, a module:function, a URL or an MCP server"
+                )
         return tools
 
     @field_validator("environments")

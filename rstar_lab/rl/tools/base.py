@@ -37,6 +37,10 @@ def tool_name(schema: dict[str, Any]) -> str:
     return schema["function"]["name"]
 
 
+# Keywords that describe an argument without `type`; the tool checks it.
+_OTHER_KINDS = {"anyOf", "oneOf", "allOf", "$ref", "enum", "const"}
+
+
 def argument_error(schema: dict[str, Any], arguments: dict[str, Any]) -> str | None:
     """Return an error message for the model if the arguments do not fit the schema, else None."""
     function = schema["function"]
@@ -55,7 +59,7 @@ def argument_error(schema: dict[str, Any], arguments: dict[str, Any]) -> str | N
     for name, value in arguments.items():
         if name not in properties:
             return f"unknown argument '{name}' of {function['name']}; it takes {', '.join(properties)}"
-        kind = properties[name].get("type", "string")
+        kind = properties[name].get("type", None if _OTHER_KINDS & properties[name].keys() else "string")
         if not isinstance(kind, str) or (value is None and properties[name].get("nullable")):
             continue  # several types are allowed: the tool checks them
         if not isinstance(value, kinds.get(kind, object)) or (

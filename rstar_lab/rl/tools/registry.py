@@ -9,6 +9,7 @@ from rstar_lab.rl.chat_format.template import render_tool_result
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
+from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
 from rstar_lab.rl.tools.user import load_user_tool
 
 
@@ -23,20 +24,25 @@ def make_tools(
 ) -> dict[str, Tool]:
     """Return the tools that a recipe names, by the name that the model uses.
 
-    names: python (paper), python_released, jupyter, or user tools (see `user`). sandbox: may be None if there is no code tool.
+    names: python (paper), python_released, jupyter, MCP servers (see `mcp`), or user tools (see `user`). sandbox: may be None
+    if there is no code tool.
     own_timeout_s: limit of one call of a user tool. Raises UserError for two tools with the same name.
     """
     tools: dict[str, Tool] = {}
     for name in names:
+        made: list[Tool]
         if name in CODE_TOOLS:
             assert sandbox is not None
             kind = JupyterTool if name == "jupyter" else CodeTool
             render = released.render_result if prompt_format == "released" else render_tool_result
             schema = code_tool_schema(name, prompt_format)
-            tool: Tool = kind(sandbox, timeout_s, memory_mb, schema, render)
+            made = [kind(sandbox, timeout_s, memory_mb, schema, render)]
+        elif name.startswith(PREFIXES):
+            made = [*load_mcp_tools(name, own_timeout_s)]
         else:
-            tool = load_user_tool(name, own_timeout_s)
-        if (model_name := tool_name(tool.schema)) in tools:
-            raise UserError(f"rl.tools: {name}: two tools are called {model_name}; rename one")
-        tools[model_name] = tool
+            made = [load_user_tool(name, own_timeout_s)]
+        for tool in made:
+            if (model_name := tool_name(tool.schema)) in tools:
+                raise UserError(f"rl.tools: {name}: two tools are called {model_name}; rename one")
+            tools[model_name] = tool
     return tools

@@ -114,7 +114,7 @@ class UserTool:
                 outcome, text = Outcome.EXCEPTION, f"{type(error).__name__}: {error}"
                 if limit.expired():
                     self._instances.pop(traj_id, None)
-                    outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was supplied up."
+                    outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
         return ToolResult(outcome, text, queue_s=began - asked, run_s=time.monotonic() - began)
 
 
@@ -152,7 +152,7 @@ class HttpTool:
             else:
                 outcome, text = Outcome.OK, str(answer.raise_for_status().json()["content"])
         except TimeoutError:
-            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool took too long and was supplied up."
+            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ToolUnavailable(str(error)) from error
         return ToolResult(outcome, text, run_s=time.monotonic() - began)
