@@ -62,6 +62,7 @@ def test_what_a_user_can_mend_is_one_line(arguments, message, tmp_path):
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_synthetic_problems_are_the_same_for_a_seed_and_can_be_read(tmp_path):
     for name in ("a", "b"):
         done = rstar_lab("data", "synthesize", "--seed", "5", "--count", "30", "--out", f"{name}.jsonl", cwd=tmp_path)
@@ -77,6 +78,7 @@ def test_an_empty_folder_has_no_runs(tmp_path):
     assert done.returncode == 0 and done.stdout.strip() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +101,7 @@ def test_recipes_lists_every_shipped_recipe_with_a_summary():
     assert all(len(line.split()) > 4 for line in lines)
 
 
+@pytest.mark.slow
 def test_data_prepare_refuses_to_overwrite_its_source(tmp_path):
     rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
     before = (tmp_path / "a.jsonl").read_bytes()
@@ -107,6 +110,7 @@ def test_data_prepare_refuses_to_overwrite_its_source(tmp_path):
     assert (tmp_path / "a.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_an_evaluation_problem_in_training_data_is_reported_before_sft(tmp_path):
     rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
     sets = ["stages.0.problems={file: a.jsonl}", "evaluate.sets.held_out={file: a.jsonl}"]
@@ -115,6 +119,7 @@ def test_an_evaluation_problem_in_training_data_is_reported_before_sft(tmp_path)
     assert not (tmp_path / "runs" / "tiny_fast-sft").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_one_line_error(tmp_path):
     golden = Path(__file__).parent / "golden" / "runs"
     shutil.copytree(golden, tmp_path / "runs")

@@ -88,6 +88,7 @@ def test_pre_commit_hooks_name_installed_programs():
         assert (BIN / Path(hook["entry"].split()[0]).name).exists(), hook["id"]
 
 
+@pytest.mark.slow
 def test_notebook_metadata_is_stable_under_the_git_filter():
     for path in ROOT.glob("notebooks/*.ipynb"):
         done = subprocess.run(

@@ -78,6 +78,7 @@ def test_a_token_is_required_beyond_this_machine(runs_dir, serve):
     assert scrape(serve(runs_dir, "127.0.0.1", 0, None), Host="attacker.example").status_code == 400
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_stopped(runs_dir):
     command = [sys.executable, "-m", "rstar_lab.cli", "monitor", "--runs-dir", str(runs_dir), "--port", "0"]
     # A background job of a shell starts with SIGINT ignored, and its children inherit that.

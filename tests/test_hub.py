@@ -46,6 +46,7 @@ def front_matter(card: bytes) -> dict:
     return yaml.safe_load(card.decode().split("---")[1])
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
     pushed = command("push", GOLDEN / "tiny_fast-rl", "me/rollouts")
     assert pushed.returncode == 0, pushed.stderr
@@ -68,6 +69,7 @@ def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
     assert again.returncode != 0 and "exists already: choose another --to" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_model_is_sent_with_its_evaluation_and_without_optimizer_or_pickles(hub, command, tmp_path):
     runs = tmp_path / "runs"
     with RunWriter.open(
@@ -97,12 +99,14 @@ def test_a_model_is_sent_with_its_evaluation_and_without_optimizer_or_pickles(hu
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_card_and_sends_nothing(hub, command):
     shown = command("push", GOLDEN / "tiny_fast-rl", "me/rollouts", "--dry-run")
     assert shown.returncode == 0 and "# tiny_fast-rl" in shown.stdout and "trajectories/stage=rl/" in shown.stdout
     assert not hub.repos
 
 
+@pytest.mark.slow
 def test_errors_name_the_cause_and_leave_nothing(hub, command, tmp_path):
     refused = command("push", GOLDEN / "tiny_fast-rl", "me/rollouts", token="hf_wrong")
     assert refused.returncode != 0 and "push to me/rollouts failed: " in refused.stderr and "401" in refused.stderr

@@ -320,6 +320,7 @@ def test_answers_of_real_sets_verify_only_against_themselves(name):
     assert not any(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', '')) + 2}}}{{2}}"), a) for a in integers]))
 
 
+@pytest.mark.slow
 def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
     hang = "(x+1)^{2000}+9^{9^{9}}"
     with pytest.raises(Undecided):
@@ -328,6 +329,7 @@ def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
     assert not same_answer(hang, "1/3")
 
 
+@pytest.mark.slow
 def test_workers_do_not_get_the_environment_of_the_caller():
     code = (
         "import os, pathlib; os.environ['SECRET_TOKEN'] = 'x'\n"

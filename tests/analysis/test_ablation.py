@@ -110,6 +110,7 @@ def test_invalid_input_is_an_error_that_names_it(folder, tmp_path):
     assert isinstance(result.exception, RunStoreError) and "cannot be read as Parquet" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_seeds_without_the_control_are_left_out(folder):
     sums = ablation_sums(open_runs(folder))
     table = ablation_report(sums[(sums.arm != "2x at random") | (sums.seed != 3)], control="2x at random").table

@@ -46,6 +46,7 @@ def test_every_detector_has_a_case():
     assert {detector.name for detector in DETECTORS} == BAD.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_detector_reports_first_and_last_step(tmp_path, name):
     write_run(tmp_path, "bad", *BAD[name])
@@ -64,6 +65,7 @@ def test_a_condition_limits_the_steps_but_not_the_reference(tmp_path):
     assert find_alerts(open_runs(tmp_path), "step < 5").empty
 
 
+@pytest.mark.slow
 def test_curves_mark_the_first_step_of_an_alert(tmp_path):
     write_run(tmp_path, "bad", *BAD["entropy collapse"])
     runs = open_runs(tmp_path)

@@ -32,6 +32,7 @@ def runs(folder):
     return open_runs(folder)
 
 
+@pytest.mark.slow
 def test_curves_average_seeds_and_band_them(runs):
     figure = plot_ablation(runs, "rl.roc", ["pass1"])
     assert set(figure.frame.group) == {"roc: paper", "roc: none"}

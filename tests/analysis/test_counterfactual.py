@@ -80,6 +80,7 @@ async def test_the_gradient_is_that_of_the_actual_update(run_with_checkpoints):
     assert {"gradient cosine to the trained batch"} <= {note.text for note in result.figure.layout.annotations}
 
 
+@pytest.mark.slow
 async def test_rollouts_without_token_arrays_have_no_gradient(tmp_path):
     problems = {"one": [problem(f"p{number}", 0.5) for number in range(4)]}
     _, folder = await train(

@@ -30,6 +30,7 @@ def request(inspector: Inspector, op: str, **arguments: object) -> object:
 # Rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [5_000, 20])
 def test_pages_contain_every_row_once_in_any_order(source: Source, few: int, monkeypatch: pytest.MonkeyPatch):
     """few: value of _MAX_SORTED_ROWS."""

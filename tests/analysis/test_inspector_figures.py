@@ -55,6 +55,7 @@ def test_linking_a_figure_with_an_unknown_filter_raises(inspector: Inspector):
 # Following a run
 
 
+@pytest.mark.slow
 async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
     import asyncio
 

@@ -41,6 +41,7 @@ def test_sparkline_has_at_most_40_points_and_ends_with_the_last_value():
     assert sparkline("pass1", []) == ""
 
 
+@pytest.mark.slow
 def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -72,6 +73,7 @@ def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
     assert [run_id for run_id, _ in shown.table.table_rows] == ["live", "done"]
 
 
+@pytest.mark.slow
 def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path):
     shown = overview(folder, selected=["grpo"])
     assert {trace.name for trace in shown.figure.figure.data if trace.name} == {"grpo"}
@@ -87,6 +89,7 @@ def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path)
     assert "Select runs" in shown.figure.figure_json
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_shown_as_unreadable(tmp_path: Path):
     write_run(tmp_path, "good")
     (tmp_path / "bad").mkdir()
@@ -108,6 +111,7 @@ def test_unknown_run_and_interval_are_rejected(folder: Path):
         overview(folder, every_s=0)
 
 
+@pytest.mark.slow
 def test_refresh_of_unchanged_runs_takes_little_time(tmp_path: Path):
     make_store(tmp_path, Size(runs=20, steps=20, rollouts=16, written_steps=1, transcripts=1, tokens=20))
     reader = OverviewRows(tmp_path)
@@ -117,6 +121,7 @@ def test_refresh_of_unchanged_runs_takes_little_time(tmp_path: Path):
     assert time.process_time() - start < 0.1  # 200 runs: under 1 s
 
 
+@pytest.mark.slow
 def test_the_folder_of_one_run_has_one_row():
     golden = Path(__file__).parent.parent / "golden" / "runs" / "tiny_fast-rl"
     shown = overview(golden)

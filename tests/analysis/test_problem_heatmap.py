@@ -98,6 +98,7 @@ def test_runs_without_problems_are_an_error(tmp_path):
         plot_heatmap(open_runs(tmp_path), "a", problems=0)
 
 
+@pytest.mark.slow
 def test_forty_thousand_rollouts_take_less_than_two_seconds(tmp_path):
     groups = {(step, f"p{problem:03d}"): (step % 17, 16) for step in range(50) for problem in range(50)}
     runs = write(tmp_path, groups)

@@ -11,6 +11,8 @@ from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.report import report_html
 from rstar_lab.runs import RunStoreError
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
 
 

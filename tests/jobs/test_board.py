@@ -89,6 +89,7 @@ def server(tmp_path_factory):
     server.stop()
 
 
+@pytest.mark.slow
 def test_200_jobs_of_one_host_are_asked_for_with_one_request(server, tmp_path, monkeypatch):
     far, here = tmp_path / "far", tmp_path / "here"
     settings = Ssh(host="cluster", config=str(server.config), backend="local", python=sys.executable)

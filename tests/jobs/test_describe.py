@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from rstar_lab.jobs import describe
 from rstar_lab.jobs.cli import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -112,6 +112,7 @@ def test_stop_ends_the_job_and_waits_for_its_pods(api, profile, monkeypatch):
     assert job.stop() == JobStatus.STOPPED, "a second stop does nothing"
 
 
+@pytest.mark.slow
 def test_the_commands_work_with_kubernetes(api, profile, tmp_path, monkeypatch):
     (tmp_path / "tree").mkdir()
     monkeypatch.chdir(tmp_path / "tree")
@@ -144,6 +145,7 @@ def test_a_recipe_without_a_sandbox_service_uses_the_deployment(sent, api):
     assert job.spec.command[0] == "python3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
@@ -288,6 +290,7 @@ def test_status_of_an_unreachable_cluster_is_unknown(sent, api, monkeypatch, tmp
         job.stop()
 
 
+@pytest.mark.slow
 def test_stop_reports_pods_that_remain(sent, api, monkeypatch):
     job = sent()
     api.pods_stay_s = 600

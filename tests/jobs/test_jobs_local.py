@@ -47,6 +47,7 @@ def until(condition, timeout_s: float = 60):
     return value
 
 
+@pytest.mark.slow
 def test_a_job_runs_to_its_end_and_its_log_is_kept(tmp_path):
     job = start_job(tmp_path, "import os; print('hello'); print(os.environ['COLOUR'])", environment={"COLOUR": "red"})
     assert job.wait(timeout_s=60) == JobStatus.FINISHED
@@ -55,6 +56,7 @@ def test_a_job_runs_to_its_end_and_its_log_is_kept(tmp_path):
     assert job.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_failing_job_has_status_failed_and_a_traceback_in_its_log(tmp_path):
     job = start_job(tmp_path, "raise ValueError('no such thing')")
     assert job.wait(timeout_s=60) == JobStatus.FAILED
@@ -62,6 +64,7 @@ def test_a_failing_job_has_status_failed_and_a_traceback_in_its_log(tmp_path):
     assert job.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_start_fails_and_is_named_in_the_log(tmp_path):
     spec = JobSpec("x", "toy", "laptop", "local", ["/nowhere/python"], str(tmp_path), str(tmp_path), {}, "now")
     folder = JobFolder.of(tmp_path, "x")
@@ -71,6 +74,7 @@ def test_a_command_that_cannot_start_fails_and_is_named_in_the_log(tmp_path):
     assert "/nowhere/python" in Job(folder).logs()
 
 
+@pytest.mark.slow
 def test_a_job_outlives_its_submitter_and_is_found_by_id(tmp_path):
     program = f"""
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -88,6 +92,7 @@ def test_a_job_outlives_its_submitter_and_is_found_by_id(tmp_path):
     assert job.stop() == JobStatus.STOPPED
 
 
+@pytest.mark.slow
 def test_stop_ends_orphans_without_session_or_environment(tmp_path):
     stray_code = """
 import os, signal, time
@@ -114,6 +119,7 @@ time.sleep(600)
     assert job.stop() == JobStatus.STOPPED, "stopping twice changes nothing"
 
 
+@pytest.mark.slow
 def test_processes_left_by_a_finished_run_are_ended(tmp_path):
     job = start_job(tmp_path, "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)")
     assert job.wait(timeout_s=60) == JobStatus.FINISHED
@@ -121,6 +127,7 @@ def test_processes_left_by_a_finished_run_are_ended(tmp_path):
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     job = start_job(tmp_path, "import time; print('ready', flush=True); time.sleep(600)")
     until(lambda: "ready" in job.logs())
@@ -131,6 +138,7 @@ def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     assert processes_of(job.id) == []
 
 
+@pytest.mark.slow
 def test_secrets_stay_out_of_log_and_metadata(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     monkeypatch.setenv("RSTAR_LAB_REDIS_URL", "redis://user:hunter22@db:6379/0")
@@ -156,6 +164,7 @@ def test_unknown_profile_or_job_raises_with_a_remedy(tmp_path):
         attach("nothing", runs_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_follow_yields_each_line_once_and_its_timeout_keeps_the_job(tmp_path):
     job = start_job(tmp_path, "import time\nfor i in range(3): print(i); time.sleep(.3)\nprint('last', end='')")
     assert list(job.follow(every_s=0.05, timeout_s=60)) == ["0", "1", "2", "last"]

@@ -74,6 +74,7 @@ def agent(settings, tmp_path):
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_job_over_ssh_runs_and_its_log_and_runs_come_back(profile, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MY_API_KEY", "verysecretvalue")
     here, messages = tmp_path / "here", []
@@ -95,6 +96,7 @@ def test_a_job_over_ssh_runs_and_its_log_and_runs_come_back(profile, tmp_path, m
     assert not any(b"verysecretvalue" in path.read_bytes() for path in written), "secrets stay out of the files here"
 
 
+@pytest.mark.slow
 def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_path):
     from rstar_lab.jobs.ssh.submit import install_tree
 
@@ -106,6 +108,7 @@ def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_
     assert (tmp_path / "far" / "code").stat().st_mode & 0o077 == 0, "other users cannot read it"
 
 
+@pytest.mark.slow
 def test_a_repeated_request_submits_one_job(agent, settings):
     profile = (ROOT / "cluster/profiles/laptop.yaml").read_text()
     request = dict(
@@ -119,12 +122,14 @@ def test_a_repeated_request_submits_one_job(agent, settings):
     agent.request("stop", job_id="once-1")
 
 
+@pytest.mark.slow
 def test_a_rejected_job_leaves_nothing_behind_here(profile, tmp_path):
     with pytest.raises(UserError, match=r"cluster: preflight failed: .*no_such_recipe"):
         submit("no_such_recipe", profile, runs_dir=tmp_path / "here", log=print)
     assert list_jobs(tmp_path / "here") == []
 
 
+@pytest.mark.slow
 def test_a_job_is_described_by_its_host(profile, tmp_path):
     here = describe("tiny_fast", "laptop")
     there = describe("tiny_fast", profile)
@@ -159,6 +164,7 @@ def test_the_job_goes_on_while_the_connection_is_lost(server, profile, tmp_path,
     assert content(here / "cut-sft") == content(far / "cut-sft")
 
 
+@pytest.mark.slow
 def test_stop_ends_all_processes_of_the_job(profile, tmp_path):
     job = submit(
         "tiny_fast", profile, command="sft", runs_dir=tmp_path / "here", name="end", preflight=False, log=print
@@ -171,6 +177,7 @@ def test_stop_ends_all_processes_of_the_job(profile, tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path):
     far, here = Path(agent.runs), tmp_path / "here"
     seen, done = [], threading.Event()
@@ -207,6 +214,7 @@ def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path):
     assert content(here / "run") == content(far / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["rsync", "sftp"])
 def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path, monkeypatch, tool):
     if tool == "sftp":
@@ -225,6 +233,7 @@ def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path,
     )
 
 
+@pytest.mark.slow
 def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path, monkeypatch):
     far, here = Path(agent.runs), tmp_path / "here"
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
@@ -251,6 +260,7 @@ def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path
     assert content(here / "run") == content(far / "run")
 
 
+@pytest.mark.slow
 def test_transcripts_can_stay_on_the_host(agent, tmp_path):
     far, here = Path(agent.runs), tmp_path / "here"
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:

@@ -25,6 +25,8 @@ from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.sandbox import LocalSandbox
 
+pytestmark = pytest.mark.slow
+
 TRAJECTORY = "base-rl/1/0"
 
 

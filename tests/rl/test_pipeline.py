@@ -66,6 +66,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         assert [metrics[f"eval/held/{name}"] for name in ("pass1", "low", "high")] == result["pass1"]
 
 
+@pytest.mark.slow
 async def test_the_trainer_evaluates_every_n_steps(tmp_path):
     class Evaluating(Trainer):
         def __init__(self, recipe, **options):

@@ -51,6 +51,7 @@ def test_unknown_answer_format_is_an_error(run):
         rescore(run, answer="anywhere")
 
 
+@pytest.mark.slow
 def test_command_line_lists_the_changes(run, tmp_path):
     (tmp_path / "my_rewards.py").write_text(SOURCE)
     command = [

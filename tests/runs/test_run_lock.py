@@ -40,6 +40,7 @@ def test_second_writer_gets_the_pid_and_can_write_after_a_kill(tmp_path):
         writer.write_step("rl", 0, **rows(0), metrics={})
 
 
+@pytest.mark.slow
 def test_forked_child_does_not_keep_the_lock(tmp_path):
     writer = RunWriter.open(tmp_path, "a", **TRAIN)
     receiver, sender = os.pipe()

@@ -66,6 +66,7 @@ def supervisors_outside(owner: int) -> int:
     return sum(len(file.read_text().split()) for file in files if file.exists())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "alone"), [(LOOP, True), (BOMB, False)], ids=["loop", "fork bomb"])
 async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone: bool):
     pool = SupervisorPool(1)
@@ -116,6 +117,7 @@ def freezer() -> Iterator[Path]:
         group.rmdir()
 
 
+@pytest.mark.slow
 async def test_a_result_is_sent_before_slow_processes_have_ended():
     pool = SupervisorPool(1)
     try:

@@ -75,12 +75,14 @@ async def test_answers_are_verified_by_the_service(client):
     assert not await client.verify("\\boxed{\\frac{2}{4}}", "1/2")
 
 
+@pytest.mark.slow
 async def test_an_unreachable_service_gives_a_failure_at_the_deadline():
     async with SandboxClient(f"http://127.0.0.1:{free_port()}", deadline_s=1.0) as client:
         result = await client.run("1")
     assert result.outcome is Outcome.SANDBOX_ERROR and "ConnectError" in result.stderr and client.retries > 0
 
 
+@pytest.mark.slow
 async def test_a_silent_service_gives_a_failure_at_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with SandboxClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline_s=1.0) as client:

@@ -78,6 +78,7 @@ def test_the_last_expression_is_returned_as_value(http):
     assert result["stdout"] == "" and result["value"] == "21"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time\ntime.sleep(60)", "print('x', flush=True)\nwhile 1: pass"]
 )
@@ -214,6 +215,7 @@ def test_an_invalid_math_submission_is_invalid_input(http, broken):
     assert (result["reason"], result["outcome"], result["run_success"]) == ("invalid_input", "invalid_arguments", False)
 
 
+@pytest.mark.slow
 async def test_requests_of_the_releases_client_are_answered(service):
     """The client posts batches to /run/long-batch with aiohttp, matches results by order and requires `reason`."""
     submissions = [

@@ -119,6 +119,7 @@ HONEST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
 async def test_ordinary_programs_work(sandbox, name):
     code, expected = HONEST[name]
@@ -178,6 +179,7 @@ async def test_a_sleeping_program_ends_at_its_time_limit(sandbox):
     assert 0.45 < result.duration_s < 0.5 + 3
 
 
+@pytest.mark.slow
 async def test_cpu_time_of_all_processes_counts():
     """The CPU time of both processes counts towards the limit; waiting for a CPU does not."""
     async with LocalSandbox(Limits(timeout_s=2, wall_slack_s=60), workers=1) as sandbox:
@@ -208,6 +210,7 @@ async def test_limits_above_the_maximum_are_rejected(sandbox):
         Limits(processes=0)
 
 
+@pytest.mark.slow
 async def test_hundreds_of_concurrent_calls_get_their_results(sandbox):
     before = sandbox.outcomes[Outcome.OK]
     calls = [Call(f"print({i})", timeout_s=20) for i in range(300)]
@@ -224,6 +227,7 @@ async def test_hundreds_of_concurrent_calls_get_their_results(sandbox):
     assert max(result.queue_s for result in results) > min(result.queue_s for result in results)
 
 
+@pytest.mark.slow
 async def test_a_full_queue_is_queue_timeout():
     async with LocalSandbox(Limits(queue_timeout_s=0.3), workers=1) as sandbox:
         running = asyncio.create_task(sandbox.run("import time\nwhile time.process_time() < 2: pass"))
@@ -264,6 +268,7 @@ async def test_without_make_room_a_long_call_is_not_preempted():
         assert ((await long).outcome, (await long).value) == (Outcome.OK, "'done'")
 
 
+@pytest.mark.slow
 async def test_many_heavy_calls_are_queued_and_finish():
     """More heavy calls than workers are queued. None is preempted as an endless loop."""
     async with LocalSandbox(Limits(timeout_s=3, wall_slack_s=30), workers=2) as sandbox:

@@ -37,6 +37,7 @@ def test_a_short_token_is_rejected():
         check_exposure("127.0.0.1", "secret")
 
 
+@pytest.mark.slow
 def test_serve_refuses_to_start_without_a_token(monkeypatch, capfd):
     monkeypatch.delenv("RSTAR_LAB_SANDBOX_TOKEN", raising=False)
     with pytest.raises(RuntimeError, match="did not start"), serving("serve", "--host", "0.0.0.0", "--port", "0"):
@@ -44,6 +45,7 @@ def test_serve_refuses_to_start_without_a_token(monkeypatch, capfd):
     assert "a token is required" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_error_names_the_port_in_use(service, capfd):
     port = service["url"].rsplit(":", 1)[1]
     with pytest.raises(RuntimeError, match="did not start"), serving("serve", "--port", port):
@@ -149,6 +151,7 @@ def test_an_error_names_the_limit_above_its_maximum(http):
     assert right["stdout"] == "2\n"
 
 
+@pytest.mark.slow
 def test_results_are_streamed_as_calls_end(http):
     calls = [{"code": SLEEP.format(1)}, {"code": "print('at once')"}]
     with http.stream("POST", "/calls", json={"calls": calls}) as reply:

@@ -28,6 +28,7 @@ def test_a_failed_program_has_status_failed(http):
     assert "ZeroDivisionError" in ran["stderr"]
 
 
+@pytest.mark.slow
 def test_an_endless_program_has_status_time_limit_exceeded(http):
     reply = run_code(http, "import time\ntime.sleep(60)", run_timeout=1)
     assert (reply["status"], reply["run_result"]["status"], reply["run_result"]["return_code"]) == (

@@ -104,6 +104,7 @@ async def test_a_body_that_does_not_arrive_times_out(echo_service, monkeypatch):
     assert sent[0]["status"] == 408 and echo_service.bytes == 0
 
 
+@pytest.mark.slow
 async def test_the_output_of_a_response_is_limited():
     service = Service(EchoBackend(), max_calls=10_000, max_bytes=10**9)
     code = "x" * (MAX_RESPONSE_BYTES // 16)

@@ -36,6 +36,7 @@ async def values(sandbox: LocalSandbox, names: list[str], code: str) -> list[str
     return [(await sandbox.run(code, session=name)).value for name in names]
 
 
+@pytest.mark.slow
 async def test_copies_have_the_state_and_are_independent(sandbox):
     async with session(sandbox, "state", "import math\nx = [1]\ndef grow(n):\n    x.append(n)\n    return x") as name:
         copies = await sandbox.fork(name, 20)
@@ -47,6 +48,7 @@ async def test_copies_have_the_state_and_are_independent(sandbox):
         assert await values(sandbox, copies, "len(x), math.pi > 3, _") == [f"(2, True, [1, {i}])" for i in range(20)]
 
 
+@pytest.mark.slow
 async def test_a_copy_can_be_forked_again(sandbox):
     async with session(sandbox, "tree", "path = 'root'") as name:
         nodes = [name]
@@ -102,6 +104,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("code", ENDINGS)
 @pytest.mark.parametrize("of", ["a copy", "the original"])
+@pytest.mark.slow
 async def test_the_end_of_one_interpreter_does_not_end_the_others(sandbox, of, code):
     async with session(sandbox, "ends", "x = 1") as name:
         copies = await sandbox.fork(name, 2)
@@ -123,6 +126,7 @@ async def test_an_interrupted_copy_keeps_its_state(sandbox):
 
 async def test_children_of_an_ended_copy_are_killed(sandbox):
     async with session(sandbox, "daemons", "x = 1") as name:
+@pytest.mark.slow
         copies = await sandbox.fork(name, 2)
         daemon = "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(99)\n os._exit(0)"
         await sandbox.run(daemon, session=copies[0])
@@ -146,6 +150,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_an_interpreter_that_cannot_be_forked_harms_nobody(sandbox, name):
+@pytest.mark.slow
     await sandbox.run(HOSTILE[name], session=name)
     with pytest.raises((ForkError, ValueError)):
         await sandbox.fork(name, 2)
@@ -164,6 +169,7 @@ async def test_impossible_forks_are_refused(sandbox):
 
 async def test_a_fork_is_refused_before_calls_run_out_of_memory():
     async with LocalSandbox(Limits(timeout_s=5.0), workers=2) as sandbox:
+@pytest.mark.slow
         await sandbox.run("x = bytearray(300 << 20)", session="large")
         assert sandbox._pool and sandbox._pool._process
         group = f"rstar-sandbox-{sandbox._pool._process.pid}"

@@ -21,6 +21,7 @@ async def cells(sandbox, name: str, *codes: str, **fields):
     return [await sandbox.run(code, session=name, **fields) for code in codes]
 
 
+@pytest.mark.slow
 async def test_state_is_kept_and_values_are_echoed(sandbox):
     results = await cells(
         sandbox,
@@ -79,6 +80,7 @@ async def test_cells_of_one_session_run_one_after_another(sandbox):
     assert [result.value for result in results] == [str(i) for i in range(1, 11)]
 
 
+@pytest.mark.slow
 async def test_a_timeout_interrupts_the_cell_and_keeps_the_state(sandbox):
     first, slow, after = await cells(sandbox, "interrupt", "x = 41", "while True: pass", "x + 1", timeout_s=1)
     assert (slow.outcome, after.outcome, after.value) == (Outcome.TIMEOUT, Outcome.OK, "42")
@@ -86,6 +88,7 @@ async def test_a_timeout_interrupts_the_cell_and_keeps_the_state(sandbox):
     assert first.outcome == Outcome.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
@@ -139,6 +142,7 @@ async def test_a_closed_session_loses_its_state(sandbox):
     assert (result.value, result.stderr) == ("False", "")
 
 
+@pytest.mark.slow
 async def test_idle_sessions_are_dropped_with_a_note():
     async with LocalSandbox(Limits(session_idle_s=0.4, max_sessions=3), workers=1) as sandbox:
         await cells(sandbox, "idle", "x = 1")
@@ -149,6 +153,7 @@ async def test_idle_sessions_are_dropped_with_a_note():
         assert "earlier state is gone: idle for 0.4 s" in result.stderr
 
 
+@pytest.mark.slow
 async def test_too_many_sessions_drop_the_least_recently_used():
     async with LocalSandbox(Limits(max_sessions=2), workers=1) as sandbox:
         for name in ("a", "b", "a", "c"):
@@ -160,6 +165,7 @@ async def test_too_many_sessions_drop_the_least_recently_used():
         assert (dropped.value, "too many sessions" in dropped.stderr) == ("False", True)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_call_frees_its_slot():
     async with LocalSandbox(workers=1) as sandbox:
         for session in (None, "given up"):

@@ -43,6 +43,7 @@ async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
     assert not [child for child in me.children(recursive=True) if "box.zygote" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 async def test_the_parts_of_a_sandbox_are_found():
     others = sandbox_parts(os.getpid())  # of sandboxes that other tests of this process share
     async with LocalSandbox(workers=2) as sandbox:

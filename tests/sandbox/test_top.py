@@ -42,6 +42,7 @@ def test_a_service_that_does_not_answer_is_an_error():
         fetch("http://127.0.0.1:9", None, 0.0)
 
 
+@pytest.mark.slow
 def test_top_shows_calls_and_failures_of_a_service(monkeypatch):
     monkeypatch.delenv("RSTAR_LAB_SANDBOX_TOKEN", raising=False)
     with (

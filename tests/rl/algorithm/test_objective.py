@@ -54,6 +54,7 @@ def verl_config(clip_low, clip_high, cov_share=0.2, cov_bounds=(0.05, 1.0), cov_
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

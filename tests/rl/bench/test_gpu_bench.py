@@ -13,6 +13,7 @@ from rstar_lab.rl.preflight.architecture import Architecture
 TINY = Architecture(2, 64, 4, 2, 16, 128, 512, True)
 
 
+@pytest.mark.slow
 def test_every_part_of_the_gpu_check_runs_at_tiny_size():
     lines = {line["name"]: line for line in bench(device="cpu", shapes={"tiny": TINY}, tokens=64)}
     assert not [line for line in lines.values() if str(line["against"]).startswith("failed")]
@@ -25,6 +26,7 @@ def test_every_part_of_the_gpu_check_runs_at_tiny_size():
     assert "no GPU" in lines["demo"]["against"]
 
 
+@pytest.mark.slow
 def test_a_failed_part_does_not_hide_the_others():
     wrong = Architecture(2, 64, 4, 3, 16, 128, 512, True)  # 4 heads cannot share 3 key-value heads
     lines = list(bench(device="cpu", shapes={"wrong": wrong}, tokens=64, parts=["update", "demo"]))
@@ -32,6 +34,7 @@ def test_a_failed_part_does_not_hide_the_others():
     assert lines[-1]["name"] == "demo"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_gpu_check_without_a_gpu_says_so():
     with pytest.raises(UserError, match="bench gpu: no GPU"):

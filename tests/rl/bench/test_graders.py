@@ -15,6 +15,7 @@ if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("response", "answer", "expected"),
     [
@@ -30,6 +31,7 @@ def test_the_released_reward_grades_whole_responses(response, answer, expected):
     assert make_reward("released")(response, answer) == expected
 
 
+@pytest.mark.slow
 def test_verls_own_function_gives_the_same_verdicts():
     from verl.utils.reward_score.prime_math import compute_score
 
@@ -40,6 +42,7 @@ def test_verls_own_function_gives_the_same_verdicts():
             assert workers.compare(response, answer, grader="prime_math") == bool(compute_score(response, answer)[0])
 
 
+@pytest.mark.slow
 def test_an_endless_expression_ends_within_the_limit():
     warm_up()
     started = time.monotonic()

@@ -42,6 +42,7 @@ assistant = st.fixed_dictionaries(
 others = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "tool", "tool"]), "content": texts})
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(assistant | others, min_size=1, max_size=8), st.booleans(), st.booleans())
 def test_template_and_segments_are_the_same(messages, with_tools, generate):
@@ -185,6 +186,7 @@ def cost(unit: str, size: int) -> float:
     return time.process_time() - start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_parsing_is_linear(seed):
     """Ten times the text takes about ten times as long, for units that tempt a parser to start again and again."""

@@ -220,6 +220,7 @@ def test_source_arguments(tmp_path):
     assert own.source.fields == {"question": "problem", "answer": "solution"} and own.path == Path("a/b.jsonl")
 
 
+@pytest.mark.slow
 def test_the_hub_is_named_when_it_cannot_be_reached(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code = (

@@ -391,6 +391,7 @@ def test_the_mask_is_checked_token_by_token(tokenizer):
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_convert_and_lint_from_the_command_line(tmp_path, tokenizer):
     source, out = tmp_path / "glaive.json", tmp_path / "glaive.jsonl"
     source.write_text(

@@ -75,6 +75,7 @@ class ScriptedVllm(VllmEngine):
             pass
 
 
+@pytest.mark.slow
 async def test_blocked_event_loop_does_not_count_as_a_hang():
     engine = ScriptedVllm(stall_s=1.0)
     engine.answer_s = 2.0

@@ -57,6 +57,7 @@ def test_adapters_start_as_the_base_model_and_only_they_are_trained():
     assert not torch.allclose(model(IDS).logits, base(IDS).logits, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_merged_weights_have_the_names_of_the_base_and_compute_the_same():
     model, _ = trained()
     merged, base = full_state(model), tiny()
@@ -67,6 +68,7 @@ def test_merged_weights_have_the_names_of_the_base_and_compute_the_same():
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
 
 
+@pytest.mark.slow
 def test_peft_loads_the_exported_adapter(tmp_path):
     from peft import PeftModel
 
@@ -88,6 +90,7 @@ def test_the_saved_model_is_merged(tmp_path):
     torch.testing.assert_close(load_model(tmp_path)(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 async def test_a_run_sends_merged_weights_and_resumes_exactly(tmp_path):
     stages = [{"name": "one", "steps": 3}]
     problems = {"one": [problem("a", 0.5), problem("b", 0.5)]}
@@ -138,6 +141,7 @@ def test_two_processes_update_adapters_like_one():
         )
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_trains_adapters_the_same():
     plain, recomputed = trained()[1], trained(gradient_checkpointing=True)[1]
     assert recomputed[1] == pytest.approx(plain[1], rel=1e-3, abs=1e-6)

@@ -17,6 +17,7 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_decoding_returns_the_encoded_text(text):
     assert TOKENIZER.decode(ids(text)) == text

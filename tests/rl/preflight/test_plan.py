@@ -13,6 +13,8 @@ from rstar_lab.rl.preflight.plan import make_plan, plot_plan
 from rstar_lab.rl.preflight.published_async import PUBLISHED
 from rstar_lab.rl.preflight.step_simulator import Costs, Workload, simulate
 
+pytestmark = pytest.mark.slow
+
 WORK = Workload(groups=32, group_size=8, mean_tokens=1000, max_tokens=4000, calls=2, tool_s=0.3)
 ALONE = Workload(groups=4, group_size=1, mean_tokens=100, max_tokens=100, calls=0, tool_s=0, sigma=0.0)
 

@@ -54,6 +54,7 @@ def test_every_example_is_at_most_ten_lines_and_the_rule_at_most_eight():
     assert lengths["fewest_errors"] <= 8
 
 
+@pytest.mark.slow
 def test_all_examples_load_and_preflight_names_them(module):
     assert len(load_functions(recipe_of())) == 9
     (module / "own.yaml").write_text(yaml.safe_dump({"name": "own", "model": "tiny", **example_recipe()}))
@@ -66,6 +67,7 @@ def test_all_examples_load_and_preflight_names_them(module):
     assert shown.status == "fail" and "has no reinforced; did you mean reinforce?" in shown.message
 
 
+@pytest.mark.slow
 async def test_a_run_with_every_part_replaced_uses_them(module):
     stages = [{"name": "one", "steps": 6, "hand_off": {"trigger": "my_parts:solved"}}]
     problems = {"one": [problem("a", 0.5), problem("b", 0.5)]}
@@ -225,6 +227,7 @@ def test_a_wrong_name_says_both_what_is_built_in_and_the_form():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["environment", "tool", "rule", "loss", "metric"])
 def test_new_writes_a_part_whose_test_passes(part, module):
     from typer.testing import CliRunner

@@ -97,6 +97,7 @@ def test_a_model_with_another_template_is_not_compared(monkeypatch):
     check_template(Codec(TOKENIZER, {}))
 
 
+@pytest.mark.slow
 async def test_code_tools_are_checked_with_a_program():
     async with LocalSandbox(workers=1) as sandbox:
         await check_tools({"python": CodeTool(sandbox), "jupyter": JupyterTool(sandbox), "own": object()}, seed=7)

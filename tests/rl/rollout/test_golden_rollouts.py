@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.rl.chat_format.template import render_tool_call
@@ -93,6 +94,7 @@ async def rollouts() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 async def test_the_maths_task_generates_the_stored_rollouts():
     stored = json.loads(GOLDEN.read_text())
     generated = json.loads(json.dumps(await rollouts()))

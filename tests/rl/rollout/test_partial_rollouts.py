@@ -211,6 +211,7 @@ async def test_engines_that_cannot_be_interrupted_are_cancelled(policy):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_time_limit_of_a_rollout_ends_a_turn_in_progress(policy):
     engine, tool = TokenByTokenEngine([CALL, ANSWER]), Wait()
@@ -298,6 +299,7 @@ POOL = {"one": [problem(f"p{i}", 0.5) for i in range(40)]}
 CARRY: dict[str, Any] = {"rollout": "async", "step_time_s": 0.8, "carry_over": True, "old_log_probs": "engine"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [None, 1])
 async def test_carried_groups_are_neither_lost_nor_counted_twice(tmp_path, monkeypatch, stop_after):
     monkeypatch.setattr(scripted_training, "Player", SlowPlayer)

@@ -111,6 +111,7 @@ async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(serve
             assert reply.trajectory.stop_reason == "length" and reply.response_tokens == 3
 
 
+@pytest.mark.slow
 async def test_a_chat_in_the_released_format_continues_its_prompts(memorized_model):
     options = ChatOptions(0.0, max_tokens=3, seed=0, tools=(), prompt_format="released")
     async with open_chat(str(memorized_model[0]), options, engine="transformers") as chat:
@@ -123,6 +124,7 @@ async def test_a_chat_in_the_released_format_continues_its_prompts(memorized_mod
     assert decode(second) == expected + reply + render_next_question("And now?", "released")
 
 
+@pytest.mark.slow
 async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
     options = ChatOptions(tools=("python_released", "jupyter"), prompt_format="released")
     async with open_chat(str(memorized_model[0]), options, engine="transformers") as chat:
@@ -132,6 +134,7 @@ async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
         assert set(chat.backend.tools) == {"python_code_with_standard_io", "jupyter_code"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -51,6 +51,7 @@ def test_questions_and_ids_are_unique():
     assert len({p.question for p in problems}) == len({p.problem_id for p in problems}) == 3000
 
 
+@pytest.mark.slow
 def test_too_many_problems_for_the_numbers_there_are():
     with pytest.raises(UserError, match="different problems"):
         synthesize(0, 100_000, levels=[1], families=["divisor_sum"])
@@ -64,6 +65,7 @@ def test_the_most_common_answer_of_a_kind_is_a_bad_guess():
         assert answers.most_common(1)[0][1] / answers.total() < 0.12, (kind, answers.most_common(3))
 
 
+@pytest.mark.slow
 async def test_good_programs_find_the_answer_and_wrong_ones_miss_it():
     problems = synthesize(11, 4 * len(FAMILIES) * len(LEVELS))
     async with LocalSandbox() as sandbox:

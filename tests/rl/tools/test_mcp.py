@@ -52,6 +52,7 @@ def children() -> int:
     return sum(str(SERVER) in process.cmdline() for process in psutil.Process().children(recursive=True))
 
 
+@pytest.mark.slow
 def test_all_tools_of_a_server_have_their_schemas():
     tools = make_tools([STDIO], None)
     assert sorted(tools) == ["count", "die", "divide", "hang"]
@@ -63,6 +64,7 @@ def test_all_tools_of_a_server_have_their_schemas():
     assert children() == 0
 
 
+@pytest.mark.slow
 async def test_each_rollout_has_its_own_state_and_process():
     tools = make_tools([STDIO], None)
     assert await call(tools, "count", "a") == (Outcome.OK, "1")
@@ -78,6 +80,7 @@ async def test_each_rollout_has_its_own_state_and_process():
     assert children() == 0
 
 
+@pytest.mark.slow
 async def test_wrong_arguments_and_errors_of_a_tool_count_against_the_model():
     tools = make_tools([STDIO], None)
     outcome, text = await call(tools, "count", step="many")
@@ -88,6 +91,7 @@ async def test_wrong_arguments_and_errors_of_a_tool_count_against_the_model():
     await tools["count"].close("t")
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_is_not_the_models_fault():
     tools = make_tools([STDIO], None)
     assert await call(tools, "count") == (Outcome.OK, "1")
@@ -98,6 +102,7 @@ async def test_a_server_that_dies_is_not_the_models_fault():
     assert children() == 0
 
 
+@pytest.mark.slow
 async def test_a_tool_that_hangs_ends_with_a_timeout():
     tools = make_tools([STDIO], None, own_timeout_s=5.0)
     outcome, text = await asyncio.wait_for(call(tools, "hang"), 30)
@@ -128,6 +133,7 @@ def test_a_server_that_cannot_be_reached_is_an_error(address, message):
         make_tools([address], None, own_timeout_s=10.0)
 
 
+@pytest.mark.slow
 def test_two_servers_with_a_tool_of_the_same_name_are_an_error():
     with pytest.raises(UserError, match="two tools are called"):
         make_tools([STDIO, STDIO], None)

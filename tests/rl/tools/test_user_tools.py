@@ -128,6 +128,7 @@ async def test_every_call_has_an_outcome(arguments, outcome, text):
     assert unknown.outcome is Outcome.UNKNOWN_TOOL
 
 
+@pytest.mark.slow
 async def test_a_call_that_hangs_is_given_up_and_takes_no_place():
     tool = UserTool("m:lookup", lookup, 1.0)  # long enough to start all threads on a busy machine
     hung = await asyncio.gather(*(call(tool, {"item": "hang"}) for _ in range(70)))  # more than its threads
@@ -193,6 +194,7 @@ class Endpoint(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+@pytest.mark.slow
 async def test_a_tool_behind_a_url():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     threading.Thread(target=server.serve_forever, daemon=True).start()

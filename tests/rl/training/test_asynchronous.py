@@ -32,6 +32,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     return RunReader(run_dir).read("trajectories").to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["one_step_off", "async"])
 async def test_every_group_is_trained_on_once_and_staleness_stays_in_bounds(tmp_path, mode):
     _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.2, mode=mode, max_staleness=2, **KEYS)
@@ -48,6 +49,7 @@ async def test_every_group_is_trained_on_once_and_staleness_stays_in_bounds(tmp_
     assert any(row["policy_version"] < row["step"] - 1 for row in rows(run_dir))
 
 
+@pytest.mark.slow
 async def test_drop_stores_what_it_leaves_out_and_counts_it(tmp_path):
     keys = KEYS | {"when_stale": "drop", "max_staleness": 0, "buffer_groups": 12}
     _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.3, mode="async", **keys)
@@ -71,6 +73,7 @@ def test_trim_takes_stale_tokens_out_of_the_loss():
     assert selection.advantages == [1.0] and share == 6 / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["one_step_off", "async"])
 async def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, mode):
     keys = KEYS | {"mode": mode, "max_staleness": 2, "checkpoint_every": 2}
@@ -87,6 +90,7 @@ async def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, mode)
     assert len({row["traj_id"] for row in rows(run_dir)}) == len(rows(run_dir)) == 36 * 4
 
 
+@pytest.mark.slow
 async def test_stages_can_have_different_modes(tmp_path):
     stages = [
         {"name": "one", "steps": 3, "mode": "async"},
@@ -128,6 +132,7 @@ class CallingPlayer(Player):
         return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, self.name, self.versions[-1])
 
 
+@pytest.mark.slow
 async def test_a_full_buffer_and_tools_that_hang_do_not_block_the_run(tmp_path):
     calls = itertools.count()
 

@@ -41,6 +41,7 @@ def pool() -> Mixture:
     return Mixture(problems, {"asking": 2.0, "plain": 1.0})
 
 
+@pytest.mark.slow
 async def test_a_mixture_is_trained_stored_and_resumed(tmp_path):
     rl = {"problems_per_step": 6}
     _, run = await train(tmp_path / "a", STAGES, {"rl": pool()}, environments=environments(), **rl)

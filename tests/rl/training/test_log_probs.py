@@ -35,6 +35,7 @@ def plain(model, t: Trajectory, temperature: float):
 @pytest.mark.parametrize("chunk", [2**30, 300 * 7])  # one chunk; chunks of seven tokens
 def test_log_probs_equal_one_sequence_at_a_time(model, monkeypatch, chunk):
     monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
+@pytest.mark.slow
     seen = []
     for micro in micro_batches(BATCH, 60, torch.device("cpu")):
         assert micro.ids_BT.numel() <= 60 or len(micro.index) == 1
@@ -53,6 +54,7 @@ def test_log_probs_equal_one_sequence_at_a_time(model, monkeypatch, chunk):
 def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch):
     def gradient(tokens: int, chunk: int) -> torch.Tensor:
         monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
+@pytest.mark.slow
         model.zero_grad()
         for micro in micro_batches(BATCH, tokens, torch.device("cpu")):
             log_probs_and_entropy(model, micro)[0].sum().backward()
@@ -67,6 +69,7 @@ def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch)
 def test_tool_output_loss_is_the_cross_entropy_of_all_other_response_tokens(model):
     model.zero_grad()
     total, tokens = torch.tensor(0.0), 0
+@pytest.mark.slow
     for t in BATCH:
         ids = torch.tensor([t.prompt_ids + t.response_ids])
         logits = model(ids).logits[0, len(t.prompt_ids) - 1 : -1].float()
@@ -96,6 +99,7 @@ def test_tool_output_loss_is_the_cross_entropy_of_all_other_response_tokens(mode
 def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model):
     rl = RlSection(tool_output_loss=1.0, lr=1e-3, rollout="lockstep", old_log_probs="engine")
     selection = Selection(list(BATCH), [0.0] * len(BATCH), 0)  # without advantages nothing else is learned
+@pytest.mark.slow
     learner = Learner(model)
     learner.begin_stage(rl, reset=False, reference=None)
     losses = [learner.update(selection, rl, lr_scale=1.0, seed=0).metrics["tool_output_loss"] for _ in range(4)]
@@ -160,3 +164,4 @@ def test_a_large_micro_batch_ends_before_its_padding_grows(monkeypatch):
     cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))
     assert [tuple(micro.row_ids_RW.shape) for micro in cut] == [(3, 31), (3, 10)]
     assert sorted(i for micro in cut for i in micro.index) == list(range(6))
+@pytest.mark.slow

@@ -78,6 +78,7 @@ def gradient_of(loss: torch.Tensor, model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+@pytest.mark.slow
 def test_truncated_importance_sampling_equals_the_formula():
     model = tiny()
     own = tokens_of(model)
@@ -134,6 +135,7 @@ def test_kl_to_the_reference_equals_the_formula():
     torch.testing.assert_close(gradient, gradient_of(policy + 0.3 * kl, model), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["clip_cov", "kl_cov"])
 def test_covariance_variants_reach_the_loss(variant):
     model = tiny()
@@ -240,6 +242,7 @@ def test_fp32_head_is_more_precise_than_bf16():
     assert not torch.equal(rough, better) and (exact - better).abs().mean() < (exact - rough).abs().mean()
 
 
+@pytest.mark.slow
 def test_bf16_and_checkpointing_change_the_gradient_little():
     rollouts = as_rollouts(tokens_of(tiny()))
     _, exact = update(rl_of(), rollouts)
@@ -260,6 +263,7 @@ def step_metrics(run_dir: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
 
 
+@pytest.mark.slow
 async def test_dynamic_sampling_replaces_groups_also_after_a_kill(tmp_path):
     _, plain = await train(tmp_path / "plain", STAGE, {"one": MIXED})
     assert min(line["groups"] - line["equal_groups"] for line in step_metrics(plain)) < 2, "nothing to refill"
@@ -281,6 +285,7 @@ async def test_dynamic_sampling_replaces_groups_also_after_a_kill(tmp_path):
     assert weights(cut / "checkpoints/step=000003") == weights(uninterrupted / "checkpoints/step=000003")
 
 
+@pytest.mark.slow
 async def test_solved_problems_stay_retired_after_a_resume(tmp_path):
     stages = [{"name": "one", "steps": 8}]
     trainer, uninterrupted = await train(tmp_path / "uninterrupted", stages, {"one": MIXED}, retire_from=0.9)
@@ -302,6 +307,7 @@ async def test_a_stage_ends_when_all_its_problems_are_retired(tmp_path):
     assert RunReader(run_dir).info["result"]["stages"][0]["ended_by"] == "retired"
 
 
+@pytest.mark.slow
 async def test_the_reference_model_is_that_of_the_stage_start_after_a_kill(tmp_path):
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 2}]
     problems = {"one": MIXED[4:], "two": MIXED[4:]}

@@ -151,6 +151,7 @@ def test_learning_rate_warms_up_and_decays():
     assert 0 < lr_scale(100, 100, tail) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "packing": True, "schedule": "cosine"}])
 def test_sft_lowers_the_loss_and_writes_a_model_folder(tmp_path, changes):
     lines: list[dict[str, float]] = []
@@ -200,6 +201,7 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
         sft(model, TOKENIZER, DATASET, config=SftConfig(**TINY), out_dir=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 7, 16])  # before, at and after a checkpoint; after the last step
 def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
     config = SftConfig(**TINY | {"checkpoint_every": 4})

@@ -46,6 +46,7 @@ def test_hand_off_triggers():
         HandOff(window=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trigger", "limit", "first", "truncated"),
     [
@@ -76,6 +77,7 @@ async def test_a_trigger_ends_a_stage_and_the_next_starts(tmp_path, trigger, lim
         assert weights(stage_model(cut, stage)) == weights(stage_model(uninterrupted, stage))
 
 
+@pytest.mark.slow
 async def test_the_filter_drops_solved_problems_and_runs_once(tmp_path):
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "filter": {"samples": 8}}]
     await train(tmp_path, stages, PROBLEMS, stop_after=2)

@@ -74,6 +74,7 @@ def test_the_released_rule_counts_responses_with_the_word_error():
     assert [t.traj_id for t in kept.trajectories] == ["g1", "g2", "g4", "g5"]
 
 
+@pytest.mark.slow
 async def test_a_step_without_update_does_not_make_tokens_stale(tmp_path):
     trainer, _ = await train(
         tmp_path, [{"name": "one", "steps": 2}], {"one": [problem("solved", 1.0)]}, checkpoint_every=5
@@ -92,6 +93,7 @@ def test_a_step_without_signal_selects_an_empty_batch():
     assert kept.trajectories == [] and kept.advantages == [] and kept.equal_groups == 1
 
 
+@pytest.mark.slow
 async def test_a_correction_of_most_tokens_for_five_updates_stops_the_run(tmp_path):
     # The scripted engine's log-probs differ from the trainer's, so no ratio lies within these bounds.
     options = {

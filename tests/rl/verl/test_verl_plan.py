@@ -173,6 +173,7 @@ def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
         assert config.data.train_batch_size == 64 and config.optim.lr == 0.5
     optimizer = optimizer_of(0.5)
     schedule = get_cosine_schedule_with_warmup(
+@pytest.mark.slow
         optimizer, config.optim.lr_warmup_steps, 20, zero_indexed_step=config.optim.zero_indexed_step
     )
     assert rates(optimizer, schedule, 20) == pytest.approx([0.5 * lr_scale(n, 20, recipe.sft) for n in range(1, 21)])
@@ -190,6 +191,7 @@ def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
         assert len(ids) == 4
         assert [row.tolist() for row in ids[: len(expected)]] == [example.ids for example in expected]
         assert [row.tolist() for row in masks[: len(expected)]] == [example.mask for example in expected]
+@pytest.mark.slow
         assert not any(mask.any() for mask in masks[len(expected) :])
         seen.append([row.tolist() for row in ids])
         if len(seen) == 3:  # the end of an epoch

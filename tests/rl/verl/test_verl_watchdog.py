@@ -31,6 +31,7 @@ def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, what):
     assert f"1 rollouts wait for {what}" in info["error"] and "run-000001-0000-03" in info["error"]
 
 
+@pytest.mark.slow
 def test_the_watchdog_ignores_a_step_that_proceeds(tmp_path):
     gave_up = threading.Event()
     with RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer:
