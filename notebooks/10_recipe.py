@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -28,6 +30,21 @@ runs_dir = "../runs"
 job_id = ""  # attach to this job instead of submitting one
 wait = True  # block until the job ends (needed for papermill)
 
+# %% [markdown]
+# ## Change the recipe
+#
+# The form has every key of the recipe, with its default and what it means. Changes are used when the job is submitted below,
+# and keys that are set in `overrides` above win.
+
+# %%
+from rstar_lab.rl.forms import RecipeForm
+
+form = RecipeForm(recipe)
+form
+
+# %% [markdown]
+# ## Submit the job
+
 # %%
 from pathlib import Path
 
@@ -41,7 +58,7 @@ from rstar_lab.jobs import attach, submit
 from rstar_lab.runs.reader import RunReader
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
-    recipe, profile, overrides, runs_dir=runs_dir, name=name or None
+    recipe, profile, form.overrides | overrides, runs_dir=runs_dir, name=name or None
 )  # fmt: skip
 job
 

@@ -1,0 +1,30 @@
+"""What the forms share: display, and an error line."""
+
+import html
+from typing import Any
+
+import ipywidgets as widgets
+
+
+class Form:
+    """A widget `root` with a line for errors. Outside of JupyterLab, such as on GitHub, `summary` is shown instead."""
+
+    root: widgets.VBox
+
+    def __init__(self) -> None:
+        self.message = widgets.HTML()
+
+    def summary(self) -> str:
+        """Return the state of the form as one line of text."""
+        raise NotImplementedError
+
+    def show_error(self, error: Exception | None) -> None:
+        """Show the message of an error, or clear the line."""
+        self.message.value = f'<span role="alert"><b>{html.escape(str(error))}</b></span>' if error else ""
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        bundle: dict[str, Any] = self.root._repr_mimebundle_() or {}
+        text = f"{self.summary()}; open the notebook in JupyterLab to use the form"
+        display({**bundle, "text/html": f"<p>{html.escape(text)}</p>", "text/plain": text}, raw=True)

@@ -1,0 +1,126 @@
+"""The forms for notebooks: keys of a recipe, the mix of its data, and a reward on stored rollouts."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.conversations import Conversation, Message, write_conversations
+from rstar_lab.rl.commands.rescore import rescore
+from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview
+from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
+
+RUN = Path(__file__).parents[2] / "golden" / "runs" / "tiny_fast-eval-rl"
+
+
+@pytest.mark.parametrize("name", ["tiny_fast", "evaluate", "qwen3_14b_mi300x"])
+def test_the_form_has_every_key_and_changes_nothing_by_itself(name):
+    form = RecipeForm(name)
+    assert form.recipe == load_recipe(name) and form.overrides == {} and form.message.value == ""
+    recipe = form.recipe.model_dump(mode="json")
+    for section in ("rl", "sft", "engine", "sandbox", "evaluate"):
+        for key, value in (recipe[section] or {}).items():
+            if not isinstance(value, dict):
+                below = f"{section}.{key}."  # of a section that the recipe does not have
+                assert f"{section}.{key}" in form.fields or any(name.startswith(below) for name in form.fields)
+    for stage in recipe["stages"]:
+        assert f"stages.{stage['name']}.steps" in form.fields
+
+
+def test_a_change_is_an_override_that_the_command_line_reads_alike():
+    form = RecipeForm("tiny_fast")
+    for key, value in {"rl.lr": "1e-4", "rl.roc": "released", "stages.rl.steps": "9", "rl.tools": "[python]"}.items():
+        form.fields[key].value = value
+    assert form.overrides == parse_overrides(["rl.lr=1e-4", "rl.roc=released", "stages.rl.steps=9"]), (
+        "tools is unchanged"
+    )
+    assert form.recipe == load_recipe("tiny_fast", form.overrides)
+    assert "--set rl.lr=0.0001" in form.command.value
+    form.fields["rl.lr"].value = RecipeForm("tiny_fast").fields["rl.lr"].value
+    assert "rl.lr" not in form.overrides
+
+
+def test_a_wrong_value_is_an_error_at_its_key_until_it_is_corrected():
+    form = RecipeForm("tiny_fast")
+    form.fields["rl.group_size"].value = "0"
+    assert form.recipe is None and "rl.group_size: " in form.message.value and form.command.value == ""
+    assert "not valid" in form._errors["rl.group_size"].value and form._errors["rl.lr"].value == ""
+    form.fields["rl.group_size"].value = "16"
+    assert form.recipe.rl.group_size == 16 and form.message.value == ""
+
+
+def test_search_finds_keys_of_all_sections_and_texts():
+    form = RecipeForm("tiny_fast")
+    form.section.value = "engine"
+    assert len(form.body.children) == len(form._sections["engine"])
+    form.search.value = "max_response_tokens"
+    shown = [key for key, row in form._rows.items() if row in form.body.children]
+    assert {"rl.max_response_tokens", "evaluate.max_response_tokens"} <= set(shown) and "rl.lr" not in shown
+
+
+def mixed_recipe(folder, environments=()):
+    messages = (Message(role="user", content="?"), Message(role="assistant", content="!"))
+    for name, count in (("chat", 5), ("calls", 20)):
+        rows = [Conversation(conversation_id=f"{name}-{n}", source="test", messages=messages) for n in range(count)]
+        write_conversations(folder / f"{name}.jsonl", rows)
+    recipe = yaml.safe_load((RECIPES / "tiny_fast.yaml").read_text())
+    recipe["sft"] = {
+        "conversations": [{"file": str(folder / "chat.jsonl")}, {"file": str(folder / "calls.jsonl"), "count": 10}]
+    }
+    recipe["rl"] |= {"environments": [{"name": name, "weight": weight} for name, weight in environments]}
+    path = folder / "mixed.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def test_sliders_give_the_counts_and_overrides_of_the_mix(tmp_path):
+    form = MixForm(mixed_recipe(tmp_path, [("maths", 1.0), ("sql", 2.0)]))
+    assert form.counts == {"chat": 5, "calls": 10, "maths": 4.0, "sql": 8.0} and form.overrides == {}, (
+        "12 groups a step"
+    )
+    form.sliders["calls"].value = 15
+    form.sliders["maths"].value = 4.0
+    assert form.counts == {"chat": 5, "calls": 15, "maths": 8.0, "sql": 4.0}
+    assert "<td>75.0%</td>" in form.table.value and "<td>66.7%</td>" in form.table.value
+    recipe = load_recipe(form.source, form.overrides)
+    assert [entry.count for entry in recipe.sft.conversations] == [None, 15]
+    assert [entry.weight for entry in recipe.rl.environments] == [4.0, 2.0]
+    form.sliders["calls"].value = 99
+    assert form.counts["calls"] == 20, "the file has no more"
+
+
+def test_a_recipe_without_a_mix_is_refused():
+    with pytest.raises(UserError, match="mixes nothing"):
+        MixForm("tiny_fast")
+
+
+def test_the_preview_equals_a_dry_run_of_rescore():
+    preview = RewardPreview(RUN, n=10_000)
+    for reward, answer in (("verify", "tagged"), ("verify", "last_number"), ("released", "tagged")):
+        preview.reward.value, preview.answer.value = reward, answer
+        expected = rescore(RUN, reward=reward, answer=answer, dry_run=True)
+        changed = preview.table[preview.table.changed]
+        assert dict(zip(changed.traj_id, changed.reward, strict=True)) == {
+            c.traj_id: c.reward for c in expected.changes
+        }
+        assert f"of {expected.trajectories} rollouts changes" in preview.summary()
+
+
+def test_an_error_of_the_reward_is_shown_and_the_table_stays():
+    preview = RewardPreview(RUN)
+    before = preview.output.value
+    assert len(preview.table) == 12 and not preview.table.changed.any()
+    preview.reward.value = "no_such_module:reward"
+    assert "no_such_module" in preview.message.value and preview.output.value == before
+    preview.reward.value = "verify"
+    assert preview.message.value == ""
+
+
+def test_rollouts_of_the_preview_can_be_chosen():
+    first = RewardPreview(RUN).table.traj_id[:3].tolist()
+    assert RewardPreview(RUN, traj_ids=first[::-1]).table.traj_id.tolist() == first[::-1]
+    with pytest.raises(UserError, match="no rollout nobody"):
+        RewardPreview(RUN, traj_ids=["nobody"])
+    with pytest.raises(UserError, match="no step 99"):
+        RewardPreview(RUN, step=99)
