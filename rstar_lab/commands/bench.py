@@ -29,12 +29,16 @@ def bench(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Training ranks (gloo, CPU), for `bench verl`. Default: 1.")
     ] = None,
+    verl: Annotated[
+        bool | None,
+        typer.Option("--verl", help="For `bench rollout`: scheduling policies on the servers of a verl job."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure one part of the system against a peer in the same run. `ratio` says how many times better it is."""
     if name not in MODULES:
         raise UserError(f"bench {name}: unknown; choose from {', '.join(MODULES)}")
-    given = {"grid": (grid, "scheduler"), "ranks": (ranks, "verl")}
+    given = {"grid": (grid, "scheduler"), "ranks": (ranks, "verl"), "verl": (verl, "rollout")}
     options = {key: value for key, (value, _) in given.items() if value is not None}
     if wrong := next((key for key in options if given[key][1] != name), None):
         raise UserError(f"bench {name}: --{wrong} is an option of `bench {given[wrong][1]}` only")

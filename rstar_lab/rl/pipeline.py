@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import stage_model, stage_table
+from rstar_lab.rl.training.teacher import open_teacher
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
@@ -193,7 +195,14 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             return await evaluate_sets(session, rollouts_of, parent=writer.run_dir.name, step=step)
 
         config = recipe.model_dump(mode="json")
-        with reporter.work("rl", total) as work, open_loggers(recipe.log_to, writer.run_dir, config) as log:
+        async with AsyncExitStack() as stack:
+            work = stack.enter_context(reporter.work("rl", total))
+            log = stack.enter_context(open_loggers(recipe.log_to, writer.run_dir, config))
+            teacher = None
+            if any(recipe.settings(stage).teacher_weight for stage in recipe.stages):
+                assert recipe.engine.teacher_url is not None
+                longest = engines.context or session.longest(model_dir)
+                teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
 
             def on_step(metrics: dict[str, Any]) -> None:
                 work.update(metrics["step"], step_line(metrics), **metrics)
@@ -211,6 +220,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 helpers=helpers,
                 evaluate=evaluate_step,
                 environments=environments,
+                teacher=teacher,
                 on_step=on_step,
             )
             await trainer.run()

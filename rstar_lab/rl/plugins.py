@@ -71,8 +71,9 @@ def load_function(name: str, key: str, parameters: tuple[str, ...]) -> Callable[
 
 
 def source_hash(name: str, key: str) -> str:
-    """Return a hash of the source file that defines `module:name`."""
+    """Return a hash of the source file that defines the function or class `module:name`, or of the module of an object."""
     found = inspect.unwrap(load_named(name, key))
-    source = inspect.getsourcefile(found if hasattr(found, "__module__") and callable(found) else type(found))
+    defined = inspect.isclass(found) or inspect.isroutine(found)
+    source = inspect.getsourcefile(found if defined else sys.modules[name.partition(":")[0]])
     content = Path(source).read_bytes() if source else b""
     return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Group advantages (GRPO, arXiv 2402.03300). Uses numpy only, so that the analysis package can import it."""
+"""Advantages: of the group (GRPO, arXiv 2402.03300) and variants. Uses numpy only, so that the analysis package can import it."""
 
 from collections.abc import Sequence
 
@@ -44,6 +44,34 @@ def maxrl_advantages(rewards: Sequence[float] | np.ndarray, groups: Sequence | n
     centred = group_advantages(reward, groups, normalise_std=False)
     mean = reward - centred
     return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
+
+
+def optimal_token_advantages(
+    centred: Sequence[float] | np.ndarray, groups: Sequence | np.ndarray, energies: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return reward minus the optimal baseline of each token (OTB, arXiv 2602.07078), an array (tokens,) per rollout.
+
+    The baseline of the t-th token of the model is the mean reward of the group's rollouts that have one, weighted by the
+    squared norms of their gradients up to it: by the cumulative sum of the energies. Where a group has one rollout left,
+    the baseline is the group mean.
+
+    centred: reward minus group mean, (batch,). energies: 1 - 2 p + (sum of the squared probabilities of the vocabulary)
+    for each token of the model, (tokens,) per rollout, where p is the probability of the token.
+    """
+    rewards, advantages = np.asarray(centred, dtype=np.float64), [np.full(len(energy), 0.0) for energy in energies]
+    indices_of: dict[object, list[int]] = {}
+    for index, group in enumerate(hashable_groups(groups)):
+        indices_of.setdefault(group, []).append(index)
+    for indices in indices_of.values():
+        lengths = np.array([len(energies[i]) for i in indices])
+        weights = np.zeros((len(indices), lengths.max()))
+        for row, i in enumerate(indices):
+            weights[row, : lengths[row]] = np.cumsum(energies[i], dtype=np.float64)
+        baseline = rewards[indices] @ weights / (weights.sum(axis=0) + 1e-8)
+        baseline[sorted(lengths)[-2] if len(indices) > 1 else 0 :] = 0.0
+        for row, i in enumerate(indices):
+            advantages[i] = rewards[i] - baseline[: lengths[row]]
+    return advantages
 
 
 def hashable_groups(groups: Sequence | np.ndarray) -> Sequence:

@@ -60,6 +60,7 @@ class SelectionConfig:
     advantage: function of the user; None: group advantages, divided by the standard deviation of the group if normalise_std.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
     drop_void_turns: leave out rollouts that have a turn without a well-formed call or an answer (SimpleTIR).
+    keep_equal: also train on groups whose rewards are all equal, with advantage 0.
     environment_penalties: penalties of the rollouts of an environment, by its name; for others `penalties`.
     """
 
@@ -73,4 +74,5 @@ class SelectionConfig:
     max_response_tokens: int = 8192
     overlong_buffer: int = 0
     drop_void_turns: bool = False
+    keep_equal: bool = False
     environment_penalties: Mapping[str, tuple[Penalty, ...]] = field(default_factory=dict)

@@ -19,13 +19,15 @@ class Selection:
     """The rollouts of a step that are trained on.
 
     trajectories, advantages: of equal length, grouped by group. equal_groups: number of groups dropped because their
-    kept rewards were equal. void: number of rollouts dropped because of a void turn.
+    kept rewards were equal. void: number of rollouts dropped because of a void turn. teacher_log_probs: of the teacher,
+    (response length,) per trajectory, NaN where it gave none; None without a teacher.
     """
 
     trajectories: list[Trajectory]
     advantages: list[float]
     equal_groups: int
     void: int = 0
+    teacher_log_probs: list[np.ndarray] | None = None
 
     @property
     def groups(self) -> int:
@@ -61,7 +63,7 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
                 rng=np.random.default_rng(derive_seed(seed, "roc", group_id)),
             )
             chosen = [group[i] for i in indices]
-        if rewards_equal([t.reward for t in chosen]):
+        if not config.keep_equal and rewards_equal([t.reward for t in chosen]):
             equal_groups += 1
         else:
             kept += chosen

@@ -22,13 +22,14 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import numpy as np
 from scipy.optimize import nnls
 
 from rstar_lab.rl.bench.scheduler import Regime, make_policies, make_rollouts
-from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.rollout.driver import Dispatcher
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
@@ -53,6 +54,14 @@ REGIME = Regime(
     answer_tokens=16,
 )
 SEED = 2
+
+
+class Slot(Engine, Protocol):
+    """The engines as one rollout sees them."""
+
+    def on_turn(self, text: str, last: bool) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +217,7 @@ def _tokens(count: int, rng: np.random.Generator) -> list[int]:
     return rng.integers(1, VOCABULARY, count).tolist()
 
 
-async def _probe(server: VllmServer, batch: int, prompt: int, generate: int, seed: int) -> float:
+async def _probe(server: Engine, batch: int, prompt: int, generate: int, seed: int) -> float:
     """Return the seconds that a batch of equal requests takes."""
     rng = np.random.default_rng((id(server), seed))
     start = time.monotonic()
@@ -216,7 +225,7 @@ async def _probe(server: VllmServer, batch: int, prompt: int, generate: int, see
     return time.monotonic() - start
 
 
-async def fit_rates(engines: Sequence[VllmServer], kv_tokens: int, repeats: int = 2) -> Rates:
+async def fit_rates(engines: Sequence[Engine], kv_tokens: int, repeats: int = 2) -> Rates:
     """Fit the rates of the servers while all are busy, by non-negative least squares of the relative error over probes."""
     shapes = [(1, 32), (4, 32), (12, 32), (24, 32), (4, 600), (12, 200), (1, 1500)]
     rows, seconds = [], []
@@ -243,11 +252,16 @@ async def replay(
     """
     states = [EngineState(engine.url, kv_tokens) for engine in engines]
     dispatcher = Dispatcher(engines, policy, states)
+    return await run_scripts(rollouts, lambda index, script: dispatcher.slot(index, script.problem))
+
+
+async def run_scripts(rollouts: Sequence[ScriptedRollout], make_slot: Callable[[int, ScriptedRollout], Slot]) -> float:
+    """Run scripted rollouts concurrently, each in its own slot, and return the makespan in seconds."""
     rng = np.random.default_rng()
     prompts = [_tokens(rollout.prompt, rng) for rollout in rollouts]
 
     async def run_rollout(index: int, script: ScriptedRollout) -> None:
-        slot = dispatcher.slot(index, script.problem)
+        slot = make_slot(index, script)
         ids = prompts[index]
         for turn in script.turns:
             completion = await slot.generate(ids, Sampling(turn.generate))

@@ -41,8 +41,16 @@ LATENCY_S = 0.3
 SCRIPTED = 10_000
 
 
-def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the lines `agent_loop` (model tokens per second, tool time included) and `agent_loop_cpu` (CPU ms per turn)."""
+def bench(against: str | None = None, verl: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the lines `agent_loop` (model tokens per second, tool time included) and `agent_loop_cpu` (CPU ms per turn).
+
+    verl: instead, yield the lines of verl_rollout.py, which compare the scheduling policies on the servers of a verl job.
+    """
+    if verl:
+        from rstar_lab.rl.bench import verl_rollout
+
+        yield from verl_rollout.bench()
+        return
     with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
         ours, theirs = asyncio.run(compare_loops(Path(name)))
     yield {

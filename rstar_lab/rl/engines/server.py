@@ -6,6 +6,7 @@ log-probs refer to the distribution that tokens are sampled from. By default, vL
 
 import asyncio
 import json
+import math
 import os
 import random
 import time
@@ -226,7 +227,26 @@ class ServerEngine:
                 raise EngineError(f"{self.name} is lost")
             await asyncio.sleep(0.25)
 
+    async def score(self, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
+        """Return the log-probs of the tokens of a response, at temperature 1. Raises EngineError.
+
+        They are NaN from the last token of the model's context on: the server needs room to generate one token.
+        """
+        scored = response_ids[: max(0, self.context - 1 - len(prompt_ids))]
+        if not scored:
+            return [math.nan] * len(response_ids)
+        body = self._body([*prompt_ids, *scored], Sampling(1, seed=0)) | {"max_tokens": 1, "prompt_logprobs": 0}
+        async with self._slots:
+            found = (await self._request(body))["prompt_logprobs"][len(prompt_ids) :]
+        log_probs = [at[str(token)]["logprob"] for at, token in zip(found, scored, strict=True)]
+        return log_probs + [math.nan] * (len(response_ids) - len(scored))
+
     async def _complete(self, body: dict[str, Any], pauses: Sequence[float] = RETRY_PAUSES_S) -> Completion:
+        choice = await self._request(body, pauses)
+        return self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
+
+    async def _request(self, body: dict[str, Any], pauses: Sequence[float] = RETRY_PAUSES_S) -> dict[str, Any]:
+        """Return the choice of a completion, after retries. Raises EngineError."""
         for pause in (*pauses, None):
             try:
                 answer = await self._http.post("/v1/completions", json=body)
@@ -234,9 +254,9 @@ class ServerEngine:
                 failure = _reason(error)
             else:
                 if answer.status_code == 200:
-                    choice = answer.json()["choices"][0]
+                    choice: dict[str, Any] = answer.json()["choices"][0]
                     if choice["finish_reason"] in ("stop", "length"):
-                        return self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
+                        return choice
                     failure = f"a request ended with finish_reason {choice['finish_reason']}"
                 elif answer.status_code not in BUSY:
                     raise RequestRefused(f"{self.name} rejected a request: {_message(answer)}")
@@ -311,6 +331,11 @@ class ServerEngine:
         """Return the weight version that was pushed last, or None if none was pushed since the server started."""
         version = (await self._control("/weight_info", "GET")).json()["weight_version"]
         return int(version) if str(version).isdigit() else None
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a text by the server's tokenizer. Raises EngineError."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return (await self._control("/tokenize", json=body)).json()["tokens"]
 
     async def serves(self, folder: Path) -> bool:
         """Return whether the server was started with the model in `folder` and still has its weights."""

@@ -8,6 +8,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import Environment, EnvironmentFailure, MalformedResult, total_reward
 from rstar_lab.rl.environments.episode import Episode
+from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.environments.tools import describe_tools
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
@@ -80,8 +81,10 @@ class EnvironmentClass:
 
 
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
-    """Return the environment `module:Class` (or a function that returns an instance). Raises UserError."""
+    """Return the environment `module:Class`, a function that returns an instance, or a task of Inspect. Raises UserError."""
     made = load_named(target, f"rl.environments.{name}.environment")
+    if is_task(made):
+        return EnvironmentClass(name, InspectTask(target, made), time_limit_s)
     if not callable(made):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(made).__name__}; expected a class")
     required = [

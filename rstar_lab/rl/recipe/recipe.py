@@ -109,6 +109,10 @@ class Recipe(Section):
             settings = self.settings(stage)
             if stage.problems is None and not any(entry.problems for entry in settings.environments):
                 raise ValueError(f"stages.{stage.name}.problems: required, unless rl.environments have problems")
+            if settings.teacher_weight and self.engine.teacher_url is None:
+                raise ValueError(
+                    f"stages.{stage.name}: rl.teacher_weight requires engine.teacher_url, the teacher's server"
+                )
             if self.engine.kind == "server" and settings.mode == "async":
                 raise ValueError(
                     "rl.mode: async is not supported with engine.kind: server, which does not report the weights of each "

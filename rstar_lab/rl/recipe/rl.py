@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rstar_lab.rl.algorithm.advantages import maxrl_advantages
+from rstar_lab.rl.algorithm.advantages import group_advantages, maxrl_advantages
 from rstar_lab.rl.algorithm.config import (
     CORRECTION_BOUNDS,
     Aggregation,
@@ -65,9 +65,11 @@ class RlSection(Section):
     aggregation: Aggregation = "token-mean"
     """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
     over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: ours."""
-    advantage: Literal["group", "maxrl"] | Function = "group"
+    advantage: Literal["group", "maxrl", "otb"] | Function = "group"
     """`group`: reward minus the mean of its group (GRPO). `maxrl`: that divided by the mean, which weights hard problems
-    more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). Or your own `module:function` (docs/extending.md)."""
+    more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). `otb`: reward minus a baseline of its own for each token,
+    for which rollouts with large gradients count more (OTB, arXiv 2602.07078; local trainer only, one more forward pass,
+    no `normalise_std`). Or your own `module:function` (docs/extending.md)."""
     normalise_std: bool = True
     """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO."""
     max_response_tokens: Positive = 8192
@@ -185,6 +187,9 @@ class RlSection(Section):
     the rollouts then come from too different a policy. Default: ours."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
+    teacher_weight: float = Field(0.0, ge=0)
+    """On-policy distillation: weight of log p_teacher - log p_student, which is added to the advantage of each token (arXiv
+    2306.13649). Groups with equal rewards are then kept. Needs `engine.teacher_url`. Local trainer only. Default: 0, off."""
     tool_output_loss: float = Field(0.0, ge=0)
     """Weight of the cross-entropy of the tokens of tool responses, which is added to the loss: the model learns to predict
     what its code prints (ECHO, arXiv 2605.24517). Local trainer only. Default: 0, off."""
@@ -243,6 +248,7 @@ class RlSection(Section):
             max_response_tokens=self.max_response_tokens,
             overlong_buffer=self.overlong_buffer,
             drop_void_turns=self.drop_void_turns,
+            keep_equal=self.teacher_weight > 0,
             environment_penalties={
                 entry.name: _penalties(entry.roc_penalties)
                 for entry in self.environments
@@ -254,6 +260,10 @@ class RlSection(Section):
     def _advantage(self) -> OwnAdvantage | None:
         if self.advantage == "group":
             return None
+        if self.advantage == "otb":  # of the rollout; the update computes those of the tokens
+            return lambda rewards, trajectories: group_advantages(
+                rewards, [t.group_id for t in trajectories], normalise_std=False
+            )
         if self.advantage == "maxrl":
             return lambda rewards, trajectories: maxrl_advantages(rewards, [t.group_id for t in trajectories])
         return own_advantage(self.advantage)
@@ -298,6 +308,8 @@ class RlSection(Section):
             raise ValueError(
                 f"{name} requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
             )
+        if self.advantage == "otb" and self.old_log_probs == "engine":
+            raise ValueError("advantage: otb requires old_log_probs: trainer, which computes the baselines")
         if self.correction_bounds is not None and (self.correction == "none" or is_own(self.correction)):
             raise ValueError("correction_bounds requires correction, and one of the built-in ones")
         if is_own(self.roc) and (self.roc_min_positive or self.roc_min_negative):

@@ -16,6 +16,8 @@ class EngineSection(Section):
     at `urls`, such as `rstar-lab serve` starts."""
     urls: tuple[str, ...] = ()
     """URLs of the servers, with `kind: server`. Their token is read from the environment variable RSTAR_LAB_API_KEY."""
+    teacher_url: str | None = None
+    """URL of a vLLM server with the teacher of `rl.teacher_weight`. It needs the tokenizer of the trained model."""
     deadline_s: float = Field(3600.0, gt=0)
     """Time limit of one request to a server in seconds. Default: ours."""
     count: Positive | None = None
@@ -50,6 +52,8 @@ class EngineSection(Section):
             raise ValueError(
                 "urls and kind: server belong together: --set engine.kind=server --set engine.urls=[URL, ...]"
             )
+        if self.teacher_url is not None and not self.teacher_url.startswith(("http://", "https://")):
+            raise ValueError(f"teacher_url: {self.teacher_url!r} does not begin with http:// or https://")
         if wrong := next((url for url in self.urls if not url.startswith(("http://", "https://"))), None):
             raise ValueError(f"urls: {wrong!r} does not begin with http:// or https://")
         return self

@@ -16,6 +16,7 @@ COVERED = (
     "profile.name", "profile.description", "profile.trainer", "profile.hardware.nodes", "profile.storage.*",
     "profile.sandbox.redis", "profile.sandbox.workers_per_node", "profile.env.*", "profile.secrets", "profile.engine.max_sequences",
     "profile.engine.eager", "profile.parallelism.tokens_per_gpu", "profile.parallelism.fsdp_size",
+    "profile.parallelism.sequence_parallel",
 )  # fmt: skip
 # Keys that a rehearsal on a CPU cannot execute, with the reason. They win over COVERED.
 NOT_COVERED = {
@@ -25,7 +26,6 @@ NOT_COVERED = {
     "profile.engine.memory_utilization": "applies to GPU memory",
     "profile.engine.kv_cache_dtype_bytes": "applies to the memory estimate",
     "profile.engine.dtype": "float32 on a CPU",
-    "profile.parallelism.sequence_parallel": "one rank per node",
     "profile.parallelism.offload_*": "there is no GPU memory to free",
     "profile.measured.*": "efficiencies of the time estimate",
     "profile.sandbox.call_s": "read by the estimate only",
@@ -37,11 +37,14 @@ NOT_COVERED = {
     "vocabulary": "the tokenizer is that of tiny_fast",
     "engine.memory_share": "applies to GPU memory",
     "engine.dtype": "float32 on a CPU",
+    "engine.teacher_url": "the teacher has another tokenizer than the model of the rehearsal",
     "sandbox.url": "a service named by the recipe is replaced by one that the job starts",
 }
 LOCAL_TRAINER_ONLY = (
     "processes", "engine.count", "engine.kv_cache_gb", "rl.micro_batch_tokens", "rl.rollout",
 )  # fmt: skip
+
+VERL_ONLY = ("profile.parallelism.fsdp_size", "profile.parallelism.sequence_parallel")
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -76,8 +79,12 @@ def _reason(key: str, recipe: Recipe, profile: Profile) -> str | None:
     """Return why a key is not executed, or None if it is."""
     if profile.trainer == "verl" and key in LOCAL_TRAINER_ONLY:
         return "read by the local trainer only"
+    if profile.trainer == "local" and key in VERL_ONLY:
+        return "read by verl only"
     if key == "profile.hardware.nodes" and profile.trainer == "verl":
         return None
+    if key.endswith(".teacher_weight") and recipe.engine.teacher_url is not None:
+        return NOT_COVERED["engine.teacher_url"]
     if key == "sandbox.url" and recipe.sandbox.url == "local":
         return None
     for pattern, reason in NOT_COVERED.items():

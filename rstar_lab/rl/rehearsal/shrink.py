@@ -13,6 +13,7 @@ Shrunk:
 | hand_off.window, filter.samples, evaluate.samples | 1, 2, 2 |
 | evaluate.every | 1, unless 0 |
 | hardware | two nodes of one CPU rank and one vLLM engine each under verl; two training processes and two engines under the local trainer |
+| fsdp_size, sequence_parallel | 1 if the profile has several replicas of the model, at most 2 |
 """
 
 import os
@@ -54,6 +55,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
         "max_batch": 32,
         "kind": "vllm",
         "urls": (),
+        "teacher_url": None,
     }
     data["sandbox"] |= {"workers": None if data["sandbox"]["workers"] is None else 1, "memory_mb": 256, "url": "local"}
     names = list(data["evaluate"]["sets"])
@@ -79,6 +81,8 @@ def _shrink_rl(keys: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
         "max_tool_chars": 200,
     }
     small = {key: value for key, value in small.items() if key in keys}
+    if "teacher_weight" in keys:
+        small["teacher_weight"] = 0.0
     if "mini_batches" in keys:
         small["problems_per_step"] = 2 * keys["mini_batches"]
     for key in ("max_response_tokens", "overlong_buffer"):
@@ -111,7 +115,7 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "backend": "local",
             "hardware": Hardware(nodes=nodes, cpus_per_node=cpus, memory_gb_per_node=4, disk_gb=1),
             "engine": EngineSettings(dtype="float32", eager=True, max_sequences=32, kv_cache_dtype_bytes=4),
-            "parallelism": Parallelism(tokens_per_gpu=8192),
+            "parallelism": _shrink_parallelism(profile, ranks=nodes),
             "sandbox": profile.sandbox.model_copy(update={"workers_per_node": 1}),
             "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
             # Retries as on GPUs: a stage whose worker dies continues in new processes.
@@ -119,4 +123,15 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "image": None,
             "slurm": Slurm(),
         }
+    )
+
+
+def _shrink_parallelism(profile: Profile, ranks: int) -> Parallelism:
+    """Return the parallelism of the profile on `ranks` CPU ranks: split sequences and replicas of the model stay."""
+    parallel = profile.parallelism
+    replicas = 0 < parallel.fsdp_size < profile.hardware.gpus
+    return Parallelism(
+        fsdp_size=1 if replicas else -1,
+        sequence_parallel=min(parallel.sequence_parallel, ranks),
+        tokens_per_gpu=8192,
     )

@@ -101,8 +101,13 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
     """Return the loss and gradient of a selection as one batch, at the weights of `model`.
 
     With several mini-batches, training takes one optimizer step on each part; this is the gradient of their union at the
-    weights before the first. The KL term is left out, because the reference model is not stored with the run.
+    weights before the first. The KL term is left out, because the reference model is not stored with the run. Raises
+    UserError for `advantage: otb`.
     """
+    if rl.advantage == "otb":
+        raise UserError(
+            "the gradient of a stored step cannot be computed with advantage: otb, only with one per rollout"
+        )
     model.zero_grad()
     device = next(model.parameters()).device
     batch: Sequence[Trajectory] = selection.trajectories

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -43,7 +44,7 @@ class MicroBatch:
     attention_R1WW: Tensor | None
     before_N: Tensor
 
-    def scatter(self, rows: Sequence[Sequence[float]], prompts: Sequence[int]) -> Tensor:
+    def scatter(self, rows: Sequence[Sequence[float] | np.ndarray], prompts: Sequence[int]) -> Tensor:
         """Return arrays over the responses of the whole batch as (B, T), 0 elsewhere. prompts: lengths of the prompts."""
         out = torch.zeros(self.ids_BT.shape)
         for row, i in enumerate(self.index):
@@ -155,6 +156,20 @@ def log_probs_and_entropy(
 
     Gradients flow through the log-probs only. fp32_head: compute the LM head in float32 (ScaleRL, arXiv 2510.13786).
     """
+    log_probs_BT, entropy_BT = token_statistics(model, micro, temperature, fp32_head=fp32_head)
+    return log_probs_BT, entropy_BT
+
+
+def token_statistics(
+    model: "PreTrainedModel",
+    micro: MicroBatch,
+    temperature: float = 1.0,
+    *,
+    fp32_head: bool = False,
+    squares: bool = False,
+) -> list[Tensor]:
+    """Return the results of `log_probs_and_entropy`, with `squares` also the sum of the squared probabilities of the
+    vocabulary at each token, (B, T), without gradient."""
     hidden_RWH = model.model(
         input_ids=micro.row_ids_RW,
         position_ids=micro.positions_RW,
@@ -166,23 +181,23 @@ def log_probs_and_entropy(
     chunk = max(1, CHUNK_LOGITS // model.lm_head.weight.shape[0])
     pieces = []
     for hidden, target in zip(hidden_NH.split(chunk), target_N.split(chunk), strict=True):
+        options = (model.lm_head, hidden, target, temperature, fp32_head, squares)
         if len(target_N) > chunk and torch.is_grad_enabled():
-            pieces.append(
-                checkpoint(_token_stats, model.lm_head, hidden, target, temperature, fp32_head, use_reentrant=False)
-            )
+            pieces.append(checkpoint(_token_stats, *options, use_reentrant=False))
         else:
-            pieces.append(_token_stats(model.lm_head, hidden, target, temperature, fp32_head))
-    log_probs_BT = torch.zeros(micro.ids_BT.shape, device=micro.ids_BT.device)
-    entropy_BT = torch.zeros_like(log_probs_BT)
-    if pieces:
-        log_probs_BT = log_probs_BT.index_put((micro.scored_BT,), torch.cat([piece[0] for piece in pieces]))
-        entropy_BT = entropy_BT.index_put((micro.scored_BT,), torch.cat([piece[1] for piece in pieces]).detach())
-    return log_probs_BT, entropy_BT
+            pieces.append(_token_stats(*options))
+    found = [torch.zeros(micro.ids_BT.shape, device=micro.ids_BT.device) for _ in range(3 if squares else 2)]
+    if not pieces:
+        return found
+    return [
+        zeros_BT.index_put((micro.scored_BT,), torch.cat(values))
+        for zeros_BT, values in zip(found, zip(*pieces, strict=True), strict=True)
+    ]
 
 
 def _token_stats(
-    head: torch.nn.Linear, hidden_NH: Tensor, target_N: Tensor, temperature: float, fp32_head: bool
-) -> tuple[Tensor, Tensor]:
+    head: torch.nn.Linear, hidden_NH: Tensor, target_N: Tensor, temperature: float, fp32_head: bool, squares: bool
+) -> tuple[Tensor, ...]:
     if fp32_head:
         with torch.autocast(hidden_NH.device.type, enabled=False):
             logits_NV = torch.nn.functional.linear(hidden_NH.float(), head.weight.float()) / temperature
@@ -190,5 +205,8 @@ def _token_stats(
         logits_NV = head(hidden_NH).float() / temperature
     log_probs_NV = logits_NV.log_softmax(-1)
     with torch.no_grad():
-        entropy_N = -(log_probs_NV.exp() * log_probs_NV).sum(-1)
-    return log_probs_NV.gather(-1, target_N[:, None])[:, 0], entropy_N
+        probs_NV = log_probs_NV.exp()
+        without_gradient = [-(probs_NV * log_probs_NV).sum(-1)]
+        if squares:
+            without_gradient.append(probs_NV.square().sum(-1))
+    return log_probs_NV.gather(-1, target_N[:, None])[:, 0], *without_gradient

@@ -32,6 +32,7 @@ from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import stale_tokens
+from rstar_lab.rl.training.teacher import Teacher
 from rstar_lab.rl.training.update import Learner, MismatchError, UpdateResult
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -61,17 +62,19 @@ class Trainer:
         helpers: HelperProcesses | None = None,
         evaluate: Callable[[int], Awaitable[dict[str, float]]] | None = None,
         environments: Mapping[str, RunEnvironment] | None = None,
+        teacher: Teacher | None = None,
     ):
         """model: the model that the first stage starts from, on its device. problems: of each stage, by its name.
         helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
-        metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name."""
+        metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name. teacher: scores
+        the rollouts of stages with a `rl.teacher_weight`."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
         check_template(self.codec)
         self.environments = environments or {}
         self.learner = Learner(model)
-        self.helpers, self.evaluate = helpers, evaluate
+        self.helpers, self.evaluate, self.teacher = helpers, evaluate, teacher
         self.state = TrainerState()
         self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights)
         self.far_steps = 0  # consecutive updates whose corrected_share exceeds rl.max_corrected_share
@@ -88,6 +91,9 @@ class Trainer:
             rollouts = await source.next_step(stage, rl, pool, step, seed)
             check_rollouts(rollouts.trajectories)
         selection, version = rollouts.selection, source.versions[-1]
+        if self.teacher is not None and rl.teacher_weight:
+            with timer("teacher_s"):
+                selection = await self.teacher.score(selection)
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from rstar_lab.errors import UserError
 from rstar_lab.memory import release_free_heap
+from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.objective import group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
-from rstar_lab.rl.training.log_probs import MicroBatch, log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.log_probs import MicroBatch, log_probs_and_entropy, micro_batches, token_statistics
 from rstar_lab.rl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -92,9 +93,10 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rl.lr * lr_scale
         # With one mini-batch the weights are unchanged when it is scored: its own forward pass gives the old log-probs.
-        measure_first = rl.old_log_probs == "trainer" and rl.mini_batches > 1
+        measure_first = rl.old_log_probs == "trainer" and (rl.mini_batches > 1 or rl.advantage == "otb")
         if measure_first:
             self.measure(selection, rl, result)
+        token_advantages = result.token_advantages(selection) if rl.advantage == "otb" else None
         generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
         bounds = np.linspace(0, count, min(rl.mini_batches, count) + 1).astype(int)
         for number, (start, end) in enumerate(itertools.pairwise(bounds)):
@@ -115,6 +117,15 @@ class Learner:
                     old_log_probs = log_probs.detach()
                 else:
                     old_log_probs = engine_log_probs
+                if token_advantages is None:
+                    advantages_BT = advantages[micro.index][:, None].expand_as(log_probs)
+                else:
+                    advantages_BT = micro.scatter(token_advantages[start:end], prompts).to(self.device)
+                if selection.teacher_log_probs is not None:
+                    of_teacher = micro.scatter(selection.teacher_log_probs[start:end], prompts).to(self.device)
+                    gap_BT = (of_teacher - old_log_probs).masked_fill(~micro.mask_BT, 0.0).nan_to_num(0.0)
+                    advantages_BT = advantages_BT + rl.teacher_weight * gap_BT
+                    result.sums["teacher_kl"] -= float(gap_BT.sum()) / sum(t.model_tokens for t in batch)
                 reference_log_probs = None
                 if self.reference is not None:
                     with torch.no_grad():
@@ -122,7 +133,7 @@ class Learner:
                 loss, stats = training_loss(
                     log_probs,
                     old_log_probs,
-                    advantages[micro.index][:, None].expand_as(log_probs),
+                    advantages_BT,
                     micro.mask_BT,
                     rl.loss_config,
                     engine_log_probs=engine_log_probs,
@@ -177,10 +188,15 @@ class Learner:
         """Record log-probs and entropy of all selected rollouts under the weights that generated them."""
         prompts = [len(t.prompt_ids) for t in selection.trajectories]
         for micro in self.micro_batches(selection.trajectories, rl):
-            log_probs, entropy = self.forward(self.model, micro, rl)
-            result.record(micro, prompts, selection.trajectories, log_probs, entropy, 0)
+            with autocast(rl, self.device):
+                log_probs, entropy, *squares = token_statistics(
+                    self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=rl.advantage == "otb"
+                )
+            result.record(micro, prompts, selection.trajectories, log_probs, entropy, 0, *squares)
         merged = result.merge(self.ranks.gather(result))
-        result.log_probs, result.entropies = self.ranks.share((merged.log_probs, merged.entropies))
+        result.log_probs, result.entropies, result.squares = self.ranks.share(
+            (merged.log_probs, merged.entropies, merged.squares)
+        )
 
 
 def run_update_helper(ranks: Ranks) -> None:
@@ -226,8 +242,8 @@ def tool_output_loss(log_probs: Tensor, micro: MicroBatch, batch: Sequence[Traje
 
 
 class UpdateResult:
-    """Measurements of an update. log_probs, entropies: arrays (response length,) per selected rollout, NaN outside of the
-    mask; None if not computed.
+    """Measurements of an update. log_probs, entropies, squares (sums of the squared probabilities of the vocabulary): arrays
+    (response length,) per selected rollout, NaN outside of the mask; None if not computed.
 
     With `old_log_probs: engine` and several mini-batches, log_probs exist for the first mini-batch only. The entropies of
     a later mini-batch are those of its own forward pass, after the optimizer steps of the mini-batches before it.
@@ -236,6 +252,7 @@ class UpdateResult:
     def __init__(self, count: int):
         self.log_probs: list[Any] = [None] * count
         self.entropies: list[Any] = [None] * count
+        self.squares: list[Any] = [None] * count
         self.grad_norms: list[float] = []
         self.sums: dict[str, float] = defaultdict(
             float
@@ -253,14 +270,34 @@ class UpdateResult:
         log_probs: Tensor | None,
         entropy: Tensor,
         offset: int,
+        squares: Tensor | None = None,
     ) -> None:
-        """Store log-probs (unless None) and entropy of a micro-batch by rollout. offset: of `batch` in the selection."""
+        """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: of `batch` in the
+        selection."""
         for row, i in enumerate(micro.index):
             span = slice(prompts[i], prompts[i] + len(batch[i].response_ids))
             outside = ~micro.mask_BT[row, span]
-            for kind, values in ((self.log_probs, log_probs), (self.entropies, entropy)):
+            for kind, values in ((self.log_probs, log_probs), (self.entropies, entropy), (self.squares, squares)):
                 if values is not None:
                     kind[offset + i] = values[row, span].detach().masked_fill(outside, torch.nan).cpu().numpy()
+
+    @property
+    def _arrays(self) -> tuple[list[Any], ...]:
+        return self.log_probs, self.entropies, self.squares
+
+    def token_advantages(self, selection: Selection) -> list[np.ndarray]:
+        """Return the advantages of OTB, (response length,) per selected rollout, 0 outside of the mask."""
+        batch = selection.trajectories
+        masks = [np.asarray(t.loss_mask, dtype=bool) for t in batch]
+        energies = [
+            (1 - 2 * np.exp(log_probs) + squares)[own]
+            for log_probs, squares, own in zip(self.log_probs, self.squares, masks, strict=True)
+        ]
+        of_tokens = optimal_token_advantages(selection.advantages, [t.group_id for t in batch], energies)
+        found = [np.zeros(len(own)) for own in masks]
+        for row, own, values in zip(found, masks, of_tokens, strict=True):
+            row[own] = values
+        return found
 
     def add(self, stats: Mapping[str, float], loss: float) -> None:
         """Add the statistics and the loss of a micro-batch."""
@@ -276,7 +313,7 @@ class UpdateResult:
     def merge(self, parts: Sequence["UpdateResult"]) -> "UpdateResult":
         """Add the results of the other ranks. parts: results of all ranks, this one first; empty on other ranks."""
         for part in parts[1:]:
-            for mine, theirs in ((self.log_probs, part.log_probs), (self.entropies, part.entropies)):
+            for mine, theirs in zip(self._arrays, part._arrays, strict=True):
                 for i, values in enumerate(theirs):
                     if values is not None:
                         mine[i] = values

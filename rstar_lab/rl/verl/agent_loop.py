@@ -7,6 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe.rl import REWARDS
@@ -68,11 +69,20 @@ class RstarAgentLoop(AgentLoopBase):
     server_manager: ScheduledClient
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Roll out `problem`, of a step or of an evaluation.
+        """Roll out `problem`, of a step or of an evaluation. An exception is reported to the trainer, which stops.
 
         `extra_fields["rollout"]` holds the pickled trajectory of an evaluation. Of a step it holds the numbers; the transcript
         is sent to the writer of the run.
         """
+        try:
+            return await self._run(sampling_params, **kwargs)
+        except Exception as error:
+            text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            writer = find_writer(Settings.of(self.config).run)
+            await writer.add_error.remote(f"rollout of problem {kwargs['problem']['problem_id']}: {text}")
+            raise
+
+    async def _run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         global _worker_state
         if _worker_state is None:
             _worker_state = asyncio.ensure_future(WorkerState.open(self.config, self.tokenizer))

@@ -1,5 +1,6 @@
 """Translate a recipe and a hardware profile into verl's configuration for RL and SFT, as overrides of verl's Hydra files."""
 
+import importlib.util
 import json
 import math
 import re
@@ -20,6 +21,7 @@ MIN_LOWER_BOUND = 1e-9  # of a ratio; verl clamps ratios at e^-20, which is abov
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
+PACKED_ATTENTION = "rstar_packed"  # the name that attention.py registers in transformers
 PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
 # verl keys that users cannot set, each with the reason or the recipe key to use instead.
 FIXED_KEYS = {
@@ -73,7 +75,8 @@ def overrides(
         "actor_rollout_ref.model.path": str(model),
         "actor_rollout_ref.model.external_lib": "rstar_lab.rl.verl.hooks",
         "actor_rollout_ref.model.enable_gradient_checkpointing": keys.gradient_checkpointing or not on_cpu,
-        "actor_rollout_ref.model.use_remove_padding": not on_cpu,
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "+actor_rollout_ref.model.override_config": override_config(flash=not on_cpu and not in_fp32),
         "actor_rollout_ref.actor.strategy": "fsdp2",
         "actor_rollout_ref.actor.ppo_mini_batch_size": keys.problems_per_step // keys.mini_batches,
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
@@ -95,10 +98,7 @@ def overrides(
         "actor_rollout_ref.actor.optim.weight_decay": keys.weight_decay,
         "actor_rollout_ref.actor.optim.clip_grad": keys.max_grad_norm,
         "actor_rollout_ref.actor.grad_clip": keys.max_grad_norm,
-        "actor_rollout_ref.actor.fsdp_config.fsdp_size": parallel.fsdp_size,
-        "actor_rollout_ref.actor.fsdp_config.param_offload": parallel.offload_params,
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload": parallel.offload_optimizer,
-        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": parallel.sequence_parallel,
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": not on_cpu,
         "actor_rollout_ref.actor.use_torch_compile": not on_cpu,
         "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
@@ -158,8 +158,13 @@ def overrides(
         # verl truncates with one bound and drops with two; its lower bound must be above 0.
         threshold = high if correction in TRUNCATED else f"{max(low, MIN_LOWER_BOUND)!r}_{high!r}"
         options["algorithm.rollout_correction.rollout_is_threshold"] = threshold
-    if in_fp32:
-        options |= {f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision": FP32 for model in ("actor", "ref")}
+    for model_name in ("actor", "ref"):
+        section = f"actor_rollout_ref.{model_name}.fsdp_config"
+        options[f"{section}.fsdp_size"] = parallel.fsdp_size
+        options[f"{section}.param_offload"] = parallel.offload_params
+        options[f"{section}.ulysses_sequence_parallel_size"] = parallel.sequence_parallel
+        if in_fp32:
+            options[f"+{section}.mixed_precision"] = FP32
     if on_cpu:
         options |= _cpu(settings, longest)
     for key, value in (extra or {}).items():
@@ -180,13 +185,15 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
     sft, hardware, parallel = recipe.sft, profile.hardware, profile.parallelism
     assert sft is not None
     on_cpu = hardware.gpus == 0
+    in_fp32 = sft.precision == "fp32" or (sft.precision == "auto" and on_cpu)
     options: dict[str, Any] = {
         "data.train_files": None,
         "data.train_batch_size": sft.batch_size,
         "data.max_token_len_per_gpu": tokens_per_gpu(profile, sft.max_tokens),
         "model.path": str(model),
         "model.enable_gradient_checkpointing": sft.gradient_checkpointing or not on_cpu,
-        "model.use_remove_padding": not on_cpu,
+        "model.use_remove_padding": True,
+        "+model.override_config": override_config(flash=not on_cpu and not in_fp32),
         "engine.strategy": "fsdp2",
         "engine.fsdp_size": parallel.fsdp_size,
         "engine.param_offload": parallel.offload_params,
@@ -210,11 +217,24 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         "trainer.experiment_name": run_dir.name,
         "trainer.logger": ["console"],
     }
-    if sft.precision == "fp32" or (sft.precision == "auto" and on_cpu):
+    if in_fp32:
         options["+engine.mixed_precision"] = FP32
     if on_cpu:
-        options |= {"trainer.device": "cpu", "+model.override_config.attn_implementation": "sdpa"}
+        options["trainer.device"] = "cpu"
     return options
+
+
+def attention_implementation(*, flash: bool) -> str:
+    """Return what verl's models compute attention with: flash-attn if `flash` and installed here, else attention.py.
+
+    flash: whether the job can use flash-attn, which needs a GPU and bf16.
+    """
+    return "flash_attention_2" if flash and importlib.util.find_spec("flash_attn") else PACKED_ATTENTION
+
+
+def override_config(*, flash: bool) -> dict[str, Any]:
+    """Return verl's overrides of the model's configuration. Without `model_config` verl saves them with the model."""
+    return {"attn_implementation": attention_implementation(flash=flash), "model_config": {}}
 
 
 def tokens_per_gpu(profile: Profile, longest: int) -> int:
@@ -225,11 +245,10 @@ def tokens_per_gpu(profile: Profile, longest: int) -> int:
 def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
     recipe = settings.recipe
     section = recipe.engine.model_dump() | {"dtype": "float32"}
-    log = str(settings.run_dir / "vllm-0.log")
-    options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "log": log}
+    logs = str(settings.run_dir)
+    options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "logs": logs}
     return {
         "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options},
-        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "trainer.device": "cpu",
     }  # fmt: skip
 

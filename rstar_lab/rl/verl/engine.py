@@ -19,9 +19,11 @@ from rstar_lab.rl.scheduling.service import ServerReport
 from rstar_lab.rl.verl.pending import PENDING
 
 if TYPE_CHECKING:
+    from rstar_lab.rl.verl.fleet import Fleet
     from rstar_lab.rl.verl.scheduler import ScheduledClient
 
 NAME = "rstar"
+SYNC_ATTEMPTS = 10  # of a weight sync with a server whose process died
 
 
 class ServerEngine:
@@ -30,7 +32,7 @@ class ServerEngine:
     The scheduler chooses the server of each turn. If a server fails, the scheduler places the turn on another one.
     """
 
-    def __init__(self, client: "ScheduledClient", traj_id: str, problem_id: str):
+    def __init__(self, client: "ScheduledClient | Fleet", traj_id: str, problem_id: str):
         self.client, self.traj_id, self.problem_id = client, traj_id, problem_id
         self.versions: list[int] = []
         self.new_tokens: int | None = None  # of a turn that has not been reported to the scheduler
@@ -108,15 +110,21 @@ def is_server_failure(error: Exception) -> bool:
 
 
 class EngineServer:
-    """A Ray actor that serves one engine to verl. `factory`: "module:function" (model folder, options) -> engine."""
+    """A Ray actor that serves one engine to verl. `factory`: "module:function" (model folder, options) -> engine.
+
+    Ray restarts the actor if its process dies. The restarted actor fails `report`, so that no turn is placed on it, until the
+    next `load_weights` starts its engine.
+    """
 
     def __init__(self, factory: str, model: str, options: dict[str, Any]):
         module, _, name = factory.partition(":")
         self.engine = getattr(importlib.import_module(module), name)(model, options)
         self.version = self.running = self.prompt_tokens = 0
+        self.started = False
 
     async def start(self) -> None:
         await self.engine.start()
+        self.started = True
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
@@ -142,19 +150,17 @@ class EngineServer:
         )
 
     async def report(self) -> ServerReport:
-        """Return the load of the engine. Its KV use is estimated from the prompts in flight."""
+        """Return the load of the engine. Its KV use is estimated from the prompts in flight. Raises EngineError before `start`."""
+        if not self.started:
+            raise EngineError("the server was restarted and has no weights yet")
         kv_tokens = self.engine.kv_tokens
         return ServerReport(self.running, 0, self.prompt_tokens / max(kv_tokens, 1), 0, kv_tokens)
 
     async def load_weights(self, path: str, version: int) -> None:
+        if not self.started:
+            await self.engine.start()
         await self.engine.load_weights(path, version)
-        self.version = version
-
-    async def idle(self, *_: Any, **__: Any) -> None:
-        """Do nothing: sleep and wake-up release GPU memory, which a CPU does not have."""
-
-    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
-    abort_all_requests = resume_generation = idle
+        self.version, self.started = version, True
 
 
 class Replica(RolloutReplica):
@@ -163,14 +169,21 @@ class Replica(RolloutReplica):
     async def launch_servers(self) -> None:
         """Start the engine and wait until it is ready."""
         settings = dict(self.config.engine_kwargs[NAME])
+        options = dict(settings.get("options") or {})
         server: Any = (
             ray.remote(EngineServer)
-            .options(name=f"{NAME}_server_{self.replica_rank}", max_concurrency=self.max_concurrency)
-            .remote(settings["factory"], self.model_config.path, dict(settings.get("options") or {}))
+            .options(name=f"{NAME}_server_{self.replica_rank}", max_concurrency=self.max_concurrency, max_restarts=-1)
+            .remote(settings["factory"], self.model_config.path, options | {"replica": self.replica_rank})
         )
         await server.start.remote()
         self.servers = [server]
         self._server_handle, self._server_address = server, f"{NAME}-{self.replica_rank}"
+
+    async def idle(self, *_: Any, **__: Any) -> None:
+        """Do nothing: sleep and wake-up release GPU memory, which a CPU does not have."""
+
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
+    abort_all_requests = resume_generation = idle
 
 
 class ServerAdapter(BaseRollout):
@@ -195,11 +208,20 @@ class ServerAdapter(BaseRollout):
         tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights}
         await asyncio.to_thread(save_file, tensors, str(path))
         server = ray.get_actor(f"{NAME}_server_{self.rank}")
-        await server.load_weights.remote(str(path), global_steps or 0)
+        for left in reversed(range(SYNC_ATTEMPTS)):
+            try:
+                return await server.load_weights.remote(str(path), global_steps or 0)
+            except ray.exceptions.RayActorError:  # its process died, and Ray restarts it
+                if not left:
+                    raise
+                await asyncio.sleep(2.0)
 
 
 class CpuVllm:
-    """The local trainer's vLLM process as the engine of a `Replica`. options: section (of the recipe), max_tokens, seed, log."""
+    """The local trainer's vLLM process as the engine of a `Replica`.
+
+    options: section (of the recipe), max_tokens, seed, logs (folder), replica (number, of which the log takes its name).
+    """
 
     def __init__(self, model: str, options: dict[str, Any]):
         from rstar_lab.rl.engines.group import CPU_ENVIRONMENT, engine_options
@@ -209,7 +231,8 @@ class CpuVllm:
         self.model = Path(model)
         section = EngineSection(**options["section"])
         self.options = engine_options(section, self.model, options["max_tokens"], options["seed"])
-        self.engine = VllmEngine(env=CPU_ENVIRONMENT, log=Path(options["log"]), stall_s=section.stall_s)
+        log = Path(options["logs"]) / f"vllm-{options['replica']}.log"
+        self.engine = VllmEngine(env=CPU_ENVIRONMENT, log=log, stall_s=section.stall_s)
         self.generate, self.load_weights = self.engine.generate, self.engine.load_weights
 
     async def start(self) -> None:

@@ -5,13 +5,15 @@ verl only logs a plug-in that fails to load, at DEBUG level, so `assert_register
 
 import os
 
+from transformers import AttentionInterface
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.trainer.ppo import core_algos
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar_lab.rl.verl import cpu, objective, schedule
+from rstar_lab.rl.verl import attention, cpu, objective, schedule  # noqa: F401 (attention registers itself)
+from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
 AGENT_LOOP = "rstar"
 ENGINE = "rstar"
@@ -39,6 +41,7 @@ def assert_registered() -> None:
         "engine": ENGINE in RolloutReplicaRegistry._registry and (ENGINE, "async") in _ROLLOUT_REGISTRY,
         "policy loss": all(loss in core_algos.POLICY_LOSS_REGISTRY for loss in losses),
         "advantage": objective.ADVANTAGE in core_algos.ADV_ESTIMATOR_REGISTRY,
+        "attention": PACKED_ATTENTION in AttentionInterface(),
         "platform": PlatformRegistry.get(cpu.NAME) is not None,
     }
     missing = [name for name, there in registered.items() if not there]

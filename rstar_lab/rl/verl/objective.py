@@ -14,9 +14,9 @@ from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.config import Variant
 from rstar_lab.rl.recipe.functions import own_loss
 from rstar_lab.rl.recipe.rl import is_own
+from rstar_lab.rl.verl.variables import OWN_LOSS
 
 ADVANTAGE = "rstar"
-OWN_LOSS = "RSTAR_LAB_LOSS"
 VARIANTS = (*get_args(Variant), *filter(None, [os.environ.get(OWN_LOSS)]))
 
 

@@ -9,9 +9,7 @@ import os
 from pathlib import Path
 
 from rstar_lab.rl.verl import cpu
-
-# File with the secrets of the run: environment variables passed to Ray are visible to other users.
-SECRETS_FILE = "RSTAR_LAB_SECRETS_FILE"
+from rstar_lab.rl.verl.variables import SECRETS_FILE
 
 if (path := Path(os.environ.get(SECRETS_FILE, ""))).is_file():
     os.environ.update(json.loads(path.read_text()))

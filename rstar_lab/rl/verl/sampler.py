@@ -5,15 +5,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
-from rstar_lab.rl.verl.transcripts import RolloutNumbers
+from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer
 
 
 @dataclass
@@ -46,7 +48,10 @@ class _RocMixin:
         self._evicted: list[RolloutNumbers] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Return the kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal."""
+        """Return the kept rollouts of `batch_size` groups, and metrics. `dynamic_sampling` rounds replace groups without signal.
+
+        Raises UserError if a rollout raised an exception.
+        """
         rollouts: dict[str, RolloutNumbers] = {}
         tags: dict[str, dict[str, Any]] = {}
         all_metrics: dict[str, Any] = {}
@@ -55,6 +60,9 @@ class _RocMixin:
             batch, metrics = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=missing
             )
+            # verl goes on without a rollout that raised, such as one whose sandbox refused its token.
+            if error := ray.get(find_writer(self.settings.run).first_error.remote()):
+                raise UserError(f"step {global_steps}: {error}")
             if partition_id == "val":
                 return batch, metrics
             all_metrics |= metrics

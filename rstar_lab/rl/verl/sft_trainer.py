@@ -10,11 +10,13 @@ from verl.single_controller.ray.base import RayResourcePool
 from verl.trainer import sft_trainer_ray
 from verl.utils.dataset.dataset_utils import SFTTensorCollator
 from verl.utils.tracking import Tracking
+from verl.workers.engine_workers import TrainingWorker
 
 from rstar_lab.rl.chat_format.encoding import Example
 from rstar_lab.rl.pipeline import write_sft_step
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.sft import check_finite, iterate_batches, lr_scale, steps_of
+from rstar_lab.rl.verl import attention  # noqa: F401 (registers itself)
 from rstar_lab.runs.writer import RunWriter
 
 _PADDING_ROW = Example([0, 0], [False, False])
@@ -55,6 +57,10 @@ def _row(example: Example) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "position_ids": torch.arange(len(ids)), "loss_mask": torch.tensor(example.mask).long()}
 
 
+class SftWorker(TrainingWorker):
+    """The process of one rank. It imports this module to find the class, which registers `attention` there."""
+
+
 class RstarSft(sft_trainer_ray.SFTTrainer):
     """One SFT run. After `fit`, `batches.history` holds the metrics of every step."""
 
@@ -77,6 +83,7 @@ class RstarSft(sft_trainer_ray.SFTTrainer):
         # One process per GPU. verl's pool requests ten CPUs for each, and waits forever on a node with fewer.
         pool = functools.partial(RayResourcePool, max_colocate_count=1)
         single_controller.RayResourcePool = pool  # type: ignore[assignment,misc]
+        sft_trainer_ray.TrainingWorker = SftWorker  # type: ignore[misc]
         super()._build_engine()
 
     def fit(self) -> None:

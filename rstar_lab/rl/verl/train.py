@@ -26,10 +26,10 @@ from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, PREFIX, compose, override
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check
+from rstar_lab.rl.verl.variables import OWN_LOSS, SECRETS_FILE
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
-OWN_LOSS = "RSTAR_LAB_LOSS"  # environment variable that `objective` reads
-SECRETS_FILE = "RSTAR_LAB_HANDED_ON"  # environment variable that `plugin` reads
+SANDBOX_SECRETS = ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL")  # of the job's own service
 
 
 def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
@@ -44,8 +44,12 @@ def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
 
 @contextmanager
 def secrets_file(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
-    """Write the secrets of the profile for processes on other nodes to a file readable by this user only; delete it at the end."""
-    secrets = {name: os.environ[name] for name in profile.secrets if name in os.environ}
+    """Write the secrets of the profile and the sandbox to a file for the processes on other nodes; delete it at the end.
+
+    Only this user can read it.
+    """
+    names = dict.fromkeys([*profile.secrets, *SANDBOX_SECRETS])
+    secrets = {name: os.environ[name] for name in names if name in os.environ}
     path = run_dir / ".handed_on.json"
     path.unlink(missing_ok=True)
     if not secrets:

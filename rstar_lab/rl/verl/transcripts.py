@@ -86,6 +86,15 @@ class TranscriptWriter:
         tq.init()
         self.rows: dict[str, bytes] = {}
         self.trainer_arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.errors: list[str] = []
+
+    def add_error(self, text: str) -> None:
+        """Take the error of a rollout that ended with an exception."""
+        self.errors.append(text)
+
+    def first_error(self) -> str | None:
+        """Return the first error of a rollout, or None. verl itself only logs it and goes on without the rollout."""
+        return self.errors[0] if self.errors else None
 
     def add(self, traj_id: str, row: bytes) -> None:
         """Take the transcript of a rollout that has ended; see `split`."""

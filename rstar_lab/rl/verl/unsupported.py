@@ -19,6 +19,12 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             lines.append(
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
             )
+        if rl.advantage == "otb":
+            lines.append(
+                f"stages.{stage.name}: advantage: otb: the verl adapter has one advantage per rollout; use group"
+            )
+        if rl.teacher_weight:
+            lines.append(f"stages.{stage.name}: teacher_weight: the verl adapter has one advantage per rollout; use 0")
         if rl.tool_output_loss:
             lines.append(f"stages.{stage.name}: tool_output_loss: verl's loss sees the tokens of the model only")
         if rl.correction == "geo_mask":

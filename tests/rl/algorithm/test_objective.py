@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_lab.rl.algorithm import objective
-from rstar_lab.rl.algorithm.advantages import maxrl_advantages
+from rstar_lab.rl.algorithm.advantages import maxrl_advantages, optimal_token_advantages
 from rstar_lab.rl.algorithm.objective import (
     aggregate,
     group_advantages,
@@ -111,6 +111,44 @@ def test_maxrl_is_the_mean_score_of_the_successes_minus_that_of_all():
     expected = scores[:3].mean(0) - scores.mean(0)
     np.testing.assert_allclose(maxrl_advantages(rewards, ["g"] * 16) @ scores / 16, expected)
     np.testing.assert_allclose(maxrl_advantages([-1.0, 0.0, 1.0, -2.0], [1, 1, 2, 2]), 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 7)), min_size=1, max_size=9), st.integers(0, 99))
+def test_otb_equals_verl_with_centred_rewards(rows, seed):
+    """The masks have gaps, as those of rollouts with tool responses."""
+    rng = np.random.default_rng(seed)
+    groups, lengths = np.array([group for group, _ in rows]), [length for _, length in rows]
+    mask = np.zeros((len(rows), 10))
+    for row, length in zip(mask, lengths, strict=True):
+        row[np.sort(rng.choice(10, length, replace=False))] = 1.0
+    probs, squares = rng.uniform(0.01, 0.99, (2, *mask.shape))
+    centred = group_advantages(rng.integers(0, 2, len(rows)), groups, normalise_std=False)
+    rewards = np.zeros_like(mask)
+    for row, own, reward in zip(rewards, mask, centred, strict=True):
+        if own.any():
+            row[own.nonzero()[0][-1]] = reward
+    expected, _ = algos.compute_multi_turn_optimal_token_baseline_advantage(
+        torch.tensor(rewards), torch.tensor(mask), groups, torch.tensor(probs).log(), torch.tensor(squares)
+    )
+    energies = [(1 - 2 * p + s)[own > 0] for p, s, own in zip(probs, squares, mask, strict=True)]
+    found = optimal_token_advantages(centred, groups, energies)
+    for row, own, values in zip(expected.numpy(), mask, found, strict=True):
+        np.testing.assert_allclose(values, row[own > 0], atol=1e-6)
+
+
+def test_the_baseline_of_otb_minimises_the_variance_of_the_gradient():
+    """Of the estimate (reward - b) * score of one token with two outcomes, over a grid of baselines b."""
+    p, rewards = 0.2, np.array([1.0, 0.0])  # of the outcomes, the first of which has probability p
+    probs = np.array([p, 1 - p])
+    norms = 1 - 2 * probs + (probs**2).sum()  # squared norms of the gradients with respect to the logits
+    drawn = np.repeat([0, 1], [20, 80])
+    advantages = optimal_token_advantages(rewards[drawn] - p, ["g"] * 100, [norms[[i]] for i in drawn])
+    baseline = rewards[drawn[0]] - advantages[0][0]
+    grid = np.linspace(0, 1, 1001)
+    variance = [(probs * norms * (rewards - b) ** 2).sum() for b in grid]
+    assert baseline == pytest.approx(grid[np.argmin(variance)], abs=1e-3)
+    assert baseline > p + 0.1
 
 
 def test_group_advantages_by_hand():

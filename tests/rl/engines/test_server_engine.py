@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import math
 import signal
 
 import httpx
@@ -17,12 +18,15 @@ from rstar_lab.rl.engine import FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.engines.server_metrics import parse_metrics
+from rstar_lab.rl.models.model import load_tokenizer, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.pipeline import train
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, RecipeError
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.session import RunSession
+from rstar_lab.rl.training.teacher import open_teacher
 from rstar_lab.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -138,10 +142,13 @@ def test_server_urls_of_a_recipe_are_checked():
         ({"engine.kind": "server"}, "urls and kind: server belong together"),
         ({"engine.urls": ["http://127.0.0.1:8000"]}, "urls and kind: server belong together"),
         (sets | {"engine.urls": ["127.0.0.1:8000"]}, "does not begin with http://"),
+        ({"engine.teacher_url": "127.0.0.1:8000"}, "teacher_url: '127.0.0.1:8000' does not begin with http://"),
         (sets | {"rl.rollout": "lockstep"}, "lockstep is not supported with engine.kind: server"),
     ):
         with pytest.raises(RecipeError, match=message):
             load_recipe("evaluate", wrong)
+    with pytest.raises(RecipeError, match=r"teacher_weight requires engine\.teacher_url"):
+        load_recipe("tiny", {"rl.teacher_weight": 1.0})
 
 
 def test_metrics_of_vllm_are_parsed_and_others_return_none():
@@ -185,6 +192,56 @@ async def test_training_on_servers_uses_both_and_has_matching_log_probs(served, 
     assert kept and all(abs(row["trainer_log_prob"] - row["engine_log_prob"]) < 1e-4 for row in kept)
 
 
+async def test_a_server_scores_given_tokens(served, memorized_model):
+    _, model = memorized_model
+    engine = ServerEngine(served.urls[1])
+    await engine.start()
+    prompt, response = [3, 5, 7], [11, 200, 17, 4]
+    with torch.no_grad():
+        log_probs = model(torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+    expected = [float(log_probs[len(prompt) - 1 + i, token]) for i, token in enumerate(response)]
+    assert await engine.score(prompt, response) == pytest.approx(expected, abs=1e-4)
+    filled = await engine.score([1] * 509, [1] * 3)  # the context has 512 tokens
+    assert math.isfinite(filled[0]) and math.isfinite(filled[1]) and math.isnan(filled[2])
+    assert all(map(math.isnan, await engine.score([1] * 511, [1])))
+    await engine.aclose()
+
+
+async def test_an_unfit_teacher_is_an_error(served, memorized_model):
+    tokenizer = load_tokenizer(memorized_model[0])
+    async with open_teacher(served.urls[1], tokenizer, 512):
+        pass
+    with pytest.raises(UserError, match="a context of 512 tokens, rollouts have up to 513"):
+        async with open_teacher(served.urls[1], tokenizer, 513):
+            pass
+    with pytest.raises(UserError, match="another tokenizer"):
+        async with open_teacher(served.urls[1], train_tokenizer(["other text"], 290), 512):
+            pass
+
+
+async def test_distillation_without_any_reward_approaches_the_teacher(served, memorized_model, tmp_path):
+    folder, model = memorized_model
+    student = tmp_path / "student"
+    save_model(student, changed(model, 5), load_tokenizer(folder))
+    recipe = parse_recipe(
+        RECIPE
+        | {
+            "model": str(student),
+            "runs": str(tmp_path),
+            "rl": RECIPE["rl"] | {"teacher_weight": 1.0, "reward": "verify", "roc": "none", "warmup_steps": 0},
+            "stages": [RECIPE["stages"][0] | {"steps": 6}],
+            "engine": {"kind": "transformers", "dtype": "float32", "teacher_url": served.urls[1]},
+        }
+    )
+    async with RunSession.open(recipe, Reporter(True)) as session:
+        await train(session, student)
+    lines = RunReader(tmp_path / "scored-rl").metrics()
+    assert {line["correct"] for line in lines} == {0.0}
+    assert {line["kept"] for line in lines} == {12}
+    gaps = [line["teacher_kl"] for line in lines]
+    assert gaps[0] > 0 and gaps[-1] < 0.7 * gaps[0], gaps
+
+
 # The tests below stop servers, so they run last.
 
 
@@ -206,9 +263,9 @@ async def dispatch(group, count=24, max_tokens=200):
 
 
 async def wait_until_busy(engine, rollouts) -> None:
-    while not (engine._in_flight and (await engine.scrape()).running):
+    while len(engine._in_flight) < 8:
         assert not rollouts.done(), "the rollouts ended before the engine was busy: use more rollouts on this machine"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
 
 
 async def test_requests_of_hung_and_killed_servers_go_to_the_other(served, memorized_model, tmp_path):

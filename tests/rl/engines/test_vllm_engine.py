@@ -92,9 +92,9 @@ async def test_engine_samples_loads_weights_and_recovers_from_death(tmp_path, mo
 
 async def test_requests_in_flight_continue_with_new_weights_and_every_token_has_its_version(tmp_path):
     models = [make_model(tmp_path / f"model{i}", seed=i) for i in range(3)]
-    async with open_engines(SECTION, tmp_path / "model0", tmp_path / "work", 256) as group:
+    async with open_engines(SECTION, tmp_path / "model0", tmp_path / "work", 1024) as group:
         (engine,) = group.engines
-        held = [asyncio.create_task(engine.generate(p, Sampling(200, 0.8, seed=i))) for i, p in enumerate(prompts())]
+        held = [asyncio.create_task(engine.generate(p, Sampling(900, 0.8, seed=i))) for i, p in enumerate(prompts())]
         for version in (1, 2):
             await asyncio.sleep(0.1)
             await group.load(models[version], version)

@@ -54,6 +54,9 @@ def test_small_profile_keeps_trainer_and_sandbox_with_two_ranks_under_verl(name,
     assert small.trainer == profile.trainer and small.sandbox.redis == profile.sandbox.redis
     assert small.hardware.nodes == (2 if profile.trainer == "verl" else 1) and small.hardware.gpus == 0
     assert set(profile.env) <= set(small.env)
+    if profile.trainer == "verl":
+        assert small.parallelism.sequence_parallel == min(2, profile.parallelism.sequence_parallel)
+        assert small.parallelism.fsdp_size == (1 if profile.parallelism.fsdp_size > 0 else -1)
 
 
 @pytest.mark.parametrize("profile", profile_names())
@@ -92,9 +95,17 @@ def test_a_new_key_counts_as_not_covered():
     profile = load_profile("mi300x_8x8")
     recipe = load_recipe("qwen3_14b_mi300x")
     fake = Fake({**recipe.model_dump(mode="json"), "new_section": {"key": 1}})
-    fake.sandbox = recipe.sandbox
+    fake.sandbox, fake.engine = recipe.sandbox, recipe.engine
     covered, missing = coverage(fake, profile)
     assert "new_section.key: no phase reads it" in missing and "new_section.key" not in covered
+
+
+def test_a_teacher_is_left_out(tmp_path):
+    recipe = load_recipe("tiny", {"rl.teacher_weight": 0.5, "engine.teacher_url": "http://127.0.0.1:9"})
+    small = shrink_recipe(recipe, tmp_path)
+    assert small.engine.teacher_url is None and not any(small.settings(s).teacher_weight for s in small.stages)
+    _, missing = coverage(recipe, load_profile("laptop"))
+    assert {"engine.teacher_url", "rl.teacher_weight"} <= {line.partition(": ")[0] for line in missing}
 
 
 def test_data_files_of_the_small_recipe_can_be_read(tmp_path):

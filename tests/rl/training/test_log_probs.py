@@ -1,11 +1,14 @@
 """Tests that the chunked, padded forward pass equals one sequence at a time."""
 
+import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers.trajectories import BATCH, trajectory
 
+from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -32,10 +35,10 @@ def plain(model, t: Trajectory, temperature: float):
     return own * mask, entropy * mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2**30, 300 * 7])  # one chunk; chunks of seven tokens
 def test_log_probs_equal_one_sequence_at_a_time(model, monkeypatch, chunk):
     monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
-@pytest.mark.slow
     seen = []
     for micro in micro_batches(BATCH, 60, torch.device("cpu")):
         assert micro.ids_BT.numel() <= 60 or len(micro.index) == 1
@@ -51,10 +54,10 @@ def test_log_probs_equal_one_sequence_at_a_time(model, monkeypatch, chunk):
     assert sorted(seen) == list(range(len(BATCH)))
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch):
     def gradient(tokens: int, chunk: int) -> torch.Tensor:
         monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
-@pytest.mark.slow
         model.zero_grad()
         for micro in micro_batches(BATCH, tokens, torch.device("cpu")):
             log_probs_and_entropy(model, micro)[0].sum().backward()
@@ -66,10 +69,10 @@ def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch)
     assert expected.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_tool_output_loss_is_the_cross_entropy_of_all_other_response_tokens(model):
     model.zero_grad()
     total, tokens = torch.tensor(0.0), 0
-@pytest.mark.slow
     for t in BATCH:
         ids = torch.tensor([t.prompt_ids + t.response_ids])
         logits = model(ids).logits[0, len(t.prompt_ids) - 1 : -1].float()
@@ -96,16 +99,73 @@ def test_tool_output_loss_is_the_cross_entropy_of_all_other_response_tokens(mode
     )
 
 
+@pytest.mark.slow
 def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model):
     rl = RlSection(tool_output_loss=1.0, lr=1e-3, rollout="lockstep", old_log_probs="engine")
     selection = Selection(list(BATCH), [0.0] * len(BATCH), 0)  # without advantages nothing else is learned
-@pytest.mark.slow
     learner = Learner(model)
     learner.begin_stage(rl, reset=False, reference=None)
     losses = [learner.update(selection, rl, lr_scale=1.0, seed=0).metrics["tool_output_loss"] for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.95 * losses[0]
     without = learner.update(selection, rl.model_copy(update={"tool_output_loss": 0.0}), lr_scale=1.0, seed=0)
     assert "tool_output_loss" not in without.metrics
+
+
+@pytest.mark.slow
+def test_otb_trains_every_token_with_its_own_advantage(model):
+    """The gradient equals that of sequences processed one at a time with the advantages of OTB."""
+    rl = RlSection(advantage="otb", lr=1e-3, temperature=0.7, max_grad_norm=1e9, micro_batch_tokens=60)
+    centred = [t.reward - 0.5 for t in BATCH]
+    energies, own_log_probs = [], []
+    for t in BATCH:
+        ids = torch.tensor([t.prompt_ids + t.response_ids])
+        before = (model(ids).logits[0].float() / 0.7).log_softmax(-1)[len(t.prompt_ids) - 1 : -1]
+        own = before.gather(1, torch.tensor(t.response_ids)[:, None])[:, 0]
+        mask = torch.tensor(t.loss_mask)
+        energies.append((1 - 2 * own.exp() + before.exp().square().sum(-1))[mask].detach().numpy())
+        own_log_probs.append(own[mask])
+    advantages = optimal_token_advantages(centred, ["g"] * len(BATCH), energies)
+    assert np.ptp(advantages[-1]) > 0.01  # they do differ between tokens
+    loss = -sum((torch.tensor(a) * lp).sum() for a, lp in zip(advantages, own_log_probs, strict=True))
+    model.zero_grad()
+    (loss / sum(len(a) for a in advantages)).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    model.zero_grad()
+    learner = Learner(copy.deepcopy(model))
+    learner.begin_stage(rl, reset=False, reference=None)
+    result = learner.update(Selection(list(BATCH), centred, 0), rl, lr_scale=1.0, seed=0)
+    assert result.metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
+    assert result.metrics["loss"] == pytest.approx(-np.concatenate(advantages).mean(), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old_log_probs", ["trainer", "engine"])
+def test_the_advantage_of_distillation_is_teacher_minus_student(model, old_log_probs):
+    """The gradient equals that of plain rollouts with these advantages of the tokens. NaN counts as no difference."""
+    rl = RlSection(teacher_weight=0.5, lr=1e-3, max_grad_norm=1e9, micro_batch_tokens=60, old_log_probs=old_log_probs)
+    rng = np.random.default_rng(0)
+    own = [plain(model, t, 1.0)[0] for t in BATCH]
+    gaps = [rng.normal(size=len(row)).astype(np.float32) for row in own]
+    teacher = [row.detach().numpy() + gap for row, gap in zip(own, gaps, strict=True)]
+    teacher[2][-1] = np.nan
+    gaps[2][-1] = 0.0
+    batch = [replace(t, log_probs=row.tolist()) for t, row in zip(BATCH, own, strict=True)]
+    advantages = [t.reward - 0.5 for t in batch]
+    tokens = sum(t.model_tokens for t in batch)
+    loss = torch.tensor(0.0)
+    for t, row, gap, advantage in zip(batch, own, gaps, advantages, strict=True):
+        loss = loss - (row * (advantage + 0.5 * torch.tensor(gap)))[torch.tensor(t.loss_mask)].sum() / tokens
+    model.zero_grad()
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    model.zero_grad()
+    learner = Learner(copy.deepcopy(model))
+    learner.begin_stage(rl, reset=False, reference=None)
+    selection = Selection(batch, advantages, 0, teacher_log_probs=teacher)
+    metrics = learner.update(selection, rl, lr_scale=1.0, seed=0).metrics
+    assert metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
+    masked = [gap[np.array(t.loss_mask)] for t, gap in zip(batch, gaps, strict=True)]
+    assert metrics["teacher_kl"] == pytest.approx(-np.concatenate(masked).mean(), rel=1e-3)
 
 
 def test_a_batch_without_model_tokens_gives_zeros(model):
@@ -116,6 +176,7 @@ def test_a_batch_without_model_tokens_gives_zeros(model):
     assert log_probs.abs().sum() == 0
 
 
+@pytest.mark.slow
 def test_a_prompt_is_processed_once_for_all_its_responses(model):
     shared = [replace(t, prompt_ids=BATCH[i // 3].prompt_ids) for i, t in enumerate(BATCH)]
     (alone,) = micro_batches(shared, 10_000, torch.device("cpu"), share=False)
@@ -164,4 +225,3 @@ def test_a_large_micro_batch_ends_before_its_padding_grows(monkeypatch):
     cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))
     assert [tuple(micro.row_ids_RW.shape) for micro in cut] == [(3, 31), (3, 10)]
     assert sorted(i for micro in cut for i in micro.index) == list(range(6))
-@pytest.mark.slow

@@ -322,8 +322,9 @@ async def test_the_reference_model_is_that_of_the_stage_start_after_a_kill(tmp_p
 
 
 @pytest.mark.slow
-def test_two_processes_update_like_one():
-    rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0)
+@pytest.mark.parametrize("advantage", ["group", "otb"])
+def test_two_processes_update_like_one(advantage):
+    rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0, advantage=advantage)
     rollouts = as_rollouts(tokens_of(tiny()))
     seen = []
     for count in (1, 2):

@@ -1,6 +1,9 @@
 """Tests of the verl adapters without verl's training: mini-batches, learning rate, configuration keys, SFT batches, resume."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overr
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.resume import has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.schedule import StageSchedule
-from rstar_lab.rl.verl.train import secrets_file
+from rstar_lab.rl.verl.train import environment, secrets_file
 from rstar_lab.rl.verl.unsupported import check, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
@@ -107,6 +110,7 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
     [
         ({"fp32_head": True}, "stages.s0: fp32_head"),
         ({"tool_output_loss": 0.1}, "stages.s0: tool_output_loss"),
+        ({"advantage": "otb"}, "stages.s0: advantage: otb"),
         ({"step_time_s": 60.0}, "stages.s0: step_time_s"),
         (
             {"kl_coefficient": 0.1, "aggregation": "group-token-mean"},
@@ -119,6 +123,14 @@ def test_unsupported_options_are_errors_that_name_the_key(rl, words):
     with pytest.raises(UserError, match=words):
         check(recipe_of(**rl))
     check(recipe_of())
+
+
+def test_a_teacher_is_an_error():
+    recipe = recipe_of().model_dump(mode="json")
+    recipe["engine"]["teacher_url"] = "http://127.0.0.1:8000"
+    recipe["rl"]["teacher_weight"] = 0.1
+    with pytest.raises(UserError, match="teacher_weight: the verl adapter"):
+        check(parse_recipe(recipe))
 
 
 def test_recipe_options_are_translated_to_verl_keys(tmp_path):
@@ -161,6 +173,7 @@ def test_strings_are_quoted_for_hydra(text):
 # SFT
 
 
+@pytest.mark.slow
 def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
     from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
@@ -173,12 +186,12 @@ def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
         assert config.data.train_batch_size == 64 and config.optim.lr == 0.5
     optimizer = optimizer_of(0.5)
     schedule = get_cosine_schedule_with_warmup(
-@pytest.mark.slow
         optimizer, config.optim.lr_warmup_steps, 20, zero_indexed_step=config.optim.zero_indexed_step
     )
     assert rates(optimizer, schedule, 20) == pytest.approx([0.5 * lr_scale(n, 20, recipe.sft) for n in range(1, 21)])
 
 
+@pytest.mark.slow
 def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
     from rstar_lab.rl.verl.sft_trainer import Batches
 
@@ -191,7 +204,6 @@ def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
         assert len(ids) == 4
         assert [row.tolist() for row in ids[: len(expected)]] == [example.ids for example in expected]
         assert [row.tolist() for row in masks[: len(expected)]] == [example.mask for example in expected]
-@pytest.mark.slow
         assert not any(mask.any() for mask in masks[len(expected) :])
         seen.append([row.tolist() for row in ids])
         if len(seen) == 3:  # the end of an epoch
@@ -226,6 +238,18 @@ def test_the_secrets_file_is_private_and_deleted_afterwards(tmp_path, monkeypatc
     path.write_text("left by a run that was killed")
     with secrets_file(load_profile("h100x8").model_copy(update={"secrets": []}), tmp_path) as variables:
         assert variables == {} and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_process_that_imports_verl_has_the_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("RSTAR_LAB_SANDBOX_TOKEN", "token-of-this-job")
+    profile = load_profile("laptop").model_copy(update={"secrets": []})  # the sandbox's token is passed in any case
+    with secrets_file(profile, tmp_path) as variables:
+        monkeypatch.delenv("RSTAR_LAB_SANDBOX_TOKEN")
+        code = "import verl, os; print(os.environ['RSTAR_LAB_SANDBOX_TOKEN'])"
+        everything = os.environ | environment(profile, tmp_path) | variables
+        done = subprocess.run([sys.executable, "-c", code], env=everything, capture_output=True, text=True)
+    assert done.stdout.split()[-1:] == ["token-of-this-job"], done.stderr
 
 
 # Resume

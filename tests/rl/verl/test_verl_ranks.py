@@ -1,12 +1,15 @@
 """Tests that verl with several gloo ranks has the rollouts, selection, loss, gradient and weights of the local trainer."""
 
 import importlib.util
+import json
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from rstar_lab.local_ray import LocalRay
+from rstar_lab.profiles import FOLDER
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:
@@ -32,11 +35,35 @@ soak = pytest.mark.soak
     ],
 )
 def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, options):
+    assert_parity(tmp_path, ranks, options)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallelism"),
+    [
+        pytest.param(2, {"sequence_parallel": 2}, id="2-sequence-parallel", marks=soak),
+        pytest.param(2, {"fsdp_size": 1}, id="2-replicas", marks=soak),
+        pytest.param(4, {"sequence_parallel": 2, "fsdp_size": 2}, id="4-both", marks=soak),
+    ],
+)
+def test_split_sequences_and_replicas_train_like_the_local_trainer(tmp_path, ranks, parallelism):
+    profile = yaml.safe_load((FOLDER / "laptop.yaml").read_text())
+    # A micro-batch has 1300 tokens per rank, so that the two ranks of the longest sequence (2560 tokens) must share it.
+    profile |= {"name": "parallel", "parallelism": {"tokens_per_gpu": 1300, **parallelism}}
+    (tmp_path / "parallel.yaml").write_text(yaml.safe_dump(profile))
+    options = {"mini_batches": 2, "kl_coefficient": 0.01}
+    assert_parity(tmp_path, ranks, options, "--profile", str(tmp_path / "parallel.yaml"))
+
+
+def assert_parity(tmp_path, ranks, options, *arguments):
+    """Assert that two steps under verl and with the local trainer have the same rollouts, losses and weights."""
     from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
 
     recipe = prepare(tmp_path, **options)
     with LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False):  # verl reserves 3 CPUs per rank
-        theirs = train_with_verl(recipe, tmp_path / "verl", "--set", f"verl.trainer.n_gpus_per_node={ranks}")
+        theirs = train_with_verl(
+            recipe, tmp_path / "verl", "--set", f"verl.trainer.n_gpus_per_node={ranks}", *arguments
+        )
     ours = train_locally(recipe, tmp_path / "local")
     found = compare(ours, theirs)
     assert found.differences == []
@@ -46,6 +73,8 @@ def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, 
             "turns went through the scheduler"
         )
     weights = [load_file(run / "checkpoints" / "step=000002" / "model.safetensors") for run in (ours, theirs)]
+    saved = json.loads((theirs / "checkpoints" / "step=000002" / "config.json").read_text())
+    assert "attn_implementation" not in saved, "the model must load where this implementation does not exist"
     start = load_file(tmp_path / "model" / "model.safetensors")
     for name, tensor in weights[0].items():
         # Ranks sum gradients in another order, and AdamW divides by their size: 5% of one update (lr 1e-3). Measured: 1e-5.

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,14 +17,12 @@ if importlib.util.find_spec("verl") is None:
 import ray
 
 from rstar_lab.rl.models.model import load_tokenizer
-from rstar_lab.rl.verl.engine import EngineServer, ServerEngine
+from rstar_lab.rl.verl.fleet import own_cluster, start_servers, with_scheduler
 from rstar_lab.rl.verl.parity import prepare
-from rstar_lab.rl.verl.scheduler import start_scheduler
 from rstar_lab.rl.verl.scripted import ScriptedEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TURNS, ROLLOUTS = 3, 24
-CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="rstar")))
 
 
 class SlowEngine(ScriptedEngine):
@@ -50,7 +47,7 @@ def vllm_options(folder):
     from rstar_lab.rl.recipe import EngineSection
 
     section = EngineSection(dtype="float32", kv_cache_gb=0.25, max_batch=8).model_dump()
-    return {"section": section, "max_tokens": 512, "seed": 0, "log": str(folder / "vllm.log")}
+    return {"section": section, "max_tokens": 512, "seed": 0, "logs": str(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -58,37 +55,24 @@ def model(tmp_path_factory):
     """Return the folder of a tiny model, with a Ray cluster for the servers."""
     folder = tmp_path_factory.mktemp("servers")
     prepare(folder)
-    path = os.pathsep.join(
-        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    )  # for the engines of this file
-    environment = {"env_vars": {"PYTHONPATH": path}}
-    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="error", runtime_env=environment)
-    yield folder / "model"
-    ray.shutdown()
-
-
-def start_servers(model, factory, options=None, count=3):
-    """Start `count` servers and return name -> actor."""
-    actor = ray.remote(EngineServer).options(max_concurrency=100, num_cpus=0)
-    servers = {f"s{number}": actor.remote(factory, str(model), options or {}) for number in range(count)}
-    ray.get([server.start.remote() for server in servers.values()], timeout=600)
-    return servers
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]  # for the engines of this file
+    with own_cluster(PYTHONPATH=os.pathsep.join(path)):
+        yield str(folder / "model")
 
 
 @pytest.fixture(scope="module")
 def slow_servers(model):
-    return start_servers(model, f"{__name__}:serve_slowly")
+    return start_servers(f"{__name__}:serve_slowly", model, {}, 3)
 
 
 def start(servers, policy):
-    """Start a scheduler for the servers and return a client as the agent-loop workers have it."""
-    scheduler = start_scheduler(servers, policy=policy, max_tokens=4096, max_response_tokens=512, max_running=8)
-    return SimpleNamespace(config=CONFIG, scheduler=scheduler, servers=servers)
+    """Start a scheduler for the servers."""
+    return with_scheduler(servers, policy, max_tokens=4096, max_response_tokens=512, max_running=8)
 
 
 async def roll_out(client, tokenizer, number):
     """Run the turns of one rollout and return their token ids."""
-    engine = ServerEngine(client, f"rollout-{number}", f"problem-{number // 4}")
+    engine = client.slot(f"rollout-{number}", f"problem-{number // 4}")
     prompt, turns = tokenizer.encode(f"What is six times seven? ({number})", add_special_tokens=False), []
     try:
         for turn in range(TURNS):
@@ -137,7 +121,7 @@ FACTORIES = [
 def test_rollouts_of_a_killed_server_continue_on_the_others(model, engine):
     vllm = engine == "vllm"
     factory = "rstar_lab.rl.verl.engine:CpuVllm" if vllm else f"{__name__}:serve_slowly"
-    servers = start_servers(model, factory, vllm_options(model.parent) if vllm else None)
+    servers = start_servers(factory, model, vllm_options(Path(model).parent) if vllm else {}, 3)
     client = start(servers, "adaptive")
     complete, peak = asyncio.run(roll_out_all(client, model))
     assert min(peak.values()) > 0, "every server had turns"
@@ -163,7 +147,7 @@ def test_every_policy_places_all_turns(model, slow_servers, policy):
 
 
 def test_a_policy_that_needs_the_kv_cache_size_is_refused_without_it(model):
-    servers = start_servers(model, f"{__name__}:serve_without_kv_size", count=1)
+    servers = start_servers(f"{__name__}:serve_without_kv_size", model, {}, 1)
     with pytest.raises(UserError, match=r"engine.scheduler: kv needs .* server s0 .* least-in-flight"):
         ray.get(start(servers, "kv").scheduler.begin_step.remote(1))
     ray.get(start(servers, "least-in-flight").scheduler.begin_step.remote(1))

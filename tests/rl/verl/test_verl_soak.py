@@ -15,6 +15,8 @@ import pytest
 import torch
 import yaml
 
+from rstar_lab.errors import UserError
+from rstar_lab.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:
@@ -79,18 +81,24 @@ def test_a_hung_step_ends_with_a_report_of_what_it_waits_for(tmp_path, monkeypat
     assert info["status"] == "failed" and "wait for reward" in info["error"]
 
 
-def engine_of(folder):
-    """Return the vLLM process that logs below this folder, or None."""
+def engines_of(folder):
+    """Return the vLLM processes that log below this folder."""
+    found = []
     for process in psutil.process_iter(["cmdline"]):
         try:
             log = Path(f"/proc/{process.pid}/fd/1")
             if "rstar_lab.rl.engines.vllm_worker" in (process.info["cmdline"] or []) and log.readlink().is_relative_to(
                 folder
             ):
-                return process
+                found.append(process)
         except (OSError, psutil.NoSuchProcess):
             continue
-    return None
+    return found
+
+
+def engine_of(folder):
+    """Return a vLLM process that logs below this folder, or None."""
+    return next(iter(engines_of(folder)), None)
 
 
 def wait_for_generation(train, folder):
@@ -102,7 +110,7 @@ def wait_for_generation(train, folder):
             time.sleep(0.5)
             continue
         busy = engine.cpu_percent(1.0)
-        if rested and busy > 60:
+        if rested and busy > 30:  # three engines share two cores
             return engine
         rested |= busy < 5
 
@@ -130,3 +138,51 @@ def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
     assert rows.groupby("step").size().to_dict() == {1: 32, 2: 32} and rows["traj_id"].is_unique
     assert "engine_error" not in set(rows["stop_reason"]) and (rows["response_tokens"] > 0).all()
     assert all(line["kept"] > 0 for line in RunReader(tmp_path / RUN).metrics())
+
+
+def test_a_killed_server_of_three_is_restarted_at_the_next_weight_sync(tmp_path, monkeypatch):
+    from rstar_lab.rl.verl.parity import RUN, prepare
+
+    (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    recipe = prepare(tmp_path, problems_per_step=6, group_size=4, reward="guessing:reward")
+    command = [sys.executable, "-m", "rstar_lab.rl.verl.train", recipe, "--profile", "laptop", "--runs-dir", tmp_path]
+    command += ["--set", "verl.trainer.n_gpus_per_node=3", "--set", "engine.kv_cache_gb=0.25"]
+    with LocalRay(cpus=20, gpus=3, dashboard=False), (tmp_path / "verl.log").open("ab") as log:
+        train = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_for_generation(train, tmp_path)
+            servers = [engine.parent() for engine in engines_of(tmp_path)]  # the Ray actors
+            assert len(servers) == 3
+            servers[0].kill()
+            assert train.wait(2400) == 0, (tmp_path / "verl.log").read_text(errors="replace")[-3000:]
+        finally:
+            if train.poll() is None:
+                os.killpg(train.pid, signal.SIGKILL)
+    rows = ds.dataset(tmp_path / RUN / "trajectories", partitioning=None).to_table().to_pandas()
+    assert rows.groupby("step").size().to_dict() == {1: 48, 2: 48} and rows["traj_id"].is_unique
+    assert "engine_error" not in set(rows["stop_reason"]) and (rows["response_tokens"] > 0).all()
+    assert [line["scheduler_alive"] for line in RunReader(tmp_path / RUN).metrics()] == [2, 3]
+    assert len(list((tmp_path / RUN).glob("vllm-*.log"))) == 3
+
+
+def test_a_rollout_that_raises_ends_the_run_with_its_error(tmp_path, monkeypatch):
+    from rstar_lab.rl.verl.parity import prepare, train_with_verl
+
+    recipe = prepare(tmp_path)
+    environment = os.environ | {"RSTAR_LAB_SANDBOX_TOKEN": "right" * 8}
+    command = [sys.executable, "-m", "rstar_lab.cli", "sandbox", "serve", "--port", "0", "--workers", "1"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            url = next(word for line in service.stdout for word in line.split() if word.startswith("http://"))
+            content = yaml.safe_load(recipe.read_text())
+            content["sandbox"]["url"] = url
+            recipe.write_text(yaml.safe_dump(content))
+            monkeypatch.setenv("RSTAR_LAB_SANDBOX_TOKEN", "wrong" * 8)
+            with pytest.raises(UserError, match="exited with code"):
+                train_with_verl(recipe, tmp_path / "verl")
+        finally:
+            service.terminate()
+    errors = [line for line in (tmp_path / "verl" / "verl.log").read_text().splitlines() if line.startswith("error: ")]
+    assert errors and all("step 1: rollout of problem p" in line and "wrong token" in line for line in errors)
+    assert RunReader(tmp_path / "verl" / "parity-rl").metrics() == [], "no step without its failed rollouts"

@@ -1,0 +1,181 @@
+"""Environments served by OpenEnv (openenv-core): each action of the model is a call of the tool `act`.
+
+    from rstar_lab.rl.environments.openenv import OpenEnv
+
+    game = OpenEnv("http://127.0.0.1:8000")
+
+Name the object in the recipe, `environment: my_module:game`. Protocol: OpenEnv 0.3, JSON messages on the WebSocket /ws, with
+one session per connection. The package openenv-core is not required.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.tools.base import ToolResult
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+CAPACITY_WAIT_S = 1.0  # before a session is requested again from a server that has no free one
+
+
+class OpenEnv:
+    """A server; a call makes the environment of a rollout, which opens a session of its own.
+
+    url: of the server. timeout_s: of each answer. The problem's question is the start of the first message, its `info` entry
+    `reset` holds parameters of the server's reset.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0):
+        self.url, self.timeout_s = url.rstrip("/"), timeout_s
+        self._schema: dict[str, Any] | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the tool `act`: its arguments are the fields of the server's action. Raises UserError."""
+        if self._schema is None:
+            try:
+                answer = httpx.get(f"{self.url}/schema", timeout=self.timeout_s, trust_env=False).raise_for_status()
+                action = answer.json()["action"]
+            except (httpx.HTTPError, ValueError, KeyError) as error:
+                raise UserError(
+                    f"OpenEnv server {self.url} gives no schema: {error or type(error).__name__}"
+                ) from error
+            fields = {name: field for name, field in action.get("properties", {}).items() if name != "metadata"}
+            about = " ".join(action.get("description", "").split()) or "Act in the environment."
+            parameters = {"type": "object", "properties": fields, "required": action.get("required", [])}
+            parameters |= {"$defs": action["$defs"]} if "$defs" in action else {}
+            self._schema = {
+                "type": "function",
+                "function": {"name": "act", "description": about, "parameters": parameters},
+            }
+        return self._schema
+
+    def __call__(self) -> "OpenEnvEnvironment":
+        return OpenEnvEnvironment(self)
+
+
+class OpenEnvEnvironment(Environment):
+    """A session of an OpenEnv server. The rewards of its steps are the rewards of the turns; `done` ends the rollout."""
+
+    def __init__(self, server: OpenEnv):
+        self.server = server
+        self.act = Act(self)
+        self.connection: Any = None
+        self.reward: float | None = None  # of the actions since the last turn
+        self.done = False
+
+    @property
+    def tools(self) -> Sequence[Any]:
+        return (self.act,)
+
+    async def reset(self, problem: Problem, seed: int) -> str:
+        request = {"seed": seed % 2**31, **problem.info.get("reset", {})}
+        while True:
+            await self._connect()
+            try:
+                observed = await self.send("reset", request)
+                break
+            except ServerError as error:
+                if error.code != "CAPACITY_REACHED":
+                    raise
+                await self.close()
+                await asyncio.sleep(CAPACITY_WAIT_S)
+        return f"{problem.question}\n\n{text_of(observed)}"
+
+    async def step(self, message: ModelMessage) -> Observation:
+        reward, self.reward = self.reward, None
+        return Observation(reward=reward, done=self.done)
+
+    async def close(self) -> None:
+        if self.connection is not None:
+            await self.connection.close()
+            self.connection = None
+
+    async def send(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Send a message and return the observation of the answer. Raises ServerError, or OSError if the connection fails."""
+        from websockets.exceptions import ConnectionClosed
+
+        if self.connection is None:
+            raise ConnectionError(f"the session at {self.server.url} has ended")
+        try:
+            async with asyncio.timeout(self.server.timeout_s):
+                with contextlib.suppress(ConnectionClosed):  # its reason may have been sent before, and is read next
+                    await self.connection.send(json.dumps({"type": kind, "data": data}))
+                answer = json.loads(await self.connection.recv())
+        except TimeoutError:
+            await self.close()  # a late answer would be read as that of the next message
+            raise
+        except ConnectionClosed as error:
+            raise ConnectionError(f"OpenEnv server {self.server.url} closed the connection: {error}") from error
+        if answer["type"] == "error":
+            raise ServerError(answer["data"])
+        observed = answer["data"]
+        self.done = bool(observed.get("done"))
+        if observed.get("reward") is not None and kind == "step":
+            self.reward = (self.reward or 0.0) + float(observed["reward"])
+        return observed
+
+    async def _connect(self) -> None:
+        try:
+            from websockets.asyncio.client import connect
+        except ModuleNotFoundError:
+            raise UserError("OpenEnv: pip install 'rstar_lab[openenv]'") from None
+        address = f"ws{self.server.url.removeprefix('http')}/ws"
+        self.connection = await connect(address, max_size=MAX_MESSAGE_BYTES, proxy=None)
+
+
+class ServerError(Exception):
+    """An error that the server reports. code: of OpenEnv, such as VALIDATION_ERROR. fields: of the message `error`."""
+
+    def __init__(self, fields: dict[str, Any]):
+        self.code = fields.get("code", "")
+        wrong = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fields.get("errors", [])]
+        super().__init__("; ".join([f"{self.code}: {fields.get('message', '')}", *wrong]))
+
+
+class Act:
+    """The tool of one environment: takes an action and returns the observation as JSON."""
+
+    def __init__(self, environment: OpenEnvEnvironment):
+        self.environment = environment
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self.environment.server.schema
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        began, code = time.monotonic(), json.dumps(arguments, sort_keys=True)
+        if self.environment.done:
+            return ToolResult(Outcome.INVALID_ARGUMENTS, "The episode has ended.", code)
+        try:
+            outcome, text = Outcome.OK, text_of(await self.environment.send("step", arguments))
+        except ServerError as error:
+            invalid = error.code == "VALIDATION_ERROR"
+            outcome, text = Outcome.INVALID_ARGUMENTS if invalid else Outcome.EXCEPTION, str(error)
+        except TimeoutError:
+            outcome, text = (
+                Outcome.TIMEOUT,
+                "TimeoutError: the environment did not answer in time; its session has ended.",
+            )
+        except OSError:
+            outcome, text = Outcome.SANDBOX_ERROR, "The environment's server ended. This is no fault of the call."
+        return ToolResult(outcome, text, code, run_s=time.monotonic() - began)
+
+    async def close(self, traj_id: str) -> None:
+        """The environment closes its session."""
+
+
+def text_of(observed: dict[str, Any]) -> str:
+    """Return an observation as the model reads it: one text field alone, else JSON without empty metadata."""
+    fields = {name: value for name, value in observed["observation"].items() if name != "metadata" or value}
+    values = list(fields.values())
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(fields, ensure_ascii=False)

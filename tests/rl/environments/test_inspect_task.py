@@ -1,0 +1,135 @@
+"""Tasks of the real Inspect library as environments: the problems of their samples, and the values of their scorers."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+
+pytest.importorskip("inspect_ai")
+
+from inspect_ai import Task, eval, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, get_model
+from inspect_ai.scorer import Score, Target, answer, includes, match, mean, scorer
+from inspect_ai.solver import TaskState
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
+from rstar_lab.rl.environments.loading import load_environment
+from rstar_lab.rl.environments.mixture import RunEnvironment
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.trajectory import StopReason
+
+TOKENIZER = train_tokenizer(["what is the sum of these two numbers"], 300)
+
+
+@scorer(metrics={"short": [mean()], "polite": [mean()]})
+def style():
+    async def score(state: TaskState, target: Target) -> Score:
+        text = state.output.completion
+        return Score(value={"short": float(len(text) < 40), "polite": float("please" in state.input_text)})
+
+    return score
+
+
+@task
+def sums():
+    samples = [
+        Sample(id="two", input="What is 1 + 1?", target="2"),
+        Sample(input="please: Which is even?", target=["B", "2"], choices=["1", "2"]),
+        Sample(input=[ChatMessageSystem(content="Be brief."), ChatMessageUser(content="What is 3 + 4?")], target="7"),
+    ]
+    return Task(dataset=MemoryDataset(samples), scorer=[match(numeric=True), includes(), answer("word"), style()])
+
+
+@task
+def boxed():
+    return Task(dataset=MemoryDataset([Sample(input="?", target="1", sandbox="docker")]), scorer=includes())
+
+
+@task
+def unscored():
+    return Task(dataset=MemoryDataset([Sample(input="?", target="1")]))
+
+
+def roll(turn, sample):
+    """Return the rollout of one turn on a sample of `sums`."""
+    environment = load_environment("sums", "test_inspect_task:sums", time_limit_s=30)
+    problem = next(p for p in InspectTask("t:sums", sums).problems() if p.info["sample"] == sample)
+    own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
+    context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, RolloutLimits(4000))
+    engine = ScriptedEngine(TOKENIZER, lambda prompt, index: turn)
+    rollout_task = RolloutTask(problem.model_copy(update={"environment": "sums"}), "t-0", "g", 0, seed=1)
+    trajectory = asyncio.run(run_rollout(rollout_task, engine, context.with_environments({"sums": own})))
+    return trajectory, TOKENIZER.decode(engine.prompts[0])
+
+
+def scores_of_inspect(completion, index, folder):
+    """Return the first value of each scorer for a completion, as Inspect's own `eval` computes it."""
+    made = sums()
+    made.dataset = made.dataset[index : index + 1]
+    model = get_model("mockllm/model", custom_outputs=[ModelOutput.from_content("mockllm", completion)])
+    (log,) = eval(made, model=model, display="none", log_format="json", log_dir=str(folder), log_samples=True)
+    return {
+        name: score.as_float() for name, score in log.samples[0].scores.items() if not isinstance(score.value, dict)
+    }
+
+
+@pytest.mark.parametrize(
+    ("turn", "sample", "expected"),
+    [
+        ("one and one</reason>\n<answer>\\boxed{2}</answer>", "two", 1.0),
+        ("one and one</reason>\n<answer>\\boxed{3}</answer>", "two", 0.0),
+        ("I do not know", "two", 0.0),
+        ("three and four</reason>\n<answer>\\boxed{7}</answer>", "3", 1.0),
+    ],
+)
+@pytest.mark.slow
+def test_the_reward_and_metrics_are_those_of_inspects_eval(turn, sample, expected, tmp_path):
+    trajectory, _ = roll(turn, sample)
+    assert trajectory.stop_reason is StopReason.ANSWERED, trajectory.error
+    assert trajectory.reward == expected, "of the first scorer, match"
+    number = trajectory.answer
+    completion = f"{turn.split('</reason>')[0]}</reason>\n\nANSWER: {number}" if number else turn
+    expected_scores = scores_of_inspect(completion, {"two": 0, "3": 2}[sample], tmp_path)
+    assert {name: trajectory.metrics[name] for name in expected_scores} == expected_scores
+    assert trajectory.metrics["style/short"] in (0.0, 1.0) and trajectory.metrics["style/polite"] == 0.0
+
+
+def test_a_sample_is_a_question_with_its_choices_and_messages():
+    first, second, third = InspectTask("my_tasks:sums", sums).problems()
+    assert (first.problem_id, first.question, first.answer) == ("sums-two", "What is 1 + 1?", "2")
+    assert second.question == "please: Which is even?\nA) 1\nB) 2" and second.answer == "B | 2"
+    assert third.question == "Be brief.\n\nWhat is 3 + 4?"
+    _, prompt = roll("B", "2")
+    assert "Which is even?\nA) 1\nB) 2" in prompt
+
+
+def test_only_task_functions_are_inspect_tasks():
+    assert is_task(sums) and not is_task(style) and not is_task(len) and not is_task(InspectTask)
+
+
+@pytest.mark.parametrize(("made", "message"), [(boxed, "sandbox of Inspect"), (unscored, "has no scorer")])
+def test_a_task_that_cannot_run_here_is_refused(made, message):
+    with pytest.raises(UserError, match=message):
+        InspectTask("t:x", made)
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_problems(tmp_path):
+    source = (
+        "from inspect_ai import Task, task\nfrom inspect_ai.dataset import MemoryDataset, Sample\n"
+        "from inspect_ai.scorer import match\n\n@task\ndef sums():\n"
+        "    return Task(dataset=MemoryDataset([Sample(input='1+1?', target='2')]), scorer=match())\n"
+    )
+    (tmp_path / "my_tasks.py").write_text(source)
+    command = [sys.executable, "-m", "rstar_lab.rl.environments.inspect_task", "my_tasks:sums", "sums.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [p.question for p in load_problems(tmp_path / "sums.jsonl")] == ["1+1?"]
