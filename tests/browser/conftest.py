@@ -53,8 +53,12 @@ class LabPage:
         page.on("console", lambda message: self._console(message))
 
     def _page_error(self, error: Any) -> None:
-        late = "[anywidget] Failed to initialize model" in str(error)
-        (self.late_starts if late else self.errors).append(f"page error: {error}")
+        stack = getattr(error, "stack", None) or str(error)
+        late = "[anywidget] Failed to initialize model" in stack
+        # JupyterLab sometimes removes a node twice when a kernel restarts. Code of widgets comes from blob: URLs.
+        twice = "'removeChild' on 'Node'" in stack and "blob:" not in stack
+        if not twice:
+            (self.late_starts if late else self.errors).append(f"page error: {stack}")
 
     def _console(self, message: Any) -> None:
         if message.type == "error":

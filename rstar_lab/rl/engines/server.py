@@ -156,7 +156,8 @@ class ServerEngine:
         try:
             if self._weights and await self._served_version() != self._weights[1]:
                 await self._push(*self._weights)
-            await asyncio.wait_for(self._complete(self._body([0], Sampling(1, seed=0)), pauses=()), self.stall_s)
+            async with asyncio.timeout(self.stall_s):
+                await self._complete(self._body([0], Sampling(1, seed=0)), pauses=())
         except (EngineError, UserError, TimeoutError):
             return False
         return True

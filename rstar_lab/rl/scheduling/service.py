@@ -327,7 +327,8 @@ async def poll_metrics(
         failures = 0
         while True:
             try:
-                report = await asyncio.wait_for(read(), max(every_s, 10.0))
+                async with asyncio.timeout(max(every_s, 10.0)):  # wait_for of Python 3.11 can lose a cancellation
+                    report = await read()
             except Exception:  # any error of a source means that the server cannot be used
                 failures += 1
                 if failures >= max_failures and scheduler.is_alive(name):

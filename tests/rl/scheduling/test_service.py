@@ -142,6 +142,23 @@ async def test_a_server_without_metrics_is_not_used_until_they_return():
     await asyncio.sleep(0.3)
     assert scheduler.is_alive("s0")
     poll.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await poll
+
+
+async def test_polling_ends_when_it_is_cancelled_while_a_read_ends():
+    scheduler, gate = make_scheduler(servers=1), asyncio.Event()
+
+    async def read() -> ServerReport:
+        await gate.wait()
+        return IDLE
+
+    poll = asyncio.create_task(poll_metrics(scheduler, {"s0": read}, every_s=0.01))
+    await asyncio.sleep(0.01)
+    gate.set()  # the read and the cancellation arrive in the same iteration of the event loop
+    poll.cancel()
+    done, _ = await asyncio.wait({poll}, timeout=5)
+    assert done
 
 
 async def measure_overhead(policy: str, servers: int, rollouts: int, turns: int = 3) -> tuple[float, float]:
