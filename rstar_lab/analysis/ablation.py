@@ -7,6 +7,7 @@ over the seeds and p values corrected for all comparisons of the table (Holm 197
 The recorded runs of docs/ablation.md are in `data/`: `recorded_sums`.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from rstar_lab.runs import RunStoreError
 RECORDS = Path(__file__).parent / "data"
 METRICS = ("pass1", "tool_error_rate_correct", "duplicate_answers", "response_tokens", "reflection_tokens")
 SIGNIFICANT = 0.05
+FAULT_ARM = re.compile(r"(\d+)%(, counted)?")  # of `rl.bench.sandbox_faults`
 _KEYS = ["arm", "seed", "run_id", "step"]
 # Metrics from metrics.jsonl of the trainer: title and whether it is a share.
 TRAINER_METRICS = {"held_out": ("held-out pass@1", True), "informative_groups": ("groups that train the policy", True)}
@@ -86,7 +88,7 @@ def _of_trainer(runs: Runs) -> pd.DataFrame:
 def recorded_sums(name: str = "ablation") -> pd.DataFrame:
     """Return the recorded result of `ablation_sums` from which a table of docs/ablation.md is computed.
 
-    name: `ablation`, or `ablation-clean` whose SFT data has no deliberate errors.
+    name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-faults`, with failures of the sandbox.
     """
     return load_sums(RECORDS / f"{name}.parquet")
 
@@ -260,6 +262,57 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
     figure.update_yaxes(tickformat=".0%")
     figure.update_layout(height=430)
     return Figure(figure, frame, mode)
+
+
+def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
+    """Plot held-out pass@1 and the tool-error rate of correct trajectories over the share of calls that the sandbox failed.
+
+    sums: of the grid of `rstar_lab.rl.bench.sandbox_faults`, whose arms are named "10%" (failures of the sandbox are left out
+    of RoC's penalty) and "10%, counted" (they count as errors of the model). Sums over the last third of the steps;
+    mean over seeds with Student's 95% interval. mode: "light" or "dark" page. Raises RunStoreError for other arms.
+    """
+    names = {"held_out": "held-out pass@1", "tool_error_rate_correct": "tool-error rate in correct trajectories"}
+    series = {"": "left out of the penalty", ", counted": "counted as errors of the model"}
+    shares: dict[str, re.Match[str]] = {}
+    for arm in dict.fromkeys(sums.arm):
+        if not (share := FAULT_ARM.fullmatch(arm)):
+            raise RunStoreError(
+                f"arm {arm!r} is not of a grid of sandbox faults, whose arms are named like '10%, counted'"
+            )
+        shares[arm] = share
+    totals = (
+        sums[sums.step > sums.step.max() * 2 / 3]
+        .groupby(["arm", "seed"])[[f"{name}_{part}" for name in names for part in ("numerator", "denominator")]]
+        .sum()
+    )
+    rows = []
+    for (arm, seed), row in totals.iterrows():
+        share = shares[arm]
+        values = {name: row[f"{name}_numerator"] / row[f"{name}_denominator"] for name in names}
+        # Without faults both series are the same runs.
+        kinds = series if share[1] == "0" else [share[2] or ""]
+        rows += [{"series": series[kind], "share": int(share[1]) / 100, "seed": seed} | values for kind in kinds]
+    frame = pd.DataFrame(rows).sort_values(["series", "share", "seed"], ignore_index=True)
+    figure = make_subplots(1, 2, subplot_titles=list(names.values()), horizontal_spacing=0.1)
+    for label, (colour, dash, symbol) in line_styles(list(series.values())).items():
+        groups = frame[frame.series == label].groupby("share")
+        for column, name in enumerate(names, start=1):
+            ends = pd.DataFrame({share: mean_interval(group[name].to_numpy())[:3] for share, group in groups}).T
+            band(figure, ends.index.to_series(), ends[1], ends[2], colour, 0.12, label, {"row": 1, "col": column})
+            figure.add_scatter(
+                x=ends.index, y=ends[0], name=label, legendgroup=label, showlegend=column == 1, mode="lines+markers",
+                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
+                hovertemplate=f"{label}: %{{y:.1%}} at %{{x:.0%}} faults<extra></extra>",
+            )  # fmt: skip
+    figure.update_xaxes(title_text="share of calls that the sandbox failed", tickformat=".0%")
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    figure.update_layout(height=430)
+    return Figure(figure, frame, mode)
+
+
+def plot_sums(sums: pd.DataFrame, arms: Sequence[str] | None = None) -> Figure:
+    """Return `plot_faults` for a grid of sandbox faults, `plot_frontier` for any other."""
+    return plot_faults(sums) if all(map(FAULT_ARM.fullmatch, sums.arm)) else plot_frontier(sums, arms)
 
 
 def _names(arms: Iterable[str]) -> str:

@@ -40,7 +40,12 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
         "tools": [_named(name) for name in rl.tools],
         "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],
         "reward": [_named(rl.reward), rl.answer],
-        "sandbox": [sandbox.url, sandbox.timeout_s, sandbox.memory_mb],
+        "sandbox": [
+            sandbox.url,
+            sandbox.timeout_s,
+            sandbox.memory_mb,
+            *([sandbox.fault_share] if sandbox.fault_share else []),
+        ],
         "sampling": [
             samples,
             evaluate.temperature,

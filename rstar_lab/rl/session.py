@@ -98,6 +98,7 @@ class RunSession:
             section.memory_mb,
             own_timeout_s=rl.tool_timeout_s,
             prompt_format=rl.prompt_format,
+            fault_share=section.fault_share,
         )
 
     @property

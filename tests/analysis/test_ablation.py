@@ -11,7 +11,14 @@ from helpers.run_rows import rows
 from scipy import stats
 from typer.testing import CliRunner
 
-from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier, recorded_sums
+from rstar_lab.analysis.ablation import (
+    METRICS,
+    ablation_report,
+    ablation_sums,
+    plot_faults,
+    plot_frontier,
+    recorded_sums,
+)
 from rstar_lab.analysis.cli import app
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
@@ -165,6 +172,19 @@ def test_frontier_has_a_point_per_evaluation_over_the_tokens_so_far(evaluated, f
         assert len(trace.x) == len(trace.y)
     with pytest.raises(RunStoreError, match=r"train with evaluate\.every"):
         plot_frontier(ablation_sums(open_runs(folder)))
+
+
+def test_faults_are_plotted_by_share_and_by_what_they_count_as(evaluated):
+    names = {"run-0-0": "0%", "run-0-1": "0%", "run-1-0": "10%", "run-1-1": "10%"}
+    counted = evaluated[evaluated.arm == "RoC (paper)"].assign(arm="10%, counted", run_id="other")
+    sums = pd.concat([evaluated.assign(arm=evaluated.run_id.map(names)), counted])
+    figure = plot_faults(sums)
+    curves = {(trace.name, trace.xaxis): trace for trace in figure.data if trace.mode == "lines+markers"}
+    for name in ("left out of the penalty", "counted as errors of the model"):
+        curve = curves[name, "x"]
+        assert list(curve.x) == [0, 0.1] and list(curve.y) == pytest.approx([0.65, 0.75])
+    with pytest.raises(RunStoreError, match="is not of a grid of sandbox faults"):
+        plot_faults(evaluated)
 
 
 def test_command_writes_the_figure(evaluated, tmp_path):

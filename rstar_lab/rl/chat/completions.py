@@ -21,7 +21,7 @@ from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_tool_call
-from rstar_lab.rl.engines.server import API_KEY
+from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed
@@ -73,14 +73,13 @@ class ChatServer:
                     f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
                 ) from None
 
-    async def weight_version(self) -> str | None:
+    async def weight_version(self) -> int | None:
         """Return the version that a trainer pushed last, or None if the server has its initial weights or does not report it."""
-        answer = await self.http.get("/weight_info")
+        answer = await self.http.get(VERSION_PATH)
         try:
-            version = str(answer.json()["weight_version"])
+            return int(answer.json()["version"])
         except (ValueError, LookupError, TypeError):
             return None
-        return version if version.isdigit() else None
 
 
 @dataclass(slots=True)

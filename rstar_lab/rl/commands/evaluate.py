@@ -116,7 +116,7 @@ async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Pa
         async with ChatServer.open(url) as server:
             identity = str(server.folder.resolve()) if server.folder else server.model
             version = await server.weight_version()
-            identities.append(f"{identity} (weights {version})" if version else identity)
+            identities.append(f"{identity} (weights {version})" if version is not None else identity)
             folders.append(server.folder)
     if len(set(identities)) > 1:
         raise UserError(f"evaluate: the servers have different models: {', '.join(dict.fromkeys(identities))}")

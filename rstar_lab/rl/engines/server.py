@@ -21,6 +21,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
 
 API_KEY = "RSTAR_LAB_API_KEY"
+VERSION_PATH = "/weight_version"  # of servers that `rstar-lab serve --updatable` starts (rl/serving/weight_version.py)
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
 
@@ -321,17 +322,16 @@ class ServerEngine:
             await self._control("/collective_rpc", json=load)
             # Cached blocks hold keys and values of the old weights.
             reset = await self._control("/reset_prefix_cache", params={"reset_running_requests": True})
-            if not reset.json()["success"]:
+            if reset.content and not reset.json()["success"]:  # vLLM 0.24 answers with an empty body
                 raise EngineError(f"{self.name}: the server did not reset its prefix cache")
-            await self._control("/update_weight_version", json={"new_version": str(version)})
+            await self._control(VERSION_PATH, json={"version": version})
         finally:
             await self._control("/resume")
         self.version = version
 
     async def _served_version(self) -> int | None:
         """Return the weight version that was pushed last, or None if none was pushed since the server started."""
-        version = (await self._control("/weight_info", "GET")).json()["weight_version"]
-        return int(version) if str(version).isdigit() else None
+        return (await self._control(VERSION_PATH, "GET")).json()["version"]
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text by the server's tokenizer. Raises EngineError."""

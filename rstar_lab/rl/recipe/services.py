@@ -71,6 +71,9 @@ class SandboxSection(Section):
     """Time limit of one call in seconds. Default: ours; MAX_EXECUTION_TIME in the release's README is 4, too."""
     memory_mb: Positive = 512
     """Memory limit of one call in MB. Default: ours."""
+    fault_share: float = Field(0.0, ge=0, le=1)
+    """Share of the calls of code tools that fail as `sandbox_error`, chosen at random, to measure what failures of the sandbox
+    cost (docs/ablation.md). Default: 0."""
 
 
 class EvaluateSection(Section):

@@ -10,7 +10,7 @@ from rstar_lab.rl.recipe import Recipe
 # Keys that the rehearsal executes, possibly with a smaller value.
 COVERED = (
     "name", "seed", "model", "runs", "stages.*", "rl.*", "sft.*", "sandbox.timeout_s", "sandbox.memory_mb", "sandbox.url",
-    "engine.max_batch", "engine.dtype", "engine.kind", "engine.stall_s", "engine.deadline_s",
+    "sandbox.fault_share", "engine.max_batch", "engine.dtype", "engine.kind", "engine.stall_s", "engine.deadline_s",
     "evaluate.sets.*", "evaluate.samples", "evaluate.temperature", "evaluate.top_p", "evaluate.max_turns",
     "evaluate.max_response_tokens", "evaluate.every", "engine.scheduler", "engine.mismatch_limit",
     "profile.name", "profile.description", "profile.trainer", "profile.hardware.nodes", "profile.storage.*",

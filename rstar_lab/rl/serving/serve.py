@@ -167,7 +167,9 @@ class Replica:
         command += ["--generation-config", "vllm"]  # no sampling defaults from the model's folder
         if options.max_model_len:
             command += ["--max-model-len", str(options.max_model_len)]
-        if options.api_key:
+        if options.updatable:
+            command += ["--middleware", "rstar_lab.rl.serving.weight_version.WeightVersion"]
+        if options.api_key:  # last, because vLLM runs the last middleware first
             command += ["--middleware", "rstar_lab.rl.serving.auth.TokenGuard"]
         if visible_gpus():
             command += ["--gpu-memory-utilization", str(options.memory_share)]

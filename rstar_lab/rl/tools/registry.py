@@ -9,6 +9,7 @@ from rstar_lab.rl.chat_format.template import render_tool_result
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
+from rstar_lab.rl.tools.faulty import FaultySandbox
 from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
 from rstar_lab.rl.tools.user import load_user_tool
 
@@ -21,13 +22,16 @@ def make_tools(
     *,
     own_timeout_s: float = 30.0,
     prompt_format: PromptFormat = "paper",
+    fault_share: float = 0.0,
 ) -> dict[str, Tool]:
     """Return the tools that a recipe names, by the name that the model uses.
 
     names: python (paper), python_released, jupyter, MCP servers (see `mcp`), or user tools (see `user`). sandbox: may be None
     if there is no code tool.
-    own_timeout_s: limit of one call of a user tool. Raises UserError for two tools with the same name.
+    own_timeout_s: limit of one call of a user tool. fault_share: see `faulty`. Raises UserError for two tools with the same name.
     """
+    if sandbox is not None and fault_share:
+        sandbox = FaultySandbox(sandbox, fault_share)
     tools: dict[str, Tool] = {}
     for name in names:
         made: list[Tool]

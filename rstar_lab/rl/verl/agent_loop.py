@@ -47,6 +47,7 @@ class WorkerState:
             section.memory_mb,
             own_timeout_s=keys.tool_timeout_s,
             prompt_format=keys.prompt_format,
+            fault_share=section.fault_share,
         )
         watched = {name: WatchedTool(tool) for name, tool in tools.items()}
         if keys.reward in REWARDS:
