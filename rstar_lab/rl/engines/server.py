@@ -117,7 +117,7 @@ class ServerEngine:
     async def scrape(self) -> ServerMetrics | None:
         """Return the metrics of /metrics, or None if the server has no such page. Raises EngineError if it does not respond."""
         try:
-            answer = await self._http.get("/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
+            answer = await self._send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
         except httpx.TransportError as error:
             raise EngineError(f"{self.name}: {_reason(error)}") from None
         return parse_metrics(answer.text) if answer.status_code == 200 else None
@@ -349,7 +349,7 @@ class ServerEngine:
 
     async def _control(self, path: str, method: str = "POST", **arguments: Any) -> httpx.Response:
         try:
-            answer = await self._http.request(method, path, timeout=self.stall_s, **arguments)
+            answer = await self._send(method, path, timeout=self.stall_s, **arguments)
         except httpx.TransportError as error:
             raise EngineError(f"{self.name}: {path}: {_reason(error)}") from None
         if answer.status_code == 404:
@@ -359,6 +359,14 @@ class ServerEngine:
         if answer.status_code != 200:
             raise EngineError(f"{self.name}: {path}: {answer.status_code} {_message(answer)}")
         return answer
+
+    async def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Send a request that may be executed twice. It is sent again if its connection broke: vLLM 0.24 closes a connection
+        after an answer with an error, and this client may have chosen it for the next request."""
+        try:
+            return await self._http.request(method, path, **arguments)
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            return await self._http.request(method, path, **arguments)
 
 
 def _first_model(answer: httpx.Response) -> dict[str, Any] | None:
