@@ -1,0 +1,156 @@
+"""Property test of the sandbox's slots: random events, compared with a model after each."""
+
+import asyncio
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rstar_lab.sandbox import scheduler
+from rstar_lab.sandbox.scheduler import Scheduler, Slot, SlotState
+
+PREEMPTED_PER_WORKER = 1  # 12 in the scheduler; a small limit is reached more often
+HELD = (SlotState.RUNNING, SlotState.PREEMPTED, SlotState.WAITING)
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """Calls queue, get a slot, wait, become long, end, or are cancelled in the queue.
+
+    No slot is lost or given twice: the counts are those of the calls. No call is starved: slots are given in the order of
+    arrival, and none is free while a call is queued.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.calls: dict[int, asyncio.Task[Slot]] = {}  # queued or with a slot, in the order of arrival
+        self.arrived = 0
+        self.started: list[int] = []
+        self.preempted: list[int] = []
+        self.returned = 0  # calls that ran again after they waited, while all slots were taken
+
+    @initialize(workers=st.integers(1, 3), make_room=st.booleans(), max_waiting=st.integers(0, 3))
+    def open(self, workers: int, make_room: bool, max_waiting: int) -> None:
+        self.scheduler = Scheduler(workers, make_room)
+        self.scheduler._max_waiting = self.max_waiting = max_waiting
+
+    def run_loop(self) -> None:
+        """Let all tasks proceed."""
+
+        async def turns() -> None:
+            for _ in range(4):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+        for number, call in self.calls.items():
+            if number not in self.started and call.done() and not call.cancelled():
+                self.started.append(number)
+                call.result().on_preempt = lambda number=number: self.preempted.append(number)  # type: ignore[misc]
+
+    def slots(self, *states: SlotState) -> dict[int, Slot]:
+        found = {number: call.result() for number, call in self.calls.items() if call.done()}
+        return {number: slot for number, slot in found.items() if slot.state in states}
+
+    def pick(self, data: st.DataObject, *states: SlotState) -> tuple[int, Slot]:
+        return data.draw(st.sampled_from(list(self.slots(*states).items())))
+
+    @rule(calls=st.integers(1, 4))
+    def arrive(self, calls: int) -> None:
+        for _ in range(calls):
+            self.calls[self.arrived] = self.loop.create_task(self.scheduler.take(timeout_s=3600))
+            self.arrived += 1
+        self.run_loop()
+
+    @precondition(lambda self: self.slots(*HELD))
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        number, slot = self.pick(data, *HELD)
+        self.scheduler.free(slot)
+        self.scheduler.free(slot)  # a second time has no effect
+        self.scheduler.mark_waiting(slot, True)
+        assert slot.state is SlotState.FREE
+        del self.calls[number]
+        self.run_loop()
+
+    @precondition(lambda self: self.slots(*HELD))
+    @rule(data=st.data())
+    def become_long(self, data: st.DataObject) -> None:
+        self.scheduler.mark_long(self.pick(data, *HELD)[1])
+        self.run_loop()
+
+    @precondition(lambda self: self.slots(SlotState.RUNNING))
+    @rule(data=st.data())
+    def stop_to_use_cpu(self, data: st.DataObject) -> None:
+        self.scheduler.mark_waiting(self.pick(data, SlotState.RUNNING)[1], True)
+        self.run_loop()
+
+    @precondition(lambda self: self.slots(SlotState.WAITING))
+    @rule(data=st.data())
+    def use_cpu_again(self, data: st.DataObject) -> None:
+        self.returned += 1
+        self.scheduler.mark_waiting(self.pick(data, SlotState.WAITING)[1], False)
+        self.run_loop()
+
+    @precondition(lambda self: any(not call.done() for call in self.calls.values()))
+    @rule(data=st.data(), ends=st.booleans())
+    def cancel(self, data: st.DataObject, ends: bool) -> None:
+        """Cancel a queued call; in the same iteration of the event loop another call may end, so that both meet."""
+        number = data.draw(st.sampled_from([number for number, call in self.calls.items() if not call.done()]))
+        running = self.slots(*HELD)
+        if ends and running:
+            first = next(iter(running))
+            self.scheduler.free(running[first])
+            del self.calls[first]
+        self.calls.pop(number).cancel()
+        self.run_loop()
+
+    @invariant()
+    def counts_are_those_of_the_calls(self) -> None:
+        if self.arrived:
+            for state in HELD:
+                assert self.scheduler.count(state) == len(self.slots(state))
+            assert self.scheduler.depth == sum(not call.done() for call in self.calls.values())
+
+    @invariant()
+    def no_slot_is_free_while_calls_are_queued(self) -> None:
+        if self.arrived and self.scheduler.depth:
+            assert len(self.slots(SlotState.RUNNING)) >= self.scheduler.workers
+
+    @invariant()
+    def limits_hold(self) -> None:
+        if self.arrived:
+            assert len(self.slots(SlotState.RUNNING)) <= self.scheduler.workers + self.returned
+            assert len(self.slots(SlotState.WAITING)) <= self.max_waiting
+            assert len(self.slots(SlotState.PREEMPTED)) <= PREEMPTED_PER_WORKER * self.scheduler.workers
+            assert sorted(self.preempted) == sorted(set(self.preempted)), "a call is preempted once"
+
+    @invariant()
+    def slots_are_given_in_the_order_of_arrival(self) -> None:
+        assert self.started == sorted(self.started)
+
+    def teardown(self) -> None:
+        for slot in self.slots(*HELD).values() if self.arrived else ():
+            self.scheduler.free(slot)
+        for _ in range(self.arrived):
+            self.run_loop()
+            for slot in self.slots(*HELD).values():
+                self.scheduler.free(slot)
+        assert all(call.done() for call in self.calls.values()), "every call gets a slot"
+        self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    monkeypatch.setattr(scheduler, "PREEMPTED_PER_WORKER", PREEMPTED_PER_WORKER)
+    monkeypatch.setattr(scheduler, "ENOUGH", 3)
+
+
+def test_no_slot_is_lost_and_no_call_is_starved():
+    run_state_machine_as_test(SlotMachine)
