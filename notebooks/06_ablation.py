@@ -52,7 +52,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
-from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_frontier, recorded_sums
+from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_faults, plot_frontier, recorded_sums
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import run_grid
@@ -132,3 +132,11 @@ Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromke
 
 # %%
 plot_frontier(recorded)
+
+# %% [markdown]
+# ## The recorded grid of sandbox failures
+#
+# A share of the calls fails in the sandbox. RoC leaves these calls out of its penalty, or counts them as errors of the model.
+
+# %%
+plot_faults(recorded_sums("ablation-faults"))

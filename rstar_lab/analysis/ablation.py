@@ -265,7 +265,7 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
 
 
 def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
-    """Plot held-out pass@1 and the tool-error rate of correct trajectories over the share of calls that the sandbox failed.
+    """Plot held-out pass@1 and the tool-error rate of correct trajectories over the share of calls with a sandbox failure.
 
     sums: of the grid of `rstar_lab.rl.bench.sandbox_faults`, whose arms are named "10%" (failures of the sandbox are left out
     of RoC's penalty) and "10%, counted" (they count as errors of the model). Sums over the last third of the steps;
@@ -304,7 +304,7 @@ def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
                 line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
                 hovertemplate=f"{label}: %{{y:.1%}} at %{{x:.0%}} faults<extra></extra>",
             )  # fmt: skip
-    figure.update_xaxes(title_text="share of calls that the sandbox failed", tickformat=".0%")
+    figure.update_xaxes(title_text="share of calls with a sandbox failure", tickformat=".0%")
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     figure.update_layout(height=430)
     return Figure(figure, frame, mode)

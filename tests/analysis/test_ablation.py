@@ -22,6 +22,7 @@ from rstar_lab.analysis.ablation import (
 from rstar_lab.analysis.cli import app
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
+from rstar_lab.rl.bench.sandbox_faults import fault_arms
 from rstar_lab.runs import RunStoreError, RunWriter
 
 ARMS = {"2x at random": "none", "RoC (paper)": "paper", "RoC (released)": "released"}
@@ -200,10 +201,17 @@ def test_command_writes_the_figure(evaluated, tmp_path):
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", ["ablation", "ablation-clean"])
-def test_page_shows_the_table_of_the_recorded_runs(name):
+@pytest.mark.parametrize(
+    ("name", "control", "arms"),
+    [
+        ("ablation", "2x at random", None),
+        ("ablation-clean", "2x at random", None),
+        ("ablation-faults", "0%", list(fault_arms())),
+    ],
+)
+def test_page_shows_the_table_of_the_recorded_runs(name, control, arms):
     sums = recorded_sums(name)
-    report = ablation_report(sums, control="2x at random", arms=list(dict.fromkeys(sums.arm)))
+    report = ablation_report(sums, control=control, arms=arms or list(dict.fromkeys(sums.arm)))
     assert report.to_markdown().strip() in (DOCS / "ablation.md").read_text()
 
 
@@ -227,3 +235,20 @@ def test_recorded_runs_support_the_sentences_of_the_page():
     clean = ablation_report(recorded_sums("ablation-clean"), control="2x at random").table
     rows = clean.set_index(["arm", "metric"]).drop(columns=["p_holm"])
     assert rows.loc["2x, quotas"].equals(rows.loc["RoC (paper)"])
+
+
+def test_recorded_faults_support_the_sentences_of_the_page():
+    sums = recorded_sums("ablation-faults")
+    table = ablation_report(sums, control="0%").table.set_index(["arm", "metric"])
+    held_out = table.value.xs("held_out", level="metric")
+    assert [round(held_out[arm], 2) for arm in ("0%", "20%", "20%, counted")] == [0.85, 0.73, 0.66]
+    errors = table.xs("tool_error_rate_correct", level="metric").drop("0%")
+    assert (errors.low < 0).all() and (errors.high > 0).all()
+    found = {}
+    for share in ("5%", "10%", "20%"):
+        rows = ablation_report(sums, control=share, arms=[share, f"{share}, counted"]).table
+        found[share] = rows.set_index(["arm", "metric"]).loc[(f"{share}, counted", "held_out")]
+        assert found[share].difference < 0 and (share == "20%" or found[share].high > 0)
+    last = found["20%"]
+    assert [round(100 * last[key], 1) for key in ("difference", "low", "high")] == [-6.2, -11.9, -0.6]
+    assert round(last.p, 2) == 0.04 and last.seeds == 5
