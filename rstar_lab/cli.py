@@ -25,6 +25,7 @@ from rstar_lab.commands import (
     rehearse,
     report,
     rescore,
+    rewind,
     serve,
     train,
 )
@@ -78,6 +79,7 @@ for command in (
     evaluate,
     inject,
     rescore,
+    rewind,
     report,
     hub,
     serve,

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, examples
-from rstar_lab.errors import UserError
+from rstar_lab.commands.shared import AsJson, examples, find_run
 
 app = typer.Typer()
 SHOWN = 20
@@ -41,10 +40,7 @@ def rescore(
     """
     from rstar_lab.rl.commands.rescore import rescore as compute
 
-    folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
-    if not (folder / "run.json").exists():
-        raise UserError(f"no run {run} in {runs_dir}/: `rstar-lab runs list` shows the runs")
-    found = compute(folder, reward=reward, answer=answer, dry_run=dry_run)  # type: ignore[arg-type]
+    found = compute(find_run(run, runs_dir), reward=reward, answer=answer, dry_run=dry_run)  # type: ignore[arg-type]
     for number, change in enumerate(found.changes):
         if as_json:
             print(json.dumps(asdict(change)))

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from rstar_lab.errors import UserError
+
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
 
@@ -37,6 +39,14 @@ def read_recipe(recipe: str, overrides: list[str] | None, runs_dir: Path | None)
     if runs_dir:
         pairs["runs"] = str(runs_dir)
     return load_recipe(recipe, pairs)
+
+
+def find_run(run: str, runs_dir: Path) -> Path:
+    """Return the folder of a run, which is given by its folder or its id. Raises UserError."""
+    folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
+    if not (folder / "run.json").exists():
+        raise UserError(f"no run {run} in {runs_dir}/: `rstar-lab runs list` shows the runs")
+    return folder
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:

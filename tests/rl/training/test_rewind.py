@@ -1,12 +1,15 @@
 """Tests of `rewind`: the same steps without changes, other steps with one, and errors."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from helpers.scored_run import RECIPE, make_model
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from rstar_lab.cli import app
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline, rewind
@@ -51,7 +54,10 @@ def test_a_rewound_run_without_changes_repeats_the_steps_bit_for_bit(original: P
 
 @pytest.mark.slow
 def test_an_override_changes_only_the_steps_after_the_checkpoint(original: Path, tmp_path: Path):
-    recipe = load_recipe(rewind(original / "scored-rl", 5, tmp_path / "other", {"rl.lr": 0.01}))
+    command = ["rewind", "scored-rl", "5", str(tmp_path / "other"), "--set", "rl.lr=0.01", "--runs-dir", str(original)]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    recipe = load_recipe(json.loads(done.stdout)["recipe"])
     assert recipe.rl.lr == 0.01
     train(recipe)
     old, new = result(original), result(tmp_path / "other")
@@ -68,5 +74,7 @@ def test_errors_name_the_reason(original: Path, tmp_path: Path):
     with pytest.raises(UserError, match="lrr"):
         rewind(run, 5, tmp_path / "a", {"rl.lrr": 1})
     assert not (tmp_path / "a").exists(), "a failed rewind left files"
+    missing = CliRunner().invoke(app, ["rewind", "other-rl", "5", str(tmp_path / "a")])
+    assert isinstance(missing.exception, UserError) and "no run other-rl in runs/" in str(missing.exception)
     with pytest.raises(UserError, match="exists"):
         rewind(run, 5, original)

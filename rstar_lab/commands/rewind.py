@@ -1,0 +1,36 @@
+"""`rstar-lab rewind`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.commands.shared import AsJson, Overrides, examples, find_run
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab rewind tiny-rl 30 runs-rewound --set rl.lr=1e-5"))
+def rewind(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of an RL run, or its folder.")],
+    step: Annotated[
+        int, typer.Argument(metavar="STEP", help="First step to repeat; the newest checkpoint before it is used.")
+    ],
+    into: Annotated[Path, typer.Argument(metavar="INTO", help="New folder of runs, to which the run is copied.")],
+    overrides: Overrides = None,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Copy a run up to a checkpoint and write a recipe that continues from there, with changed keys if wanted.
+
+    `rstar-lab train INTO/recipe.yaml` then trains the steps again. With --json: {"recipe"}.
+    """
+    from rstar_lab.rl.overrides import parse_overrides
+    from rstar_lab.rl.training.rewind import rewind as prepare
+
+    recipe = prepare(find_run(run, runs_dir), step, into, parse_overrides(overrides or []))
+    if as_json:
+        print(json.dumps({"recipe": str(recipe)}))
+    else:
+        print(f"continue with: rstar-lab train {recipe}")
