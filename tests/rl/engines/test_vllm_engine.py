@@ -95,8 +95,8 @@ async def test_requests_in_flight_continue_with_new_weights_and_every_token_has_
     async with open_engines(SECTION, tmp_path / "model0", tmp_path / "work", 1024) as group:
         (engine,) = group.engines
         held = [asyncio.create_task(engine.generate(p, Sampling(900, 0.8, seed=i))) for i, p in enumerate(prompts())]
-        for version in (1, 2):
-            await asyncio.sleep(0.1)
+        for version, pause_s in ((1, 0.1), (2, 0.02)):  # long enough for a token, and short against 900 tokens
+            await asyncio.sleep(pause_s)
             await group.load(models[version], version)
         done = await asyncio.gather(*held)
         assert {version for c in done for version, _ in c.parts} == {0, 1, 2}
