@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def test_architecture_page_lists_the_layers_of_the_import_contract():
 def test_scripts_of_the_inspector_have_less_than_400_lines():
     for path in (ROOT / "rstar_lab" / "analysis" / "inspector" / "static").iterdir():
         assert len(path.read_text().splitlines()) < 400, path.name
+
+
+def test_names_of_test_modules_are_unique():
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == [], "pytest cannot import two modules of one name"
 
 
 def test_ruff_finds_no_problem():

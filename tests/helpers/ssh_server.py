@@ -59,10 +59,9 @@ class SshServer:
 
     def stop(self) -> None:
         """Stop the server and cut its connections."""
-        sessions = [
-            child for child in psutil.Process(self.process.pid).children(recursive=True) if "sshd" in child.name()
-        ]
-        for process in [psutil.Process(self.process.pid), *sessions]:
+        server = psutil.Process(self.process.pid)
+        for process in [server, *server.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                if "sshd" in process.name():
+                    process.kill()
         self.process.wait()
