@@ -118,7 +118,7 @@ class RehearsalJob:
             return matches
 
         victim = self.wait_for(find, f"process {pattern}")[0]
-        title = " ".join(victim.cmdline())[:80]
+        title = " ".join(victim.cmdline()).strip()[:80]
         victim.send_signal(signal.SIGKILL)
         return title
 
