@@ -111,7 +111,7 @@ class Ssh(ProfileSection):
     host: str | None = Field(default=None, description="host name, HOST alias of ~/.ssh/config, or USER@HOST")
     user: str | None = None
     port: int | None = Field(default=None, ge=1, le=65535)
-    jump: str | None = Field(default=None, description="jump host, as `ssh -J` takes it")
+    jump: str | None = Field(default=None, description="jump host, in the format of `ssh -J`")
     config: str | None = Field(default=None, description="OpenSSH configuration file instead of ~/.ssh/config")
     remote_dir: str = Field(default="rstar-lab", description="folder for code and jobs, relative to the remote home")
     backend: Literal["local", "ray", "slurm"] = Field(default="slurm", description="backend of the job on the host")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
@@ -28,6 +29,7 @@ from rstar_lab.runs import RunStoreError
 RECORDS = Path(__file__).parent / "data"
 METRICS = ("pass1", "tool_error_rate_correct", "duplicate_answers", "response_tokens", "reflection_tokens")
 SIGNIFICANT = 0.05
+PLOTTED = ("held_out", "tool_error_rate_correct")
 FAULT_ARM = re.compile(r"(\d+)%(, counted)?")  # of `rl.bench.sandbox_faults`
 _KEYS = ["arm", "seed", "run_id", "step"]
 # Metrics from metrics.jsonl of the trainer: title and whether it is a share.
@@ -154,8 +156,8 @@ class AblationReport:
                     parts.append(f"{word} in {_names(chosen.arm)}")
             rest = rows[~(rows.p_holm < SIGNIFICANT)]
             if len(rest):
-                parts.append(f"no difference shown for {_names(rest.arm)}")
-            sentences.append(f"- {_title(name)[0]} against `{self.control}`: {'; '.join(parts)}.")
+                parts.append(f"no significant difference in {_names(rest.arm)}")
+            sentences.append(f"- {_title(name)[0]}, compared with `{self.control}`: {'; '.join(parts)}.")
         return sentences
 
 
@@ -234,33 +236,18 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
     seeds with Student's 95% interval. arms: default: all. mode: "light" or "dark" page.
     Raises RunStoreError if the runs have no held-out evaluations.
     """
-    names = {"held_out": "held-out pass@1", "tool_error_rate_correct": "tool-error rate in correct trajectories"}
-    if "held_out_numerator" not in sums:
-        raise RunStoreError("the runs have no evaluations of held_out: train with evaluate.every")
+    _require_held_out(sums)
     rows = []
     for (arm, seed), run in sums.sort_values("step").groupby(["arm", "seed"], sort=False):
         tokens = run.tokens.cumsum()
         since = run.step.where(run.held_out_denominator > 0).bfill()  # the next evaluation
         for step, part in run.groupby(since):
-            values = {name: part[f"{name}_numerator"].sum() / part[f"{name}_denominator"].sum() for name in names}
+            values = {name: part[f"{name}_numerator"].sum() / part[f"{name}_denominator"].sum() for name in PLOTTED}
             rows.append({"arm": arm, "seed": seed, "step": step, "tokens": tokens[part.index[-1]]} | values)
     frame = pd.DataFrame(rows)
     order = list(arms) if arms else list(dict.fromkeys(frame.arm))
-    figure = make_subplots(1, 2, subplot_titles=list(names.values()), horizontal_spacing=0.1)
-    for arm, (colour, dash, symbol) in line_styles(order).items():
-        steps = frame[frame.arm == arm].groupby("step")
-        x = steps.tokens.mean()
-        for column, name in enumerate(names, start=1):
-            ends = pd.DataFrame({step: mean_interval(group[name].to_numpy())[:3] for step, group in steps}).T
-            band(figure, x, ends[1], ends[2], colour, 0.12, arm, {"row": 1, "col": column})
-            figure.add_scatter(
-                x=x, y=ends[0], name=arm, legendgroup=arm, showlegend=column == 1, mode="lines+markers",
-                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
-                hovertemplate=f"{arm}: %{{y:.1%}} at %{{x:,.0f}} tokens<extra></extra>",
-            )  # fmt: skip
+    figure = _plot_lines(frame, "arm", order, "step", "tokens", "%{x:,.0f} tokens")
     figure.update_xaxes(title_text="tokens generated and trained on", tickformat="~s")
-    figure.update_yaxes(tickformat=".0%")
-    figure.update_layout(height=430)
     return Figure(figure, frame, mode)
 
 
@@ -269,9 +256,10 @@ def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
 
     sums: of the grid of `rstar_lab.rl.bench.sandbox_faults`, whose arms are named "10%" (failures of the sandbox are left out
     of RoC's penalty) and "10%, counted" (they count as errors of the model). Sums over the last third of the steps;
-    mean over seeds with Student's 95% interval. mode: "light" or "dark" page. Raises RunStoreError for other arms.
+    mean over seeds with Student's 95% interval. mode: "light" or "dark" page. Raises RunStoreError for other arms
+    and if the runs have no held-out evaluations.
     """
-    names = {"held_out": "held-out pass@1", "tool_error_rate_correct": "tool-error rate in correct trajectories"}
+    _require_held_out(sums)
     series = {"": "left out of the penalty", ", counted": "counted as errors of the model"}
     shares: dict[str, re.Match[str]] = {}
     for arm in dict.fromkeys(sums.arm):
@@ -282,37 +270,54 @@ def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
         shares[arm] = share
     totals = (
         sums[sums.step > sums.step.max() * 2 / 3]
-        .groupby(["arm", "seed"])[[f"{name}_{part}" for name in names for part in ("numerator", "denominator")]]
+        .groupby(["arm", "seed"])[[f"{name}_{part}" for name in PLOTTED for part in ("numerator", "denominator")]]
         .sum()
     )
     rows = []
     for (arm, seed), row in totals.iterrows():
         share = shares[arm]
-        values = {name: row[f"{name}_numerator"] / row[f"{name}_denominator"] for name in names}
+        values = {name: row[f"{name}_numerator"] / row[f"{name}_denominator"] for name in PLOTTED}
         # Without faults both series are the same runs.
         kinds = series if share[1] == "0" else [share[2] or ""]
         rows += [{"series": series[kind], "share": int(share[1]) / 100, "seed": seed} | values for kind in kinds]
     frame = pd.DataFrame(rows).sort_values(["series", "share", "seed"], ignore_index=True)
-    figure = make_subplots(1, 2, subplot_titles=list(names.values()), horizontal_spacing=0.1)
-    for label, (colour, dash, symbol) in line_styles(list(series.values())).items():
-        groups = frame[frame.series == label].groupby("share")
-        for column, name in enumerate(names, start=1):
-            ends = pd.DataFrame({share: mean_interval(group[name].to_numpy())[:3] for share, group in groups}).T
-            band(figure, ends.index.to_series(), ends[1], ends[2], colour, 0.12, label, {"row": 1, "col": column})
-            figure.add_scatter(
-                x=ends.index, y=ends[0], name=label, legendgroup=label, showlegend=column == 1, mode="lines+markers",
-                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
-                hovertemplate=f"{label}: %{{y:.1%}} at %{{x:.0%}} faults<extra></extra>",
-            )  # fmt: skip
+    figure = _plot_lines(frame, "series", list(series.values()), "share", "share", "%{x:.0%} failures")
     figure.update_xaxes(title_text="share of calls with a sandbox failure", tickformat=".0%")
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    figure.update_layout(height=430)
+    figure.update_yaxes(rangemode="tozero")
     return Figure(figure, frame, mode)
 
 
 def plot_sums(sums: pd.DataFrame, arms: Sequence[str] | None = None) -> Figure:
     """Return `plot_faults` for a grid of sandbox faults, `plot_frontier` for any other."""
     return plot_faults(sums) if all(map(FAULT_ARM.fullmatch, sums.arm)) else plot_frontier(sums, arms)
+
+
+def _require_held_out(sums: pd.DataFrame) -> None:
+    if "held_out_numerator" not in sums:
+        raise RunStoreError("the runs have no evaluations of held_out: train with evaluate.every")
+
+
+def _plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x: str, hover: str) -> go.Figure:
+    """Plot each metric of PLOTTED in a panel, with one line per value of the column `lines`.
+
+    A point is the mean of the rows with equal `by`, with Student's 95% interval, at the mean of `x`. hover: format of x in
+    the tooltip.
+    """
+    figure = make_subplots(1, 2, subplot_titles=[_title(name)[0] for name in PLOTTED], horizontal_spacing=0.1)
+    for line, (colour, dash, symbol) in line_styles(order).items():
+        points = frame[frame[lines] == line].groupby(by)
+        at = points[x].mean()
+        for column, name in enumerate(PLOTTED, start=1):
+            ends = pd.DataFrame({key: mean_interval(rows[name].to_numpy())[:3] for key, rows in points}).T
+            band(figure, at, ends[1], ends[2], colour, 0.12, line, {"row": 1, "col": column})
+            figure.add_scatter(
+                x=at, y=ends[0], name=line, legendgroup=line, showlegend=column == 1, mode="lines+markers",
+                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
+                hovertemplate=f"{line}: %{{y:.1%}} at {hover}<extra></extra>",
+            )  # fmt: skip
+    figure.update_yaxes(tickformat=".0%")
+    figure.update_layout(height=430)
+    return figure
 
 
 def _names(arms: Iterable[str]) -> str:

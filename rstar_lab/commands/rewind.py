@@ -22,7 +22,7 @@ def rewind(
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Copy a run up to a checkpoint and write a recipe that continues from there, with changed keys if wanted.
+    """Copy a run up to a checkpoint and write a recipe that continues from it. `--set` changes recipe keys.
 
     `rstar-lab train INTO/recipe.yaml` then trains the steps again. With --json: {"recipe"}.
     """

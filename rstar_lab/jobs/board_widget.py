@@ -78,7 +78,7 @@ class BoardWidget:
 
     def _open(self, job: Job) -> str:
         if job.run_dir is None:
-            raise UserError(f"the run of job {job.id} has not started")
+            raise UserError(f"job {job.id} has no run yet")
         assert self._inspect is not None
         self.output.clear_output()
         with self.output:

@@ -153,7 +153,7 @@ class Job:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run's folder in the run store, or None if the run has not started."""
+        """The run's folder in the run store, or None before the run starts."""
         runs = Path(self.spec.runs_dir)
         candidates = [runs / name for name in (self.spec.run, (self.spec.run or "").replace("-rl", "-sft")) if name]
         return next((path for path in candidates if (path / "run.json").exists()), None)

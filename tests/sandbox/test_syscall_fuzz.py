@@ -20,7 +20,7 @@ ALLOWED = [name for names in seccomp.ALLOWED.values() for name in names.split()]
 PROGRAM = """
 import ctypes
 libc = ctypes.CDLL(None)
-buffer = ctypes.create_string_buffer(b'/box/work/file', 1 << 16)
+buffer = ctypes.create_string_buffer(b'file', 1 << 16)
 address = ctypes.addressof(buffer)
 for number, *arguments in {calls}:
     values = [address + value[0] if isinstance(value, tuple) else value for value in arguments]

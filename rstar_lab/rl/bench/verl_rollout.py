@@ -91,5 +91,5 @@ async def measure(servers: dict[str, Any], rollouts: list[ScriptedRollout]) -> d
 
 
 def make_slot(fleet: "Fleet", run: str, index: int, script: ScriptedRollout) -> "ServerEngine":
-    """Return the engine of a rollout. run: distinguishes the rollouts of one run from those of another."""
+    """Return the engine that generates one rollout. run: prefix that makes the ids of rollouts unique across runs."""
     return fleet.slot(f"{run}-{index}", script.problem)

@@ -1,6 +1,6 @@
 """Tasks of Inspect (inspect_ai) as environments: samples become problems, scorers become parts of the reward.
 
-Name the `@task` function in the recipe, `environment: my_tasks:gsm8k`, and write its problems with
+The recipe names the `@task` function, `environment: my_tasks:gsm8k`. This command writes its problems to a file:
 
     python -m rstar_lab.rl.environments.inspect_task my_tasks:gsm8k problems.jsonl
 

@@ -81,7 +81,10 @@ class EnvironmentClass:
 
 
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
-    """Return the environment `module:Class`, a function that returns an instance, or a task of Inspect. Raises UserError."""
+    """Load the environment that `target` names as `module:name`. Raises UserError.
+
+    The name is that of a class, of a function that returns an instance, or of an Inspect task.
+    """
     made = load_named(target, f"rl.environments.{name}.environment")
     if is_task(made):
         return EnvironmentClass(name, InspectTask(target, made), time_limit_s)

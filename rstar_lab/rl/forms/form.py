@@ -1,12 +1,13 @@
 """What the forms share: display, and an error line."""
 
 import html
+from abc import ABC, abstractmethod
 from typing import Any
 
 import ipywidgets as widgets
 
 
-class Form:
+class Form(ABC):
     """A widget `root` with a line for errors. Outside of JupyterLab, such as on GitHub, `summary` is shown instead."""
 
     root: widgets.VBox
@@ -14,9 +15,9 @@ class Form:
     def __init__(self) -> None:
         self.message = widgets.HTML()
 
+    @abstractmethod
     def summary(self) -> str:
         """Return the state of the form as one line of text."""
-        raise NotImplementedError
 
     def show_error(self, error: Exception | None) -> None:
         """Show the message of an error, or clear the line."""

@@ -70,7 +70,7 @@ class RecipeForm(Form):
         self._rows[key] = widgets.VBox([line, self._errors[key], widgets.HTML(f"<small>{about}</small>")])
 
     def _show(self) -> None:
-        """Show the keys of the section, or those that the search finds in all sections."""
+        """Show the keys of the selected section, or during a search the matching keys of all sections."""
         wanted = self.search.value.strip().lower()
         keys = [key for key in self.fields if wanted in key or wanted in self._rows[key].children[2].value.lower()]
         self.body.children = [self._rows[key] for key in (keys if wanted else self._sections[self.section.value])]

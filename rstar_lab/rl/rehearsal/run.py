@@ -1,4 +1,4 @@
-"""Rehearse a job: run the whole of it at small size on this machine. `rstar-lab rehearse RECIPE --profile P`."""
+"""Rehearse a job: run all its phases at small size on this machine. `rstar-lab rehearse RECIPE --profile P`."""
 
 import contextlib
 import json

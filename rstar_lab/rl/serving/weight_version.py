@@ -1,4 +1,4 @@
-"""The version of a server's weights. vLLM reports one only in some releases."""
+"""Store the version of a server's weights. Not all releases of vLLM have an endpoint for it."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -8,7 +8,7 @@ from rstar_lab.rl.serving.auth import App, Message, Receive, Send
 
 
 class WeightVersion:
-    """ASGI middleware: GET /weight_version returns {"version": N}, POST sets it. It is null until weights were pushed."""
+    """ASGI middleware: GET /weight_version returns {"version": N}, POST sets it. N is null until weights are pushed."""
 
     def __init__(self, app: App):
         self.app = app

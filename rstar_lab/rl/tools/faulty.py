@@ -1,4 +1,4 @@
-"""A sandbox that fails for a share of the calls, to measure what its failures cost (`sandbox.fault_share`)."""
+"""A sandbox that fails a share of the calls on purpose, to measure what sandbox failures cost (`sandbox.fault_share`)."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ FAULT = CallResult(Outcome.SANDBOX_ERROR, "", "", None, 0.0)
 class FaultySandbox:
     """Answers a share of the calls with `sandbox_error` and passes the others on.
 
-    Whether a call fails depends on its seed and code alone: it also fails if it is tried again, and in a second run with the
-    same seed.
+    Whether a call fails depends only on its seed, code and input. A retry of a failed call fails too, and a second run with the
+    same seed has the same failures.
     """
 
     def __init__(self, sandbox: Sandbox, share: float):

@@ -77,7 +77,7 @@ def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> Tr
     step, folder = checkpoint
     state = TrainerState.read(folder)
     writer.cut(step)
-    if has_lora(learner.model):  # the merged weights are rounded, and the base has not changed
+    if has_lora(learner.model):  # the merged weights are rounded; those of the base model never change
         load_adapter(folder / ADAPTER, learner.model)
     else:
         load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))

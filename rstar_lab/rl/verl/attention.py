@@ -65,7 +65,7 @@ def packed_attention(
 
 
 def _sequence_lengths(position_ids: torch.Tensor, ranks: int) -> list[int]:
-    """Return the length of each sequence of the row of all ranks. A new sequence starts where the position is 0."""
+    """Return the lengths of the packed sequences. A sequence starts at position 0, and may continue on the next rank."""
     if position_ids not in _lengths:
         row = position_ids
         if ranks > 1:
@@ -78,4 +78,4 @@ def _sequence_lengths(position_ids: torch.Tensor, ranks: int) -> list[int]:
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, flash_attention_mask)  # None if nothing is padded
+AttentionMaskInterface.register(PACKED_ATTENTION, flash_attention_mask)  # returns None for a batch without padding

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rstar_lab.rl.verl.scheduler import ScheduledClient
 
 NAME = "rstar"
-SYNC_ATTEMPTS = 10  # of a weight sync with a server whose process died
+SYNC_ATTEMPTS = 10  # attempts of a weight sync, two seconds apart, while Ray restarts a server that died
 
 
 class ServerEngine:
@@ -35,7 +35,7 @@ class ServerEngine:
     def __init__(self, client: "ScheduledClient | Fleet", traj_id: str, problem_id: str):
         self.client, self.traj_id, self.problem_id = client, traj_id, problem_id
         self.versions: list[int] = []
-        self.new_tokens: int | None = None  # of a turn that has not been reported to the scheduler
+        self.new_tokens: int | None = None  # of the last turn, until they are sent to the scheduler
         self.done = False
         self._reported: Any = None
 
@@ -220,7 +220,7 @@ class ServerAdapter(BaseRollout):
 class CpuVllm:
     """The local trainer's vLLM process as the engine of a `Replica`.
 
-    options: section (of the recipe), max_tokens, seed, logs (folder), replica (number, of which the log takes its name).
+    options: section (of the recipe), max_tokens, seed, logs (folder), replica (number of the server; its log is vllm-<replica>.log).
     """
 
     def __init__(self, model: str, options: dict[str, Any]):

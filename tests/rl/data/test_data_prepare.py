@@ -1,4 +1,4 @@
-"""Preparing problems: every filter drops what it should and says so; nothing is dropped without a word."""
+"""Tests of problem preparation: every filter drops the problems that it should and reports their number."""
 
 import json
 import os

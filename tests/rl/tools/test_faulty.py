@@ -6,9 +6,11 @@ import pytest
 from helpers.trajectories import BATCH
 
 from rstar_lab.outcomes import Outcome, count_errors
+from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.roc import tool_error_penalty
 from rstar_lab.rl.bench.sandbox_faults import all_failures, fault_arms
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.faulty import FaultySandbox
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import ToolCallRecord
@@ -45,6 +47,13 @@ async def test_a_failed_call_stays_failed_after_its_retries():
     assert "This is no fault of the code." in next(r.text for r in results if r.outcome == Outcome.SANDBOX_ERROR)
     (tool,) = make_tools(["python"], CountingSandbox()).values()
     assert (await tool({"code": "1", "input": ""}, seed=0, traj_id="t")).outcome == Outcome.OK
+
+
+async def test_a_run_passes_the_share_of_its_recipe_to_the_tools(tmp_path):
+    recipe = load_recipe("tiny", {"sandbox.fault_share": 1.0, "runs": str(tmp_path)})
+    async with RunSession.open(recipe, Reporter()) as session:
+        (tool,) = (await session.tools()).values()
+        assert (await tool({"code": "1", "input": ""}, seed=0, traj_id="t")).outcome == Outcome.SANDBOX_ERROR
 
 
 def test_the_arms_differ_in_whether_failures_of_the_sandbox_count():
