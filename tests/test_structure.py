@@ -31,6 +31,11 @@ def test_architecture_page_lists_the_layers_of_the_import_contract():
     assert listed == [[name.strip() for name in layer.split(":")] for layer in layers]
 
 
+def test_rl_has_at_most_12_modules_beside_its_packages():
+    modules = [path.name for path in (ROOT / "rstar_lab" / "rl").glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= 12, modules
+
+
 def test_scripts_of_the_inspector_have_less_than_400_lines():
     for path in (ROOT / "rstar_lab" / "analysis" / "inspector" / "static").iterdir():
         assert len(path.read_text().splitlines()) < 400, path.name

@@ -13,11 +13,9 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward.trl import adapt_trl_reward, is_trl_reward
 from rstar_lab.rl.trajectory import ToolCallRecord
-from rstar_lab.rl.trl_reward import adapt_trl_reward, is_trl_reward
-from rstar_lab.verify import AnswerFormat, extract_answer, released_grade, verify, verify_many, warm_up
-
-__all__ = ["RewardInputs", "UserReward", "extract_answer", "make_reward", "reward", "verify", "verify_many", "warm_up"]
+from rstar_lab.verify import AnswerFormat, released_grade, verify
 
 
 def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> float:
@@ -81,7 +79,7 @@ def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, st
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
     name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), or `module:function` (see
-    `UserReward`), which may be a function in TRL's form (see `trl_reward`). A user function is called from several threads.
+    `UserReward`), which may be a function in TRL's form (see `rstar_lab.rl.reward.trl`). A user function is called from several threads.
     RoC treats a rollout as correct if its reward is above 0.
     answer: recipe key `rl.answer`: where `verify` reads the answer. A user function ignores it.
     Raises UserError if the function does not exist or has parameters that are not supplied. A call raises UserError if the
