@@ -26,7 +26,7 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import same_answer
 
-CHUNK = 512  # rollouts per commit
+CHUNK = 512  # number of rollouts per commit
 # Yields the trajectories of each list of tasks, in order.
 Generate = Callable[[Sequence[list[RolloutTask]]], AsyncGenerator[list[Trajectory]]]
 MAX_IN_FLIGHT = 1024  # rollouts
@@ -169,7 +169,7 @@ def local_rollouts(
     mode: str,
     context_length: int | None = None,
 ) -> Generate:
-    """Return the generator of rollouts for `store_evaluation` that uses the engines of this process. Arguments as in
+    """Return the generator of rollouts for `store_evaluation` that uses the engines of this process. Arguments: see
     `evaluate`."""
     if context_length is not None:
         longest = max(len(context.of(problem).codec.prompt_ids(problem.question)) for problem in problems)
@@ -192,9 +192,8 @@ async def store_evaluation(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Write the rollouts of `generate` to the run, except those that it has, and return the summary of all of them.
-
-    Other arguments and errors as in `evaluate`.
+    """Generate the rollouts that the run does not have yet, write them to it, and return the summary of all its
+    rollouts. Other arguments and errors: see `evaluate`.
     """
     size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
@@ -223,7 +222,7 @@ async def store_evaluation(
 
 
 def evaluation_task(problem: Problem, *, run: str, sample: int, seed: int) -> RolloutTask:
-    """Return one rollout of an evaluation. seed: of the recipe."""
+    """Return the task of one rollout of an evaluation. seed: seed of the recipe."""
     return RolloutTask(
         problem,
         traj_id=f"{run}-{problem.problem_id}-{sample:03d}",

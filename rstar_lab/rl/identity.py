@@ -22,11 +22,11 @@ _VERIFIER_PACKAGES = ("math-verify", "latex2sympy2-extended", "sympy")
 def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str, samples: int) -> dict[str, Any]:
     """Return the identity of an evaluation, one entry per part, so that an error can name the part that differs.
 
-    model: `model_hash` of a folder; for servers after the name of the model. samples: rollouts per problem.
+    model: `model_hash` of a folder; for servers, the name of the model and that hash. samples: rollouts per problem.
     """
     rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]
-    prompt = ""  # of the format `model`: in the hash of the model, whose files include its chat template
+    prompt = ""  # with the format `model`, the hash of the model covers the chat template
     if rl.prompt_format != "model":
         prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(
             ["{}"], rl.prompt_format
@@ -110,13 +110,13 @@ def verifier_version() -> str:
 
 
 def _environment(entry: EnvironmentEntry) -> list[Any]:
-    """Return what can change the numbers of an environment, with hashes of its source files."""
+    """Return the settings of an environment that can change its numbers, and hashes of its source files."""
     named = [_named(name) for name in (entry.environment, entry.reward, *entry.tools) if name]
     return [entry.name, *named, entry.limits.model_dump()]
 
 
 def _named(name: str) -> str:
-    """Return the name of a tool or reward; one of the user's own with a hash of its source file."""
+    """Return the name of a tool or reward; for a user's own, also a hash of its source file."""
     return f"{name}@{source_hash(name, 'rl')}" if NAME.fullmatch(name) else name
 
 

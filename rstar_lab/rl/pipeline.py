@@ -1,4 +1,5 @@
-"""From a recipe to a model: base, SFT, stages of RL, evaluations. Each piece is a run; what is finished is not done again."""
+"""Run a recipe: base model, SFT, RL stages, evaluations. Each of them is a run in the run store; finished runs are not
+repeated."""
 
 import asyncio
 import json
@@ -37,7 +38,8 @@ from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
-# Random weights never end a response: every sample is as long as may be, and wrong. One a problem says so.
+# A model with random weights never ends a response, so every sample has the maximum length and is wrong. One per
+# problem is enough.
 NOTHING_SAMPLES = 1
 _SHOWN_TRACES = 500
 
@@ -50,11 +52,12 @@ RL_KEYS = (*SFT_KEYS, "rl", "stages")
 
 
 async def fine_tune(session: RunSession) -> tuple[Path, Path]:
-    """SFT, where the recipe has it. Returns (folder of the model before it, folder of the model after it)."""
+    """Run the SFT of the recipe, if it has one. Returns (folder of the model before SFT, folder of the model after
+    SFT)."""
     recipe, reporter = session.recipe, session.reporter
     if recipe.sft is None:
         if recipe.model == "tiny":
-            raise RecipeError("recipe: model `tiny` starts from nothing and needs an sft section")
+            raise RecipeError("recipe: model `tiny` has random weights and requires an sft section")
         return Path(recipe.model), Path(recipe.model)
     with open_run(session, "sft", "train", SFT_KEYS) as writer:
         base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
@@ -66,7 +69,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
         attention = attention_implementation(device(), bf16=recipe.sft.precision != "fp32")
         model, tokenizer = load_model(base, torch.float32, attn_implementation=attention), load_tokenizer(base)
         model.to(device())  # type: ignore[arg-type]
-        if session.warm and device().type == "cpu":  # on a GPU the memory is SFT's
+        if session.warm and device().type == "cpu":  # on a GPU, SFT needs the memory
             session.start_engines(base)
         config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
         with reporter.work("sft") as work:
@@ -80,7 +83,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
                 work.total = int(line["steps"])
                 work.update(step, f"loss {line['loss']:.3f}", every_s=5, **line)
 
-            # In a thread, so that Ctrl-C reaches this task; the thread sees it at its next step.
+            # In a thread, so that Ctrl-C cancels this task; the thread stops at its next step.
             try:
                 result = await asyncio.to_thread(
                     sft, model, tokenizer, dataset, config=config,
@@ -93,12 +96,12 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
 
 
 def fine_tuned(run_dir: Path) -> bool:
-    """Whether the SFT of this run is finished."""
+    """Return whether the SFT of this run is finished."""
     return (run_dir / "sft" / "sft.json").exists() and (run_dir / "base").exists()
 
 
 async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
-    """What SFT learns from. Leaves the model before it in run_dir/base, and some traces for people to read."""
+    """Return the SFT conversations. Also writes the base model to run_dir/base, and a few traces in readable form."""
     recipe = session.recipe
     assert recipe.sft is not None
     traces = await make_sft_traces(session)
@@ -113,7 +116,7 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
 
 
 def write_sft_step(writer: RunWriter, line: Mapping[str, float]) -> None:
-    """Every twentieth step of an SFT, in the run store."""
+    """Write every twentieth SFT step to the run store."""
     step = int(line["step"])
     if step % 20 == 0 and step > (writer.last_step or 0):
         metrics = {name: line[name] for name in ("loss", "lr", "grad_norm", "tokens")}
@@ -143,13 +146,14 @@ async def make_sft_traces(session: RunSession) -> list[Trace]:
 
 
 def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None:
-    """The model before SFT, in `folder`: the tiny one from nothing, or a link to the recipe's."""
+    """Create the base model in `folder`: a tiny model with random weights, or a link to the recipe's model."""
     if recipe.model != "tiny":
-        load_tokenizer(recipe.model)  # for its errors, which name the recipe's folder
+        load_tokenizer(recipe.model)  # loaded for its errors, which name the recipe's folder
         if not folder.exists():
             folder.symlink_to(Path(recipe.model).resolve())
         return
-    texts = [text for pieces in dataset[:4000] for text, _ in pieces]  # no merge across what is encoded apart
+    # Pieces are encoded separately, so the tokenizer must not merge across them.
+    texts = [text for pieces in dataset[:4000] for text, _ in pieces]
     tokenizer = train_tokenizer(texts, recipe.vocabulary)
     save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer)
 
@@ -158,7 +162,7 @@ def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None
 
 
 async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] | None = None) -> Path:
-    """All RL stages from the model in `model_dir`; returns the folder of the trained model."""
+    """Run all RL stages from the model in `model_dir`. Return the folder of the trained model."""
     recipe, reporter = session.recipe, session.reporter
     if not recipe.stages:
         raise RecipeError("recipe: it has no stages to train")
@@ -239,8 +243,8 @@ async def evaluate_sets(
 ) -> dict[str, float]:
     """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
 
-    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. final: these are the weights of the
-    trained model.
+    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. final: whether these are the
+    weights at the end of the training.
 
     Returns `eval/<set>/pass1`, `/low` and `/high` of each set; low and high are absent for a set of one problem. The
     rollouts are a run of their own, `<recipe>-<set>-step<step>`; at the end, `<recipe>-<set>-rl`. The run of an interrupted
@@ -291,7 +295,7 @@ async def evaluate_model(
 ) -> dict[str, Any]:
     """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`. A finished run returns its stored result.
 
-    as_served: the engines are servers that have the model already; of the folder only the tokenizer is read.
+    as_served: the engines are servers that already serve the model; only the tokenizer is read from the folder.
     samples: rollouts per problem; default: the recipe's. model_identity: default: the hash of the model folder.
     Raises RecipeError if the run exists and its identity (`evaluation_identity`) differs.
     """
@@ -339,7 +343,7 @@ async def evaluate_model(
     return result
 
 
-# The whole recipe
+# All parts of a recipe
 
 
 def check_problem_files(session: RunSession) -> None:

@@ -22,8 +22,8 @@ def load_named(name: str, key: str) -> Any:
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` has it
-    importlib.invalidate_caches()  # the file may be younger than this process's last look
+        sys.path.insert(0, here)  # `python -m` does the same
+    importlib.invalidate_caches()  # the file may have been written after the import system cached the folder
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -45,7 +45,7 @@ def load_named(name: str, key: str) -> Any:
 def load_function(name: str, key: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
     """Return the function `module:name`; a call of it raises UserError if the function fails.
 
-    key: the recipe key that names it. parameters: what it is called with, in this order, for the error message.
+    key: the recipe key that names it. parameters: names of the arguments of a call, in order, for the error message.
     Raises UserError if it does not exist, is not callable, or does not accept that number of arguments.
     """
     function = load_named(name, key)

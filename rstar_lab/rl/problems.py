@@ -18,8 +18,9 @@ class ProblemError(UserError):
 class Problem(BaseModel):
     """A problem.
 
-    answer: the true answer, which `verify` compares with. difficulty: as its source defines it; if measured, the share of
-    rollouts that failed. info: free metadata, JSON values by name; tools, rewards and environments can read it.
+    answer: the true answer, which `verify` compares with. difficulty: as the data source defines it; if measured here,
+    the share of rollouts that failed. info: free metadata, JSON values by name; tools, rewards and environments can
+    read it.
     environment: name of an entry of the recipe key `rl.environments`; empty: the task of `rl.tools` and `rl.reward`.
     """
 
@@ -70,7 +71,8 @@ def final_answer(text: str) -> str:
 
 
 def _plain(value: Any, field: str) -> Any:
-    """Return a value as we store it: numbers as text, lists of answers joined by commas, the last user turn of messages.
+    """Return a field's value in stored form: numbers as text, lists of answers joined by commas, of a list of messages
+    the last user turn.
     Metadata in JSON (of a Parquet file) is parsed; metadata without values is None."""
     if field == "info":
         try:
@@ -106,7 +108,7 @@ def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id:
         theirs = fields.get(ours, ours)
         value = _plain(_look_up(row, theirs), ours)
         if ours in _OPTIONAL and ours not in fields and not isinstance(value, str if ours == "environment" else dict):
-            value = None  # a column of the source with another meaning
+            value = None  # a column of this name in the source can have another meaning
         if value is None or value == "":
             if ours in ("question", "answer") or ours in fields:
                 raise ProblemError(

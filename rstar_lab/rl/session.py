@@ -46,7 +46,7 @@ class RunSession:
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
         self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
-        load_functions(recipe)  # report their errors before anything is started
+        load_functions(recipe)  # reports their errors before anything is started
         self.loaded_environments = load_environments(recipe.rl)
 
     @classmethod
@@ -61,7 +61,7 @@ class RunSession:
 
     @property
     def excluded(self) -> list[Problem]:
-        """The problems of the evaluation sets, which training must not use."""
+        """Problems of the evaluation sets, which training must not use."""
         return [problem for problems in self.held_out.values() for problem in problems]
 
     @property
@@ -132,12 +132,12 @@ class RunSession:
     async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
         engines = self._stack.enter_async_context(context)
         if self.recipe.rl.reward in REWARDS:
-            # An answer that waited for it to start could be counted wrong.
+            # Starts the verifier: an answer that waits for its start could time out and count as wrong.
             return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
         return await engines
 
     async def engines(self, model_dir: Path) -> EngineGroup:
-        """Engines for models of this shape; the caller loads the weights it wants."""
+        """Yield engines for models of this shape; the caller loads the weights."""
         self.start_engines(model_dir)
         assert self._starting is not None
         return await asyncio.shield(self._starting)
@@ -146,19 +146,19 @@ class RunSession:
         """Return the tokens of the longest prompt and response of any stage or evaluation, within the model's context."""
         responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
         responses.append(self.recipe.evaluate.max_response_tokens)
-        path = model_dir / "config.json"  # of a served model, only the tokenizer may lie here
+        path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
         config = json.loads(path.read_text()) if path.exists() else {}
         return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError, Exception):  # the caller that waits for it gets the error
+    with suppress(asyncio.CancelledError, Exception):  # the error is raised where the task is awaited
         await task
 
 
 def load_functions(recipe: Recipe) -> dict[str, str]:
-    """Load the functions of the user that a recipe names; return them by recipe key.
+    """Load the user functions that a recipe names; return them by recipe key.
 
     Raises UserError if one does not exist or cannot be called as its key requires.
     """
@@ -183,7 +183,8 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
 
 
 def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
-    """The problems a recipe names. Synthetic ones never ask what an excluded problem asks; in a file that is an error."""
+    """Return the problems that a recipe names. Synthetic problems with the question of an excluded problem are not
+    generated; in a file, such a problem is an error."""
     if section.synthetic:
         spec = section.synthetic
         problems = families.synthesize(
@@ -203,7 +204,7 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
 
 
 def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem] = ()) -> Sequence[Problem]:
-    """Return the problems of a stage; with `rl.environments` a mixture of those of its environments.
+    """Return the problems of a stage; with `rl.environments`, a mixture of the problems of its environments.
 
     Raises UserError for two problems with one id, and for an unknown environment.
     """
@@ -220,8 +221,8 @@ def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem]
 
 
 def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
-    """Return the writer of one piece. Raises RecipeError if the run exists and was made by another recipe, or with other
-    source code of the functions that the recipe names."""
+    """Return the writer of one run of the recipe. Raises RecipeError if the run exists and was made by another recipe,
+    or with other source code of the functions that the recipe names."""
     recipe = session.recipe.model_dump(mode="json")
     sources = {key: f"{name}@{source_hash(name, key)}" for key, name in session.recipe.functions.items()}
     if sources:
@@ -268,5 +269,5 @@ def device() -> torch.device:
 
 
 def vocabulary(tokenizer: Any) -> list[str]:
-    """The text of every token id."""
+    """Return the text of every token id."""
     return tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)

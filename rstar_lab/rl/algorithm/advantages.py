@@ -1,4 +1,5 @@
-"""Advantages: of the group (GRPO, arXiv 2402.03300) and variants. Uses numpy only, so that the analysis package can import it."""
+"""Group advantages (GRPO, arXiv 2402.03300) and variants. Uses numpy only, so that the analysis package can import
+it."""
 
 from collections.abc import Sequence
 
@@ -15,8 +16,8 @@ def group_advantages(
     """Return (reward - group mean) / (group standard deviation + eps), (batch,) float64.
 
     rewards: (batch,). groups: group id of each reward (list, array or tensor). The standard deviation is that of the
-    sample (n - 1). A group of one has mean 0 and deviation 1, so its advantage is its reward. normalise_std: False
-    leaves the division out (Dr.GRPO). Raises ValueError if the lengths differ.
+    sample (n - 1). A group of one has mean 0 and deviation 1, so its advantage is its reward. normalise_std: if False,
+    do not divide by the standard deviation (Dr.GRPO). Raises ValueError if the lengths differ.
     """
     reward = np.asarray(rewards, dtype=np.float64)
     if reward.ndim != 1 or len(groups) != len(reward):
@@ -51,12 +52,12 @@ def optimal_token_advantages(
 ) -> list[np.ndarray]:
     """Return reward minus the optimal baseline of each token (OTB, arXiv 2602.07078), an array (tokens,) per rollout.
 
-    The baseline of the t-th token of the model is the mean reward of the group's rollouts that have one, weighted by the
-    squared norms of their gradients up to it: by the cumulative sum of the energies. Where a group has one rollout left,
-    the baseline is the group mean.
+    The baseline of the model's t-th token is a weighted mean of the rewards of those rollouts of the group that have a
+    t-th token. The weight of a rollout is the squared norm of its gradient up to that token, which is the cumulative
+    sum of its energies. If only one rollout has a t-th token, the baseline is the group mean.
 
     centred: reward minus group mean, (batch,). energies: 1 - 2 p + (sum of the squared probabilities of the vocabulary)
-    for each token of the model, (tokens,) per rollout, where p is the probability of the token.
+    for each token of the model, (tokens,) per rollout; p is the probability of the token.
     """
     rewards, advantages = np.asarray(centred, dtype=np.float64), [np.full(len(energy), 0.0) for energy in energies]
     indices_of: dict[object, list[int]] = {}

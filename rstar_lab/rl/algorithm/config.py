@@ -14,7 +14,7 @@ Aggregation = Literal[
 
 Correction = Literal["none", "tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
 PER_SEQUENCE: tuple[Correction, ...] = ("seq_tis", "seq_mask", "geo_mask")
-TRUNCATED: tuple[Correction, ...] = ("tis", "seq_tis")  # the others drop
+TRUNCATED: tuple[Correction, ...] = ("tis", "seq_tis")  # the other corrections mask tokens
 # Lower and upper bound of the ratio trainer / engine; see `correction` for the formulas and sources.
 CORRECTION_BOUNDS: dict[Correction, tuple[float, float]] = {
     "tis": (0.0, 2.0), "seq_tis": (0.0, 2.0), "token_mask": (0.0, 2.0), "seq_mask": (0.0, 2.0),
@@ -22,7 +22,7 @@ CORRECTION_BOUNDS: dict[Correction, tuple[float, float]] = {
 }  # fmt: skip
 
 
-# Functions of the user. Tensors are (batch, tokens).
+# User functions. Tensors are (batch, tokens).
 OwnLoss = Callable[[Any, Any, Any, Any], Any]  # (log_probs, old_log_probs, advantages, mask) -> loss of each token
 OwnCorrection = Callable[[Any, Any, Any], Any]  # (trainer_log_probs, engine_log_probs, mask) -> weight of each token
 OwnPenalty = Callable[[Trajectory], float]
@@ -34,8 +34,8 @@ class LossConfig:
     """Options of the training loss. See `objective.policy_loss` for the variants and `objective.aggregate` for the
     aggregations.
 
-    variant, correction: a name, or a function of the user.
-    horizon: constant length that `seq-mean-token-sum-norm` divides by; None: the width of the batch.
+    variant, correction: a name, or a user function. horizon: constant length that `seq-mean-token-sum-norm` divides by;
+    None: the width of the batch.
     correction, correction_bounds: off-policy correction, see `correction.correction_weights`.
     kl_coefficient: weight of the KL to the reference model; 0: no KL term.
     """
@@ -56,8 +56,8 @@ class SelectionConfig:
 
     min_positive, min_negative: smallest number kept of each side, if the group has that many.
     rule: resampling rule; none keeps whole groups. group_size: rollouts kept per group. penalties: terms of the penalty
-    by which RoC ranks correct rollouts. rule and penalties may be functions of the user.
-    advantage: function of the user; None: group advantages, divided by the standard deviation of the group if normalise_std.
+    by which RoC ranks correct rollouts. rule and penalties may be user functions. advantage: user function; None: group
+    advantages, divided by the standard deviation of the group if normalise_std.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
     drop_void_turns: leave out rollouts that have a turn without a well-formed call or an answer (SimpleTIR).
     keep_equal: also train on groups whose rewards are all equal, with advantage 0.

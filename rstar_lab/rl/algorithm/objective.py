@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0  # limits exp() to e^20
-MAX_LOG_SEQUENCE_RATIO = 10.0  # of gspo: limit of the mean log-ratio of a sequence
+MAX_LOG_SEQUENCE_RATIO = 10.0  # limit of gspo's mean log-ratio of a sequence
 
 
 def policy_loss(

@@ -19,8 +19,8 @@ class Selection:
     """The rollouts of a step that are trained on.
 
     trajectories, advantages: of equal length, grouped by group. equal_groups: number of groups dropped because their
-    kept rewards were equal. void: number of rollouts dropped because of a void turn. teacher_log_probs: of the teacher,
-    (response length,) per trajectory, NaN where it gave none; None without a teacher.
+    kept rewards were equal. void: number of rollouts dropped because of a void turn. teacher_log_probs: the teacher's
+    log-probs, (response length,) per trajectory, NaN where the teacher returned none; None without a teacher.
     """
 
     trajectories: list[Trajectory]
@@ -42,7 +42,7 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
     """Resample every group by the configured rule and drop the groups whose remaining rewards are all equal.
 
     Rollouts that ended through an engine failure are left out. Reward shaping changes the advantages only: resampling
-    and the test for equal rewards use the reward itself. seed: of the step.
+    and the test for equal rewards use the reward itself. seed: seed of the step.
     """
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:

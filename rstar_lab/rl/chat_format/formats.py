@@ -31,7 +31,7 @@ class PromptStyle:
 
     @property
     def question_texts(self) -> tuple[str, str]:
-        """The wrapper of a question and the answer instruction."""
+        """Return the wrapper of a question and the answer instruction."""
         default = _INSTRUCTIONS[self.answer] if self.prompt_format == "model" else template.ANSWER_REQUEST
         instruction = default if self.instruction is None else self.instruction
         return self.wrapper or template.QUESTION_WRAPPER, instruction
@@ -75,8 +75,8 @@ def render_prompt(
     """Return the text of the first prompt of a rollout, up to the start of generation, in the format paper or released.
     For the format `model`, which needs a tokenizer, see `ModelTemplate`.
 
-    tools: names of code tools, or function schemas. system: system prompt; default: that of the format; "" with the
-    paper's format: no system prompt. control_tokens: of the tokenizer, neutralised in the question; default: those of the
+    tools: names of code tools, or function schemas. system: system prompt; default: the format's own; "" means no
+    system prompt (paper format only). control_tokens: strings to neutralise in the question; default: those of the
     paper's format, none in the released one. wrapper, instruction: see `template.format_question`; paper only. Raises
     UserError for an unknown tool or format.
     """
@@ -137,8 +137,8 @@ def render_observation(text: str, results: Iterable[str] = (), *, control_tokens
     """Return the text that follows the end-of-turn token when an environment speaks, up to the start of generation, in
     the paper's format.
 
-    text: of the environment, a user message. results: the texts of the tool responses of the turn, which come before.
-    control_tokens: as in `render_prompt`, neutralised in both.
+    text: the environment's text, rendered as a user message. results: the texts of the turn's tool responses, rendered
+    before `text`. control_tokens: as in `render_prompt`, neutralised in both.
     """
     messages = [*({"role": "tool", "content": result} for result in results), {"role": "user", "content": text}]
     tokens = template.CONTROL_TOKENS if control_tokens is None else control_tokens

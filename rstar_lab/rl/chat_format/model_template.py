@@ -2,8 +2,8 @@
 
 A chat template renders whole conversations, and many change earlier turns: they remove the reasoning or write the calls in
 another form. Rendering the conversation again after every turn would then give tokens that the model neither saw nor
-generated. So a template is asked only for the text around a turn: the prompt before the first one, and what follows the
-token that ends a turn. The tokens of the model stay as they were generated.
+generated. Therefore the template is used only for the text around a turn: the prompt before the first turn, and the
+text that follows the token that ends a turn. The model's own tokens are never rendered again.
 """
 
 import json
@@ -17,7 +17,8 @@ from rstar_lab.rl.chat_format.call_syntax import PARSERS, Syntax, find_syntax
 from rstar_lab.rl.chat_format.parser import ToolCall
 from rstar_lab.rl.chat_format.template import TOOLS_INTRO, neutralise
 
-# Templates that write today's date get this one instead: equal seeds must give equal prompts. It is Llama 3.1's default.
+# Templates that insert today's date get this date instead, so that equal seeds give equal prompts. It is Llama 3.1's
+# default.
 _DATE = datetime(2024, 7, 26)
 _TURN = "T7u1r6n"  # stands for what the model wrote
 _RESULTS = ("R4e1s", "R9e2s")  # stand for two tool responses
@@ -41,8 +42,9 @@ class ModelTemplate:
     tokenizer: with a chat template. control_tokens: neutralised in questions and tool output. options: further variables of
     the template, such as `enable_thinking`. Raises UserError if the tokenizer has no template, or one that cannot be used.
 
-    end: text of the token that ends a turn. syntax: in which the model writes calls. uses_tools: the template has a place
-    for tools; else they are described in the system prompt, and responses are messages of the user.
+    end: text of the token that ends a turn. syntax: syntax in which the model writes calls. uses_tools: whether the
+    template has a place for tools; if not, tools are described in the system prompt, and tool responses are user
+    messages.
     """
 
     def __init__(self, tokenizer: Any, control_tokens: Sequence[str], options: Mapping[str, Any] | None = None):
@@ -58,11 +60,11 @@ class ModelTemplate:
         self.syntax: Syntax = self._find_syntax() if self.uses_tools else "hermes"
         self.thinks_first = self.prompt("Q", [], "").rstrip().endswith("<think>")
 
-    # What the agent loop uses
+    # Methods that the agent loop uses
 
     def prompt(self, question: str, schemas: Sequence[dict[str, Any]], system: str) -> str:
-        """Return the first prompt, up to the start of generation. question: with its wrapper. system: "" for that of the
-        template."""
+        """Return the first prompt, up to the start of generation. question: the question with its wrapper. system:
+        system prompt; "" uses the template's own."""
         question, system = self._plain(question), self._plain(system)
         if schemas and not self.uses_tools:
             listed = "".join(json.dumps(schema, ensure_ascii=False) + "\n" for schema in schemas)
@@ -77,7 +79,7 @@ class ModelTemplate:
     def continuation(self, results: Sequence[str], said: str = "") -> str:
         """Return the text that follows the token that ends a turn, up to the start of generation.
 
-        results: tool responses. said: what an environment, or the user of a chat, says after them.
+        results: tool responses. said: text of the environment, or of the user of a chat, that follows them.
         """
         results, said = [self._plain(text) for text in results], self._plain(said)
         if not self.uses_tools:
@@ -103,7 +105,7 @@ class ModelTemplate:
         return PARSERS[self.syntax](rest, schemas)
 
     def stop_tokens(self) -> list[int]:
-        """Return the ids of the tokens that end a turn: that of the template, and those of generation_config.json."""
+        """Return the ids of the tokens that end a turn: the template's, and those in generation_config.json."""
         ids = [self.tokenizer.convert_tokens_to_ids(self.end)]
         path = Path(self.tokenizer.name_or_path or ".") / "generation_config.json"
         if path.is_file():
@@ -111,7 +113,7 @@ class ModelTemplate:
             ids += found if isinstance(found, list) else [] if found is None else [found]
         return ids
 
-    # What the template does
+    # Properties of the template
 
     def _find_end(self) -> str:
         """Return the special token that the template writes after a turn of the model."""

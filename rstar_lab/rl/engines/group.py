@@ -60,16 +60,16 @@ class EngineGroup:
         max_tokens: int = 32_768,
         dtype: str = "float32",
     ):
-        """holds: the model folder whose weights the engines have now. parity_limit: see `assert_parity`.
+        """holds: the model folder whose weights the engines hold now. parity_limit: see `assert_parity`.
 
-        scheduler: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout. dtype: of the engines;
-        weights are sent in it.
+        scheduler: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout. dtype: dtype of
+        the engines; weights are sent in it.
         """
         self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
         self.parity_limit, self.scheduler, self.max_tokens = parity_limit, scheduler, max_tokens
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.predictors: dict[int, LengthPredictor] = {}  # by the longest response; kept from step to step
-        self.clock = BusyClock()  # of rollouts that a scheduler dispatches
+        self.predictors: dict[int, LengthPredictor] = {}  # one predictor per longest response; kept from step to step
+        self.clock = BusyClock()  # counts the rollouts that a scheduler dispatches
         self._file: WeightsFile | None = None
         self._ipc_failed = False
 
@@ -80,7 +80,8 @@ class EngineGroup:
         return min(contexts, default=None)
 
     async def load(self, model: "PreTrainedModel", version: int) -> None:
-        """Send the weights of `model` to every engine and check the engines' log-probs. version: number of the weights.
+        """Send the weights of `model` to every engine and check the engines' log-probs. version: policy version of
+        these weights.
 
         Raises EngineError if an engine does not load them, UserError if its log-probs differ from the model's.
         """

@@ -21,7 +21,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
 
 API_KEY = "RSTAR_LAB_API_KEY"
-VERSION_PATH = "/weight_version"  # of servers that `rstar-lab serve --updatable` starts (rl/serving/weight_version.py)
+VERSION_PATH = "/weight_version"  # served by `rstar-lab serve --updatable` (rl/serving/weight_version.py)
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
 
@@ -34,8 +34,8 @@ class ServerEngine:
     the dispatcher sends them to other servers with the same seeds. If all servers of the group are lost, requests wait up to
     `patience_s` for one of them. A lost server is polled; it receives the newest weights before it is used again.
 
-    deadline_s: time limit of one request. connections: maximum number of open requests. api_key: default: the environment
-    variable RSTAR_LAB_API_KEY.
+    deadline_s: time limit of one request. connections: maximum number of open requests. api_key: token of the server;
+    default: the environment variable RSTAR_LAB_API_KEY.
     """
 
     def __init__(

@@ -43,11 +43,11 @@ class _Forked:
 class VllmEngine:
     """One vLLM engine in its own process.
 
-    A process that died or hangs is restarted with the newest weights, and its unfinished requests are sent again. Requests with
-    a seed then return the same tokens. A request that vLLM ends with an internal error is sent once more.
+    A process that died or hangs is restarted with the newest weights, and its unfinished requests are sent again. A
+    request with a seed then returns the same tokens. A request that vLLM ends with an internal error is sent once more.
 
-    gpu: name of its GPU, None on a CPU. stall_s: a busy process that sends nothing for this long counts as hung. Time in which
-    the parent's event loop was blocked does not count. max_restarts: total number of restarts.
+    gpu: name of the engine's GPU, None on a CPU. stall_s: a busy process that sends nothing for this long counts as
+    hung. Time in which the parent's event loop was blocked does not count. max_restarts: total number of restarts.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class VllmEngine:
     def spawn(self, others: Sequence["VllmEngine"] = ()) -> None:
         """Start the process without waiting for it. It imports vLLM in the meantime.
 
-        others: engines with the same environment. Their processes are forked from this one after its import of vLLM, which is
-        then made only once. The processes are independent afterwards.
+        others: engines with the same environment variables. Their processes are forked from this one after it has
+        imported vLLM, so that vLLM is imported only once. The processes are independent afterwards.
         """
         slots = [engine._open_slot() for engine in (self, *others)]
         environment = os.environ | {
@@ -105,7 +105,8 @@ class VllmEngine:
                 os.close(fd)
 
     def _open_slot(self) -> tuple[int, int, int, str]:
-        """Return what the process needs: a socket, a pipe that closes when this process ends, its log, a folder for sockets."""
+        """Return the resources of the worker process: a socket, a pipe that closes when this process ends, a log file,
+        a folder for sockets."""
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._connection = Connection(ours.detach())

@@ -93,7 +93,7 @@ def enable_cpu_norm_kernels() -> None:
 
 @dataclass(slots=True)
 class Request:
-    """A request in flight. token_ids, log_probs, versions: what weights before the current ones have generated."""
+    """A request in flight. token_ids, log_probs, versions: the part that was generated under earlier weights."""
 
     prompt_ids: list[int]
     sampling: Sampling
@@ -151,7 +151,7 @@ class Worker:
             self.connection.send(("done", [self.result(output) for output in self.cut()]))
         elif kind == "weights":
             source, version = arguments
-            # The parts under the old weights end here, exactly; the engine has no token of theirs in flight any more.
+            # All tokens so far were generated under the old weights: the engine has no step in flight here.
             for output in self.cut():
                 self.requests[int(output.request_id)].append(*tokens_of(output), self.version)
             try:
@@ -172,7 +172,7 @@ class Worker:
         return cut
 
     def submit(self, request_id: int) -> None:
-        """Add a request to the engine, or what is left of it after a change of weights."""
+        """Add a request to the engine, or the rest of a request after a change of weights."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 

@@ -11,10 +11,10 @@ from rstar_lab.rl.trajectory import ToolCallRecord, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers.
+    """The answer of an environment to a turn.
 
-    text: shown to the model as a user message; empty: nothing. reward: of the turn that it answers; None: none.
-    done: whether the rollout ends here.
+    text: shown to the model as a user message; if empty, the model sees nothing. reward: reward of the turn that this
+    observation answers, or None. done: whether the rollout ends here.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""The environment of one rollout, with time limits and checks around every call of it."""
+"""The environment of one rollout, with a time limit and checks around every call."""
 
 import asyncio
 import inspect
@@ -27,7 +27,7 @@ class Episode:
     """Runs one environment for one rollout. Failures of the environment raise EnvironmentFailure."""
 
     def __init__(self, environment: Environment, name: str, problem: Problem, time_limit_s: float | None):
-        """name: of the environment, for errors. time_limit_s: of each call; None: no limit."""
+        """name: name of the environment, used in errors. time_limit_s: time limit of each call; None: no limit."""
         self.environment, self.name, self.problem, self.time_limit_s = environment, name, problem, time_limit_s
         self.speaks = not isinstance(environment, MathsEnvironment)
         self.lock = asyncio.Lock()  # tool calls of one turn run one after the other

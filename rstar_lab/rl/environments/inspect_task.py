@@ -24,7 +24,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def is_task(made: Any) -> bool:
     """Return whether an object is a `@task` function of Inspect."""
-    if "inspect_ai" not in sys.modules:  # its module would have imported it
+    if "inspect_ai" not in sys.modules:  # if inspect_ai was not imported, the object cannot be a task of it
         return False
     from inspect_ai.util import registry_info
 
@@ -107,7 +107,7 @@ class InspectEnvironment(Environment):
         return parts
 
     async def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: this environment has no resources."""
 
 
 def completion_of(trajectory: Trajectory) -> str:

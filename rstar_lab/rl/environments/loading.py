@@ -20,7 +20,8 @@ from rstar_lab.rl.trajectory import Trajectory
 class EnvironmentClass:
     """An environment of a run: makes an instance for every rollout and keeps those of the rollouts in progress.
 
-    tools: by the name that the model uses. time_limit_s: of each call of the environment and of its tools.
+    tools: tools of the environment, by the name that the model uses. time_limit_s: time limit of each call of the
+    environment and of its tools.
     """
 
     name: str
@@ -83,7 +84,7 @@ class EnvironmentClass:
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
     """Load the environment that `target` names as `module:name`. Raises UserError.
 
-    The name is that of a class, of a function that returns an instance, or of an Inspect task.
+    `name` is a class, a function that returns an instance, or an Inspect task.
     """
     made = load_named(target, f"rl.environments.{name}.environment")
     if is_task(made):

@@ -18,7 +18,7 @@ class MathsEnvironment(Environment):
     def __init__(
         self, shared_tools: Mapping[str, Tool], reward: Callable[[str, str], float], problem: Problem, traj_id: str
     ):
-        """shared_tools: of all rollouts; they keep the state of each by its traj_id."""
+        """shared_tools: tools that all rollouts use; they keep the state of each rollout by its traj_id."""
         self.shared_tools, self.reward, self.problem, self.traj_id = shared_tools, reward, problem, traj_id
 
     @property

@@ -13,8 +13,8 @@ from rstar_lab.rl.tools.base import Tool
 class RunEnvironment:
     """An entry of `rl.environments`, ready to run.
 
-    tools: by the name that the model uses. reward: as in RolloutContext. environment: None for an entry with tools and a
-    reward only. limits: changed fields of RolloutLimits.
+    tools: tools by the name that the model uses. reward: as in RolloutContext. environment: None for an entry with tools
+    and a reward only. limits: changed fields of RolloutLimits.
     """
 
     tools: Mapping[str, Tool]
@@ -30,13 +30,14 @@ class Mixture(Sequence[Problem]):
     """
 
     def __init__(self, problems: Sequence[Problem], weights: Mapping[str, float]):
-        """problems: of all environments. weights: by the name of the environment; 1 if not given."""
+        """problems: problems of all environments. weights: weight of each environment, by name; 1 if not given."""
         self.weights = dict(weights)
         self.parts: dict[str, list[Problem]] = {}
         for problem in problems:
             self.parts.setdefault(problem.environment, []).append(problem)
         self.problems = [problem for part in self.parts.values() for problem in part]
-        self._places: list[tuple[str, int]] = []  # of the draws so far: environment, draws of it before
+        # For each draw so far: its environment, and how many draws that environment had before.
+        self._places: list[tuple[str, int]] = []
         self._drawn = dict.fromkeys(self.parts, 0)
 
     def place(self, position: int) -> tuple[str, int]:

@@ -24,14 +24,14 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import ToolResult
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-CAPACITY_WAIT_S = 1.0  # before a session is requested again from a server that has no free one
+CAPACITY_WAIT_S = 1.0  # pause before a session is requested again from a server without a free one
 
 
 class OpenEnv:
     """A server; a call makes the environment of a rollout, which opens a session of its own.
 
-    url: of the server. timeout_s: of each answer. The problem's question is the start of the first message, its `info` entry
-    `reset` holds parameters of the server's reset.
+    url: URL of the server. timeout_s: time limit of each answer. The first message starts with the problem's question.
+    The problem's `info` entry `reset` holds the parameters of the server's reset.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0):
@@ -70,7 +70,7 @@ class OpenEnvEnvironment(Environment):
         self.server = server
         self.act = Act(self)
         self.connection: Any = None
-        self.reward: float | None = None  # of the actions since the last turn
+        self.reward: float | None = None  # rewards of the actions since the last turn
         self.done = False
 
     @property
@@ -108,11 +108,12 @@ class OpenEnvEnvironment(Environment):
             raise ConnectionError(f"the session at {self.server.url} has ended")
         try:
             async with asyncio.timeout(self.server.timeout_s):
-                with contextlib.suppress(ConnectionClosed):  # its reason may have been sent before, and is read next
+                # The server may have sent the reason before it closed; the next receive returns it.
+                with contextlib.suppress(ConnectionClosed):
                     await self.connection.send(json.dumps({"type": kind, "data": data}))
                 answer = json.loads(await self.connection.recv())
         except TimeoutError:
-            await self.close()  # a late answer would be read as that of the next message
+            await self.close()  # a late answer would be taken for the answer to the next message
             raise
         except ConnectionClosed as error:
             raise ConnectionError(f"OpenEnv server {self.server.url} closed the connection: {error}") from error
@@ -134,7 +135,8 @@ class OpenEnvEnvironment(Environment):
 
 
 class ServerError(Exception):
-    """An error that the server reports. code: of OpenEnv, such as VALIDATION_ERROR. fields: of the message `error`."""
+    """An error that the server reports. code: OpenEnv's error code, such as VALIDATION_ERROR. fields: fields of the
+    message `error`."""
 
     def __init__(self, fields: dict[str, Any]):
         self.code = fields.get("code", "")

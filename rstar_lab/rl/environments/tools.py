@@ -50,8 +50,9 @@ def describe_tools(
 ) -> dict[str, Tool]:
     """Return the tools that an environment offers, by the name that the model uses.
 
-    name: of the environment. offered: `Environment.tools` of an instance that is not run. episodes: of the rollouts in
-    progress, by traj_id. Raises UserError for something that is not a tool, and for two tools of one name.
+    name: name of the environment. offered: `Environment.tools` of an instance that is not run. episodes: episodes of
+    the rollouts in progress, by traj_id. Raises UserError for something that is not a tool, and for two tools of one
+    name.
     """
     tools: dict[str, Tool] = {}
     for given in offered:

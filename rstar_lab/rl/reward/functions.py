@@ -1,4 +1,4 @@
-"""The reward of a rollout: 1 if the final answer is correct, else 0, or a function of the user.
+"""The reward of a rollout: 1 if the final answer is correct, else 0, or a user's own function.
 
 Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
@@ -28,10 +28,10 @@ def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "ta
 
 @dataclass(frozen=True, slots=True)
 class RewardInputs:
-    """What a user's reward function can take besides text and answer, as keyword-only parameters of these names.
+    """Optional inputs of a user's reward function, besides text and answer: keyword-only parameters with these names.
 
-    problem: with its `info`. calls: the tool calls of the rollout, with outcome and response. tools: by the name of the
-    tool, the final instance of a tool that is a class; None if the rollout did not call it.
+    problem: the problem with its `info`. calls: the tool calls of the rollout, with outcome and response. tools: by the
+    name of the tool, the final instance of a tool that is a class; None if the rollout did not call it.
     """
 
     problem: Problem
@@ -44,7 +44,7 @@ SUPPLIED = tuple(RewardInputs.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class UserReward:
-    """A reward function of the user: `function(text, answer)`, optionally with keyword-only parameters of RewardInputs.
+    """A user's reward function: `function(text, answer)`, optionally with keyword-only parameters of RewardInputs.
 
     It returns a finite number, or (number, metrics), where metrics maps names to numbers. supplied: the keyword-only
     parameters that the function takes.

@@ -1,4 +1,4 @@
-"""Reward functions written for TRL's GRPOTrainer, `f(prompts, completions, **columns) -> list[float]`, as a reward of ours.
+"""Adapt reward functions written for TRL's GRPOTrainer: `f(prompts, completions, **columns) -> list[float]`.
 
 TRL itself is not required. Interface: TRL, `GRPOTrainer(reward_funcs=...)`, for a data set in the conversational format.
 """
@@ -16,7 +16,8 @@ TEXT_LISTS = ("list[str]", "typing.List[str]", "List[str]")
 
 
 def is_trl_reward(parameters: list[inspect.Parameter]) -> bool:
-    """Whether a reward function with these parameters is written for TRL: one of them is called `completions`."""
+    """Return whether a reward function with these parameters is written for TRL: one of them is called
+    `completions`."""
     return any(p.name == "completions" for p in parameters)
 
 

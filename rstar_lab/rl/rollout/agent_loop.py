@@ -1,5 +1,5 @@
-"""The agent loop: the model generates a turn, its tool calls are executed, their responses are appended, until the model
-answers. Used by the local trainer, evaluation, chat and verl.
+"""The agent loop: the model generates a turn, its tool calls are executed, and their responses are appended, until the
+model answers. Used by the local trainer, evaluation, chat and verl.
 
 Token ids in, token ids out: generated tokens are never decoded and encoded again; text is decoded for parsing only.
 Source: rStar2-Agent, section 2.
@@ -41,9 +41,9 @@ async def run_rollout(
     """Generate the rollout of `task`, or continue `task.partial`, and return its trajectory.
 
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
-    step_ended: no turn starts once this event is set. What has been generated is then the rollout, with
-    StopReason.TIME_LIMIT; with carry_over it is returned as StopReason.UNFINISHED, without a reward, to be continued by
-    a later call. A failure of the engine or the environment ends the rollout with StopReason.ENGINE_ERROR or
+    step_ended: no turn starts once this event is set. The rollout then ends with what has been generated and
+    StopReason.TIME_LIMIT. With carry_over it is returned with StopReason.UNFINISHED and without a reward, and a later
+    call continues it. A failure of the engine or the environment ends the rollout with StopReason.ENGINE_ERROR or
     ENVIRONMENT_ERROR and does not raise.
     """
     CURRENT_PROBLEM.set(task.problem)
@@ -71,8 +71,8 @@ async def run_rollout(
 
 @dataclass(slots=True)
 class _Rollout:
-    """A rollout in progress. ids, mask, log_probs: of the response so far. open_turn: a turn that the end of an earlier
-    step cut off; the next completion continues it."""
+    """A rollout in progress. ids, mask, log_probs: arrays of the response so far. open_turn: a turn that the end of an
+    earlier step cut off; the next completion continues it."""
 
     prompt_ids: list[int]
     ids: list[int]
@@ -89,7 +89,7 @@ class _Rollout:
 
     @classmethod
     def empty(cls, task: RolloutTask, context: RolloutContext) -> "_Rollout":
-        """Return a rollout without turns, whose environment failed before it could speak."""
+        """Return a rollout without turns, whose environment failed in its reset."""
         question = task.problem.question
         return cls(context.codec.prompt_ids(question), [], [], [], [], [], "", 0, None, question)
 
@@ -148,7 +148,7 @@ class _Rollout:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the turns so far."""
+        """Seconds spent on the turns so far."""
         turns = self.turns if self.open_turn is None else [*self.turns, self.open_turn]
         return sum(turn.generate_s + turn.tool_s for turn in turns)
 
@@ -247,7 +247,7 @@ class _Rollout:
         assert self.episode is not None
         if not self.episode.speaks:
             return Observation()
-        # A turn with calls has been appended; one without has not.
+        # A turn with calls is in self.turns already; a turn without calls is not.
         turn = len(self.turns) - 1 if calls else len(self.turns)
         try:
             return await self.episode.step(ModelMessage(text, calls, turn))

@@ -1,4 +1,4 @@
-"""Checks of the rollouts of a step before they are trained on, of the chat template, and of the code tools."""
+"""Checks before each update: the rollouts of the step, the chat template, and the code tools."""
 
 import math
 from collections.abc import Mapping, Sequence

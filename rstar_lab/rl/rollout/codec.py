@@ -15,8 +15,8 @@ from rstar_lab.rl.tools.base import Tool
 class Codec:
     """Encodes prompts and tool responses, decodes what the model generated, and finds its tool calls.
 
-    model_template: of the prompt format `model`, else None. Raises ValueError if the tokenizer does not have the token that
-    ends a turn, and UserError if its chat template cannot be used.
+    model_template: the template of the prompt format `model`, else None. Raises ValueError if the tokenizer does not
+    have the token that ends a turn, and UserError if its chat template cannot be used.
     """
 
     def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], style: PromptStyle = PromptStyle()):

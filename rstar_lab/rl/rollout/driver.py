@@ -20,7 +20,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
 class EngineSlot(Engine, Protocol):
-    """The engines as one rollout sees them: an engine to which its turns are dispatched."""
+    """The engines as one rollout sees them: a single engine. Its turns are dispatched to the real ones."""
 
     def on_turn(self, text: str, last: bool) -> None:
         """Called after each turn, before its tools run."""
@@ -72,7 +72,7 @@ class Dispatcher:
         self.engines, self.policy, self.states = engines, policy, states
         self.clock = clock or BusyClock()
         self.pending: dict[int, PendingTurn] = {}
-        self.abandoned: set[int] = set()  # rollouts that ended while the policy was holding a turn of theirs
+        self.abandoned: set[int] = set()  # rollouts that ended while one of their turns was waiting in the policy
         self.dispatch_scheduled = self.interrupted = False
 
     def slot(self, index: int, problem_id: str, generated: int = 0) -> "DispatchedSlot":
@@ -80,7 +80,7 @@ class Dispatcher:
         return DispatchedSlot(self, index, problem_id, generated)
 
     def schedule_dispatch(self) -> None:
-        """Ask the policy once for everything that happens in this iteration of the event loop."""
+        """Ask the policy for dispatches once, after all events of this iteration of the event loop."""
         if not self.dispatch_scheduled:
             self.dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
@@ -91,7 +91,7 @@ class Dispatcher:
             if request.rollout in self.abandoned:
                 self.abandoned.discard(request.rollout)
                 self.policy.finished(request, 0, True)
-                self.schedule_dispatch()  # its place is free again
+                self.schedule_dispatch()  # frees the rollout's place
                 continue
             turn = self.pending[request.rollout]
             turn.engine = number
@@ -149,7 +149,7 @@ class DispatchedSlot:
     def __init__(self, dispatcher: Dispatcher, index: int, problem_id: str, generated: int):
         self.dispatcher, self.index, self.problem_id, self.generated = dispatcher, index, problem_id, generated
         self.turn = self.new_tokens = 0
-        self.request: TurnRequest | None = None  # the turn that the policy knows of
+        self.request: TurnRequest | None = None  # the turn that was reported to the policy
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         turn = PendingTurn(prompt_ids, sampling, asyncio.get_running_loop().create_future())

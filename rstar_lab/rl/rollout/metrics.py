@@ -20,10 +20,10 @@ def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
 def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ()) -> dict[str, float | int | None]:
     """Return the metrics over all rollouts of a step, including dropped ones.
 
-    `metrics/<name>`: mean of a metric of the user over the rollouts that have it, or the value of a function of the user
-    over all rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
-    rollouts whose answer is the text of the true answer and whose reward is not above 0.
-    own: those functions, `module:name` (recipe key `rl.metrics`).
+    `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
+    rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
+    rollouts whose answer equals the true answer as text, but whose reward is not above 0. own: names of user functions,
+    `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
     outcomes = Counter(call.outcome for t in trajectories for call in t.calls)
@@ -64,7 +64,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
 def environment_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:
     """Return rollouts, reward, correct, error_rate, turns and p_err of each environment as `env/<name>/<metric>`.
 
-    Rollouts that name no environment are left out. Means are over the rollouts that the environment did not fail.
+    Rollouts that name no environment are left out. Means are over the rollouts whose environment did not fail.
     """
     by_name: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:

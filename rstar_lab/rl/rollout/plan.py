@@ -45,7 +45,7 @@ def _order(seed: int, count: int) -> np.ndarray:
 
 
 def rollout_task(problem: Problem, *, run: str, seed: int, step: int, group: int, sample: int) -> RolloutTask:
-    """Return one rollout of a step. seed: of the recipe; group: index in the step."""
+    """Return the task of one rollout of a step. seed: seed of the recipe; group: index in the step."""
     return RolloutTask(
         problem,
         traj_id=f"{run}-{step:06d}-{group:04d}-{sample:02d}",

@@ -14,7 +14,8 @@ from rstar_lab.runs.reflection_words import count_reflection_words
 
 @dataclass(frozen=True, slots=True)
 class TrainingLabels:
-    """What training adds to a trajectory. Arrays are (response length,), NaN where the mask is False; None: not computed."""
+    """Per-trajectory results of training: advantage, and arrays of the trainer. Arrays are (response length,), NaN
+    where the mask is False; None: not computed."""
 
     kept: bool
     advantage: float | None = None
@@ -32,8 +33,8 @@ def step_rows(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a step by table: trajectories, calls, transcripts.
 
-    labels: of the kept trajectories, by traj_id. token_arrays: which transcripts include token arrays; sampled: those
-    of the first sample of each group.
+    labels: labels of the kept trajectories, by traj_id. token_arrays: which transcripts include token arrays;
+    `sampled`: those of the first sample of each group.
     """
     rows: dict[str, list[dict[str, Any]]] = {"trajectories": [], "calls": [], "transcripts": []}
     for trajectory in trajectories:
@@ -100,8 +101,8 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Return the conversation as messages: the question, then turns of the model, tool responses, and what the
-    environment said (role user). If the environment failed, the last message has the role environment.
+    """Return the conversation as messages: the question, then turns of the model, tool responses, and texts of the
+    environment (role user). If the environment failed, the last message has the role environment.
 
     A turn has `generate_s`, and `reward` if the environment gave it one. If several policy versions generated the
     rollout, a turn also has `policy_versions`: [version, tokens] of its parts, in order.

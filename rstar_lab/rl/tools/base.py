@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 
-RETRIES = 2  # of a call that failed through the infrastructure
+RETRIES = 2  # outcomes of calls that failed through the infrastructure
 # The problem of the rollout that runs in this task. Set by the agent loop; None in chat.
 CURRENT_PROBLEM: ContextVar[Problem | None] = ContextVar("current_problem", default=None)
 

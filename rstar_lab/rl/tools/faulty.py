@@ -18,7 +18,7 @@ class FaultySandbox:
     """
 
     def __init__(self, sandbox: Sandbox, share: float):
-        """share: of the calls that fail, from 0 to 1."""
+        """share: share of the calls that fail, from 0 to 1."""
         self.sandbox, self.share = sandbox, share
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def load_mcp_tools(address: str, time_limit_s: float) -> list["McpTool"]:
-    """Return all tools of a server. time_limit_s: of starting it and of one call.
+    """Return all tools of a server. time_limit_s: limit of the start of the server, and of each call.
 
     Raises UserError if the package mcp is missing or the server cannot be reached.
     """
@@ -140,7 +140,8 @@ class _Session:
         self._task = asyncio.create_task(self._live())
 
     async def client(self) -> Any:
-        """Return the client when the server is ready. Raises what went wrong, TimeoutError after the time limit."""
+        """Return the client when the server is ready. Raises the error of the start, or TimeoutError after the time
+        limit."""
         async with asyncio.timeout(self.server.time_limit_s):
             return await asyncio.shield(self._opened)
 

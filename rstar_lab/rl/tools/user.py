@@ -164,7 +164,7 @@ def load_user_tool(name: str, time_limit_s: float) -> Tool:
         return HttpTool(name, time_limit_s)
     found = load_named(name, "rl.tools")
     if not callable(found):
-        raise UserError(f"rl.tools: {name}: a {type(found).__name__}; a function or a class is wanted")
+        raise UserError(f"rl.tools: {name} is a {type(found).__name__}; expected a function or a class")
     return UserTool(name, found, time_limit_s)
 
 

@@ -288,10 +288,10 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
         f"{MINE}:bare": "no docstring",
         f"{MINE}:untyped": "missing a type hint",
         f"{MINE}:many": "parameter items",
-        f"{MINE}:number": "a int; a function or a class is wanted",
+        f"{MINE}:number": "is a int; expected a function or a class",
     }
     for name, message in wrong.items():
-        with pytest.raises(UserError, match=f"rl.tools: {name}: .*{message}"):
+        with pytest.raises(UserError, match=f"rl.tools: {name}:? .*{message}"):
             RunSession(recipe_of([], tools=[name]), Reporter())
     with pytest.raises(UserError, match=f"rl.reward: {MINE}:number is a int; expected a function"):
         RunSession(recipe_of([], reward=f"{MINE}:number"), Reporter())
