@@ -84,7 +84,7 @@ def bench(
         for task in tasks[part]:
             try:
                 yield from task()
-            except Exception as error:  # a failed part must not hide the others
+            except Exception as error:  # a failed part must not stop the others
                 text = str(error).strip().splitlines() or [type(error).__name__]
                 yield line(part, None, "", f"failed: {text[0][:200]}")
             gc.collect()

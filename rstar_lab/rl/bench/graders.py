@@ -20,7 +20,7 @@ from rstar_lab.verify import AnswerFormat, verify, warm_up
 from rstar_lab.verify_workers import IDLE_WORKERS, workers
 
 OTHERS = ("released", "prime_math", "math_verify_response")
-# name -> (fields of `load_problems`, field of the reference solution, where the solution has its answer)
+# name -> (`fields` of `load_problems`, field of the reference solution, format of the answer in the solution)
 SETS: dict[str, tuple[str, str | None, AnswerFormat]] = {
     "aime24": ("question=problem", "solution", "boxed"),
     "gsm8k": ("", "answer", "last_number"),
@@ -86,7 +86,7 @@ def table(graded: list[Graded]) -> list[dict[str, Any]]:
 def main(
     folder: Annotated[Path, typer.Argument(help=f"Folder with {', '.join(SETS)} as .jsonl files.")],
     disagreements: Annotated[
-        Path | None, typer.Option(help="Write the responses on which ours and the release differ.")
+        Path | None, typer.Option(help="Write the responses on which our grader and the release's differ.")
     ] = None,
 ) -> None:
     """Print how often each grader accepts a response and agrees with `reward: verify`, as JSON lines."""

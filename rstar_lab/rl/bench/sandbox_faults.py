@@ -1,4 +1,5 @@
-"""Arms that measure what failures of the sandbox cost: `run_grid("tiny", fault_arms(), range(5), overrides=OVERRIDES, name="faults")`.
+"""Arms that measure the effect of sandbox failures: `run_grid("tiny", fault_arms(), range(5), overrides=OVERRIDES,
+name="faults")`.
 
 A share of the calls fails as `sandbox_error`. One half of the arms leaves these calls out of the tool-error penalty of RoC,
 as the outcome taxonomy does; the other half counts them as errors of the model.
@@ -11,7 +12,7 @@ from rstar_lab.rl.algorithm.roc import tool_error_penalty
 from rstar_lab.rl.trajectory import Trajectory
 
 SHARES = (0.05, 0.1, 0.2)
-OVERRIDES = {  # those of notebook 06_ablation
+OVERRIDES = {  # the overrides of notebook 06_ablation
     "stages.0.steps": 24,
     "rl.token_arrays": "sampled",
     "rl.problems_per_step": 8,

@@ -1,9 +1,10 @@
 """`rstar-lab bench trainer`: seconds of a training step compared with TRL's GRPOTrainer, without and with tool calls.
 
 Both trainers use the same tiny model, prompts, group size, response limit, precision (fp32), cores, reward and, in the multi-turn
-task, the same Python function as tool and the same limit of turns. They alternate in one run. The tool returns at once, so the
-trainers are measured and not the tool. Before, the model is trained for half a minute to reason at very different lengths, to call
-the tool twice and to end its turns. TRL is installed into its own environment at the first use; it is not a dependency.
+task, the same Python function as tool and the same limit of turns. They alternate in one run. The tool returns at once,
+so that only the trainers are measured. Before, the model is trained for half a minute to reason at very different
+lengths, to call the tool twice and to end its turns. TRL is installed into its own environment at the first use; it is
+not a dependency.
 A step includes generation, tool calls, rewards and update; ours also includes the weight sync and the run store.
 """
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from rstar_lab.rl.verl.fleet import Fleet
 
 SERVERS, ROUNDS, MAX_RUNNING, MAX_TOKENS = 3, 2, 64, 2048
-BYTES_PER_TOKEN = 4 * 4 * 32 * 2 * 4  # of the tiny model's KV cache: layers, heads, size of a head, K and V, float32
+# Of the tiny model's KV cache: layers x heads x size of a head x (K and V) x bytes of a float32.
+BYTES_PER_TOKEN = 4 * 4 * 32 * 2 * 4
 WORKLOAD = REGIME.model_copy(update={"engines": SERVERS, "rollouts": 32})
 
 

@@ -34,9 +34,8 @@ MAX_TOOL_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """A server and its first model.
-
-    folder: of the model, if it is on this machine. context: tokens of prompt and response, None if the server does not report it.
+    """A server and its first model. folder: model folder, if it is on this machine. context: maximum tokens of prompt
+    and response; None if the server does not report it.
     """
 
     http: httpx.AsyncClient
@@ -84,7 +83,7 @@ class ChatServer:
 
 @dataclass(slots=True)
 class _PartialTurn:
-    """The part of a turn received so far."""
+    """The part of a turn that has been received so far."""
 
     text: str = ""
     thought: str = ""

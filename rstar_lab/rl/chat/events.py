@@ -40,8 +40,8 @@ _LONGEST = max(map(len, _OPENS))
 
 
 class Sections:
-    """Split one turn, received in pieces of any size, into events without the tags. kind: of the text before the first tag.
-    parse: finds the calls in a text with `<tool_call>` tags."""
+    """Split one turn, received in pieces of any size, into events without the tags. kind: kind of the text before the
+    first tag. parse: finds the calls in a text with `<tool_call>` tags."""
 
     def __init__(self, kind: Kind = Kind.REASON, parse: Callable[[str], list[ToolCall]] = parse_tool_calls):
         self.kind, self._parse, self._buffer = kind, parse, ""

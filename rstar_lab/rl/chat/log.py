@@ -30,7 +30,7 @@ class ChatLog:
             writer.finish("finished")
 
     def write(self, trajectory: Trajectory, tokens: int) -> None:
-        """Write one exchange. tokens: of the response."""
+        """Write one exchange. tokens: tokens of the response."""
         labels = TrainingLabels(True)
         row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
         if not trajectory.response_ids:

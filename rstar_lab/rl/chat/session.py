@@ -1,4 +1,4 @@
-"""Chat with a model that runs Python in the sandbox: the agent loop for one question after the other, streamed as events.
+"""Chat with a model that runs Python in the sandbox. Each question runs the agent loop, and its events are streamed.
 
     async with open_chat("runs/tiny-rl/checkpoints/step=000034") as chat:
         reply = await chat.ask("How many primes are below 1000?")
@@ -49,8 +49,9 @@ class StreamingEngine(Protocol):
 class ChatOptions:
     """Sampling and limits of a chat.
 
-    max_tokens: of one reply, tool responses included; None: 30,000, or what the context leaves. tools: names as in the
-    recipe key rl.tools. prompt_format: as the recipe key rl.prompt_format; `released` needs a chat by token ids.
+    max_tokens: limit of one reply, including tool responses; None: 30,000, or the rest of the context if that is less.
+    tools: names as in the recipe key rl.tools. prompt_format: as the recipe key rl.prompt_format; `released` needs a
+    chat by token ids.
     """
 
     temperature: float = 0.6

@@ -64,7 +64,7 @@ def prepare(
     answers: Annotated[
         Path | None, typer.Option(help="Answers of a strong model: rows with problem_id (or question) and answers.")
     ] = None,
-    min_agree: Annotated[int, typer.Option(help="Number of these answers, of 16, that must agree with a label.")] = 2,
+    min_agree: Annotated[int, typer.Option(help="How many of the 16 answers must agree with a label.")] = 2,
     difficulty: Annotated[
         Path | None,
         typer.Option(

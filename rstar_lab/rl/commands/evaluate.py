@@ -53,9 +53,9 @@ async def evaluate_command(
         folder = model_folder(models[0], recipe.runs)
         identity = str(folder.resolve())
     title, problems = load(source, fields, limit)
-    # The run id contains the identity: the same command resumes its run, any other setting gives a new run.
+    # The run id contains the identity: the same command resumes its run, and any other setting gives a new run.
     weights = model_hash(folder, recipe.runs / ".cache")
-    if urls:  # the folder may have only the tokenizer; the name has the version of pushed weights
+    if urls:  # the folder may contain only the tokenizer; the name includes the version of pushed weights
         weights = f"{identity} {weights}"
     parts = evaluation_identity(recipe, problems, weights, recipe.evaluate.samples)
     recipe = recipe.model_copy(

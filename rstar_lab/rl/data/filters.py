@@ -60,7 +60,7 @@ def duplicates(candidates: Sequence[Candidate], texts: Texts) -> Drops:
 def near(candidates: Sequence[Candidate], texts: Texts, corpus: Corpus, similarity: float) -> Drops:
     """Drop questions that differ from an earlier one only in a few words.
 
-    Numbers, signs and variables must be the same, in the same order. similarity: of `near_duplicates`.
+    Numbers, signs and variables must be the same, in the same order. similarity: threshold, see `near_duplicates`.
     """
     twins = near_duplicates(texts, texts.symbols(corpus.is_symbol()), similarity=similarity)
     return {place: f"near-duplicate of {candidates[twin].where}" for place, twin in twins.items()}

@@ -35,9 +35,10 @@ def prepare(
     """Write the problems of `sources` that pass every filter to `out`, and the card to OUT.card.json and OUT.card.md.
 
     sources, against: see `sources.parse_source`. Problems of the evaluation sets `against` are removed. fields: column names of
-    plain files. any_answer: keep answers that are not integers. similarity: of near-duplicates, 0 to 1. ngram: number of equal
-    consecutive words that counts as contamination. answers: table of a strong model's answers (problem_id or question, answers).
-    min_agree: number of these, of 16, that must agree with a label. difficulty: run folder, or table of problem_id and reward
+    plain files. any_answer: keep answers that are not integers. similarity: threshold for near-duplicates, 0 to 1.
+    ngram: number of equal consecutive words that counts as contamination. answers: table of a strong model's answers
+    (problem_id or question, answers).
+    min_agree: how many of 16 answers must agree with a label. difficulty: run folder, or table of problem_id and reward
     (or pass_rate), from rollouts of the current policy; the difficulty of a problem is the share of rollouts that failed.
     drop_solved: drop problems that were always solved. drop_bad_rows: list invalid rows in the card instead of raising at the
     first. on_filter: called after each filter.

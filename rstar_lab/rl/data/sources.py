@@ -68,7 +68,7 @@ SOURCES = {
 
 @dataclass(slots=True)
 class Candidate:
-    """A problem that the filters examine. where: source and row. answers: of a strong model, if known."""
+    """A problem that the filters examine. where: source and row. answers: answers of a strong model, if known."""
 
     problem: Problem
     where: str

@@ -1,4 +1,4 @@
-"""What the forms share: display, and an error line."""
+"""Base class of the forms: display, and a line for errors."""
 
 import html
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Sliders for the mix of data of a recipe, with the resulting counts: `MixForm(recipe)`."""
+"""Sliders for the data mix of a recipe, with the resulting counts: `MixForm(recipe)`."""
 
 import html
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ class MixForm(Form):
     """One slider per file of SFT conversations (how many to use) and per environment of the RL batch (its weight).
 
     recipe, overrides: as for `load_recipe`. `overrides` holds the moved sliders, as for `submit` and `--set`; `counts` maps each
-    source to the conversations used, or to the mean number of groups per step. Raises UserError if the recipe mixes nothing.
+    source to the conversations used, or to the mean number of groups per step. Raises UserError if the recipe has
+    neither files of conversations nor environments.
     """
 
     def __init__(self, recipe: str | Path, overrides: Mapping[str, Any] | None = None):

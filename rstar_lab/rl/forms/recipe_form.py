@@ -150,7 +150,7 @@ def _text(value: Any) -> str:
 
 
 def _entry(field: FieldInfo, value: str) -> widgets.ValueWidget:
-    """Return the widget of a key: a choice if it has a fixed set of values, else text."""
+    """Return the widget of a key: a drop-down list if it has a fixed set of values, else a text field."""
     layout = widgets.Layout(width="22em")
     choices = [
         str(choice) for kind in _kinds(field.annotation) if get_origin(kind) is Literal for choice in get_args(kind)

@@ -18,7 +18,7 @@ from rstar_lab.runs.reader import RunReader, read_steps
 from rstar_lab.verify import ANSWER_FORMATS
 
 COLUMNS = ["step", "traj_id", "problem_id", "truth", "answer", "reward"]
-TAIL_CHARS = 160  # of the model's text, shown in the table
+TAIL_CHARS = 160  # number of characters of the model's text shown in the table
 
 
 class RewardPreview(Form):

@@ -22,7 +22,7 @@ _NAME = "default"  # peft's name of the adapter
 def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int) -> None:
     """Freeze the model and add adapters to its linear layers, in place. The first output is unchanged: B is 0.
 
-    seed: of the initial values of A. Raises UserError if no layer has one of the names in `targets`.
+    seed: seed of the initial values of A. Raises UserError if no layer has one of the names in `targets`.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

@@ -64,7 +64,8 @@ def build_tiny(
 def load_model(
     folder: str | Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False, **options: Any
 ) -> "PreTrainedModel":
-    """Load a causal language model from a local folder. dtype: None keeps that of the folder. options: for from_pretrained.
+    """Load a causal language model from a local folder. dtype: None keeps the dtype of the folder. options: passed to
+    from_pretrained.
 
     Raises ModelError if the folder is missing or broken, the weights are not in safetensors format, or tensors are missing.
     """

@@ -1,4 +1,4 @@
-"""Finds the folder of a model: one given on the command line, or the one that a recipe's RL starts from."""
+"""Find the folder of a model that is given on the command line, or of the model with which a recipe's RL starts."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ class Warn(Exception):
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a check looks at. verl_overrides: keys of verl's own configuration."""
+    """The inputs of a check. verl_overrides: keys of verl's own configuration."""
 
     recipe: Recipe
     profile: Profile

@@ -1,4 +1,4 @@
-"""What a recipe needs of a machine: memory, time of a step, disk. Formulas, not measurements.
+"""Estimate the memory, step time and disk space of a recipe. These are formulas, not measurements.
 
 Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardware profile; every formula is in a docstring.
 `rstar_lab.rl.preflight.published` compares the estimate with published steps of other systems.
@@ -16,10 +16,10 @@ from rstar_lab.rl.recipe.lora import Lora
 MEAN_RESPONSE_SHARE = 0.45
 PROMPT_TOKENS = 500
 LONGEST_PROMPT_TOKENS = 2048
-CALLS_PER_ROLLOUT = 2.75  # the report: 45K calls in a step of 16,384 rollouts
-DISK_BYTES_PER_S = 2e9  # a shared file system, all ranks together
-STATE_BYTES = 16  # per parameter in training: fp32 weight 4, gradient 4, the two moments of AdamW 8
-LORA_BASE_BYTES = 2  # per frozen parameter: bf16
+CALLS_PER_ROLLOUT = 2.75  # the rStar2-Agent report: 45K calls in a step of 16,384 rollouts
+DISK_BYTES_PER_S = 2e9  # of a shared file system, for all ranks together
+STATE_BYTES = 16  # bytes per parameter in training: fp32 weight 4, gradient 4, the two moments of AdamW 8
+LORA_BASE_BYTES = 2  # bytes per frozen parameter: bf16
 LOCAL_LOGITS = 64 * 2**20  # numbers; the local trainer computes logits in chunks of this size (training/log_probs.py)
 GB = 1e9
 
@@ -64,10 +64,9 @@ def _activations(model: Architecture, tokens: int) -> float:
 
 
 def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
-    """One GPU holds the training state, one micro-batch and the engine at the same time.
-
-    engine = recipe's engine.memory_share x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without
-    gradient checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights. With rl.lora
+    """One GPU holds the training state, one micro-batch and the engine at the same time. Engine = recipe's
+    engine.memory_share x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without gradient
+    checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights. With rl.lora
     the base is held in bf16, and gradients and optimizer states exist for the adapters only.
     """
     hbm = profile.hardware.hbm_gb
@@ -106,7 +105,8 @@ def lora_parameters(model: Architecture, lora: Lora) -> int:
 
 
 def _verl_memory(model: Architecture, rl: RlSection, profile: Profile) -> Memory:
-    """Training phase: state + working set + activations + logits. Rollout phase: the engine + what training keeps.
+    """Training phase: state + working set + activations + logits. Rollout phase: the engine + the training memory that
+    is not offloaded.
 
     state = 16 bytes x parameters / shards; working set = two unsharded layers in bf16;
     logits = micro-batch tokens x vocabulary x 10 bytes (bf16 out, fp32 log-softmax and its gradient).
@@ -226,7 +226,7 @@ def replica_batch(model: Architecture, recipe: Recipe | None, rl: RlSection, pro
 
 
 def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Recipe | None = None) -> StepTime:
-    """Estimate one step of a stage by FORMULA. recipe: for the memory that limits the batch of the engine."""
+    """Estimate one step of a stage by FORMULA. recipe: read for the engine's memory, which limits its batch."""
     hardware, engine, measured = profile.hardware, profile.engine, profile.measured
     kept = rl.problems_per_step * rl.group_size
     rollouts = kept * (1 if rl.roc == "none" else rl.oversample)

@@ -15,7 +15,7 @@ from rstar_lab.profiles import Profile
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 
-# The report's own figure for its recipe: 510 steps on 64 MI300X in one week.
+# The rStar2-Agent report trains its recipe in one week: 510 steps on 64 MI300X.
 PAPER_STEPS, PAPER_HOURS = 510, 168.0
 
 
@@ -214,7 +214,8 @@ def versions(context: CheckContext) -> str:
 
 
 def attention_implementation(profile: Profile) -> str:
-    """Return what the trainer computes attention with on this machine: flash-attn if it is installed and there is a GPU."""
+    """Return the attention implementation of the trainer on this machine: flash-attn if it is installed and there is a
+    GPU."""
     if not profile.hardware.gpus:
         return "sdpa"
     return "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa (flash-attn is not installed)"

@@ -19,7 +19,7 @@ from rstar_lab.rl.preflight.step_simulator import Costs, Workload, simulate
 from rstar_lab.rl.recipe import Recipe, RlSection
 from rstar_lab.rl.recipe.rl import Mode
 
-STALENESS = (1, 2)  # of mode async
+STALENESS = (1, 2)  # values of rl.max_staleness to try in mode async
 MOST_SPLITS = 5
 
 

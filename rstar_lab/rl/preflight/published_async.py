@@ -18,9 +18,10 @@ MEAN_RESPONSE_SHARE = 0.1  # assumed: the sources give limits, not lengths
 
 @dataclass(frozen=True)
 class PublishedPair:
-    """A synchronous step and an asynchronous one. old: seconds of the old log-probs; old_in_async: computed there too.
+    """A synchronous step and an asynchronous one. old: seconds of the old log-probs; old_in_async: whether the
+    asynchronous run computes them too.
 
-    trainer, generator: GPUs of each in the asynchronous run. calls: tool calls of a rollout.
+    trainer, generator: number of GPUs for each in the asynchronous run. calls: tool calls of a rollout.
     """
 
     name: str

@@ -48,7 +48,7 @@ def unread_keys(context: CheckContext) -> str:
     from rstar_lab.rl.verl.unsupported import unsupported_options, unsupported_sft_options
 
     recipe, default = context.recipe, Recipe(model=context.recipe.model)
-    has_model = starting_model(recipe, recipe.runs).exists()  # made by either trainer
+    has_model = starting_model(recipe, recipe.runs).exists()  # both trainers can run this SFT
     if refused := unsupported_options(recipe) + ([] if has_model else unsupported_sft_options(recipe)):
         raise UserError(f"not supported under verl: {'; '.join(refused)}")
     ignored = [

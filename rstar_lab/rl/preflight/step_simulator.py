@@ -1,8 +1,9 @@
 """Simulation of training steps: generation, tools, update and weight sync, in the modes sync, one_step_off and async.
 
-The trainer's own `GroupStream` decides when groups start and which an update takes; it runs here on an event loop whose clock
-jumps from event to event. An engine is a fluid model: all sequences of its batch advance at the rate 1 / decode_s(batch). Rollouts
-of a step have lognormal lengths, cut at the limit, in turns of equal length with a tool call after each but the last.
+The trainer's own `GroupStream` decides when groups start and which groups an update uses. It runs here on an event loop
+whose clock jumps from event to event. An engine is a fluid model: all sequences of its batch advance at the rate 1 /
+decode_s(batch). Rollouts of a step have lognormal lengths, cut at the limit, in turns of equal length with a tool call
+after each but the last.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from rstar_lab.rl.recipe.rl import Mode
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.group_stream import GroupStream
 
-MOST_ROLLOUTS = 512  # of a simulated step: larger steps are scaled down, together with the engines
+MOST_ROLLOUTS = 512  # maximum rollouts of a simulated step: larger steps are scaled down, together with the engines
 STEPS, WARM_UP = 10, 3
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Rollouts of a step. sigma: standard deviation of the log length, half of its variance between problems. calls: tool calls
-    of a rollout; tool_s: mean seconds of a call (exponential)."""
+    """Rollouts of a step. sigma: standard deviation of the log length; half of the variance is between problems. calls:
+    tool calls of a rollout; tool_s: mean seconds of a call (exponential)."""
 
     groups: int
     group_size: int
@@ -42,11 +43,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the machine needs for a step.
+    """The durations and sizes of a machine that a step depends on.
 
     engines: replicas that generate. decode_s: seconds for one more token of every sequence, by the sequences in the batch of a
-    replica. max_batch: sequences of a replica. update_s: of an update with its old log-probs. weights_s: of a weight sync, in
-    which generation pauses.
+    replica. max_batch: sequences of a replica. update_s: seconds of an update, including the old log-probs. weights_s:
+    seconds of a weight sync, during which generation pauses.
     """
 
     engines: int
@@ -82,7 +83,8 @@ def simulate(workload: Workload, costs: Costs, mode: Mode, *, max_staleness: int
 
 
 class _Replica:
-    """An engine as a fluid: `served` counts the tokens that a sequence of its batch has got since the start."""
+    """An engine as a fluid model: `served` counts the tokens that each sequence of its batch has received since the
+    start."""
 
     def __init__(self, costs: Costs):
         self.costs = costs
@@ -224,7 +226,7 @@ class _Simulation:
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """A selector that does not wait: it moves the clock forward by the time that the event loop would sleep."""
+    """A selector that does not wait: it advances the clock by the time that the event loop would sleep."""
 
     now = 0.0
 

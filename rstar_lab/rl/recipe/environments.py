@@ -20,16 +20,16 @@ class EnvironmentLimits(Section):
 
 
 class EnvironmentEntry(Section):
-    """One task of a run with several: an environment, or tools and a reward."""
+    """One of several tasks of a run: an environment, or tools and a reward."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
-    """Name of the environment, unique in the recipe: in problem files, statistics and curves."""
+    """Name of the environment, unique in the recipe. Problem files, statistics and curves use it."""
     environment: str | None = None
     """Your environment, `module:Class` (docs/environments.md). Default: none; the task is `tools` and `reward`."""
     problems: Problems | None = None
     """Training problems. Default: those problems of the stage that name this environment."""
     tools: tuple[str, ...] = ()
-    """Tools beside those of `environment`, as in `rl.tools`."""
+    """Tools in addition to those of `environment`, as in `rl.tools`."""
     reward: str | None = None
     """Reward of an entry without `environment`, as `rl.reward`. Default: `rl.reward`."""
     weight: float = Field(1.0, gt=0)

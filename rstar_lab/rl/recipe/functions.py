@@ -1,4 +1,4 @@
-"""Functions of the user that replace a part of the algorithm; a recipe names them as `module:function`.
+"""User functions that replace a part of the algorithm; a recipe names them as `module:function`.
 
 Every process that calls one loads it itself, from the working directory. The returned functions check their results: a
 wrong one raises UserError that starts with the recipe key.

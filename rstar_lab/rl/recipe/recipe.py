@@ -16,7 +16,7 @@ from rstar_lab.rl.recipe.stages import Stage
 
 
 class Recipe(Section):
-    """A whole run."""
+    """A run: model, SFT, RL stages, engines, sandbox and evaluation."""
 
     name: str = Field("recipe", pattern=r"^[A-Za-z0-9._-]+$")
     """Prefix of the run ids. Default: the name of the recipe file."""
@@ -54,7 +54,7 @@ class Recipe(Section):
 
     @property
     def functions(self) -> dict[str, str]:
-        """The functions of the user that the recipe names (`module:function`), by recipe key."""
+        """Return the user functions that the recipe names (`module:function`), by recipe key."""
         named = {"engine.scheduler": [self.engine.scheduler]}
         for prefix, rl in [("rl", self.rl), *((f"stages.{stage.name}", self.settings(stage)) for stage in self.stages)]:
             for key in ("roc", "variant", "advantage", "correction", "reward"):

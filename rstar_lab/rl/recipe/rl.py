@@ -39,7 +39,7 @@ class RlSection(Section):
     problems_per_step: Positive = 512
     """Problems (groups) per step. Default: paper, section 4.2."""
     group_size: Positive = 16
-    """Rollouts of a problem that are trained on. Default: paper, section 4.2."""
+    """Rollouts per problem that are trained on. Default: paper, section 4.2."""
     oversample: Positive = 2
     """Rollouts generated per rollout trained on: each problem gets `group_size * oversample`. Default: paper, section
     3.2 (GRPO-RoC)."""
@@ -51,9 +51,11 @@ class RlSection(Section):
     """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags), or your
     own `module:function` of a trajectory. Default: paper, section 3.2."""
     roc_min_positive: NotNegative = 0
-    """Successes that RoC keeps at least, if the group has that many. Default: ours; the release's script uses 2."""
+    """Minimum number of successes that RoC keeps, if the group has that many. Default: ours; the release's script uses
+    2."""
     roc_min_negative: NotNegative = 0
-    """Failures that RoC keeps at least, if the group has that many. Default: ours; the release's script uses 2."""
+    """Minimum number of failures that RoC keeps, if the group has that many. Default: ours; the release's script uses
+    2."""
     clip_low: float = 0.2
     """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first of the
     mini-batches: its ratio is 1."""
@@ -67,9 +69,9 @@ class RlSection(Section):
     over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: ours."""
     advantage: Literal["group", "maxrl", "otb"] | Function = "group"
     """`group`: reward minus the mean of its group (GRPO). `maxrl`: that divided by the mean, which weights hard problems
-    more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). `otb`: reward minus a baseline of its own for each token,
-    for which rollouts with large gradients count more (OTB, arXiv 2602.07078; local trainer only, one more forward pass,
-    no `normalise_std`). Or your own `module:function` (docs/extending.md)."""
+    more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). `otb`: reward minus a separate baseline for each
+    token, in which rollouts with large gradients have more weight (OTB, arXiv 2602.07078; local trainer only, requires
+    one more forward pass, ignores `normalise_std`). Or your own `module:function` (docs/extending.md)."""
     normalise_std: bool = True
     """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO."""
     max_response_tokens: Positive = 8192
@@ -81,7 +83,7 @@ class RlSection(Section):
     max_tool_chars: Positive = 4096
     """Maximum characters of a tool response; a longer one loses its middle. Default: ours; the release uses 256."""
     tool_truncate_side: TruncateSide = "middle"
-    """Which part of a long tool response is cut, with `prompt_format: released` only. As in verl, `left` keeps the start
+    """How a long tool response is truncated; only with `prompt_format: released`. As in verl, `left` keeps the start
     and `right` keeps the end. Default: the release."""
     prompt_format: PromptFormat = "paper"
     """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as
@@ -90,7 +92,7 @@ class RlSection(Section):
     system_prompt: str | None = None
     """System prompt; "" for none. Not with `released`. Default: that of the prompt format."""
     question_wrapper: str | None = None
-    """The user message around a question: a text with `{question}` and, where it belongs, `{answer_instruction}`. Not with
+    """Template of the user message: a text that contains `{question}` and optionally `{answer_instruction}`. Not with
     `released`. Default: the question, an empty line, the instruction."""
     answer_instruction: str | None = None
     """How the model is asked to write its answer. Not with `released`. Default: `<answer>` tags with a box; with
@@ -110,14 +112,15 @@ class RlSection(Section):
     before it. `async`: generation never stops; requests in flight continue under new weights (docs/async.md). The last
     two require `rollout: async` and a `correction`."""
     max_staleness: NotNegative = 1
-    """`mode: async`: largest number of updates between the weights that start a group and the weights that the update
-    which trains on it starts from. Default: ours."""
+    """`mode: async`: maximum number of updates between the weights with which a group starts and the weights that it
+    updates. Default: ours."""
     when_stale: WhenStale = "wait"
-    """`mode: async`: how `max_staleness` is kept. `wait`: the generator starts no group too early and the trainer waits
-    for slow ones; nothing is dropped. `drop`: leave out groups that are too old. `trim`: leave out their old tokens."""
+    """`mode: async`: how `max_staleness` is enforced. `wait`: the generator starts no group too early and the trainer
+    waits for slow groups; nothing is dropped. `drop`: drop groups that are too old. `trim`: mask the tokens that are
+    too old."""
     buffer_groups: Positive | None = None
-    """`mode: async`: most groups in progress or complete that no update has used. Default: `problems_per_step *
-    (max_staleness + 1)`."""
+    """`mode: async`: maximum number of groups, in progress or complete, that no update has used yet. Default:
+    `problems_per_step * (max_staleness + 1)`."""
     allow_uncorrected: bool = False
     """Allow `mode: one_step_off` and `async` without a `correction`."""
     temperature: float = Field(1.0, gt=0)
@@ -142,7 +145,8 @@ class RlSection(Section):
     """`async`: every rollout proceeds on its own. `lockstep`: turns in fixed batches; the same machine, versions and
     seed give the same bits."""
     token_arrays: Literal["all", "kept", "sampled"] = "kept"
-    """Whose token ids, log-probs and entropies the run store keeps: all rollouts, those trained on, or a sample."""
+    """Rollouts whose token ids, log-probs and entropies are stored: `all`, only those trained on (`kept`), or the first
+    of each group (`sampled`)."""
     checkpoint_every: Positive = 10
     """Steps between checkpoints. Default: ours."""
     keep_checkpoints: Positive = 2
@@ -153,8 +157,8 @@ class RlSection(Section):
     tool_timeout_s: float = Field(30.0, gt=0)
     """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
     environments: tuple[EnvironmentEntry, ...] = ()
-    """Several tasks in one run, mixed by weight in every step (docs/environments.md). Default: none; the task of a problem
-    that names no environment is `tools` and `reward`. The same for all stages."""
+    """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment
+    use `tools` and `reward`. Default: none. The same for all stages."""
     reward: str = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
     in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
@@ -174,14 +178,14 @@ class RlSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     importance_cap: float | None = Field(None, gt=0)
-    """Short for `correction: tis` with this upper bound. Default: off."""
+    """Equivalent to `correction: tis` with this upper bound. Default: off."""
     correction: Correction | Function = "none"
     """Off-policy correction by the ratio of trainer to engine probability: `tis` and `seq_tis` truncate it per token or
     sequence, `token_mask`, `seq_mask`, `geo_mask` and `icepop` leave tokens or sequences out (formulas and sources in
     docs/algorithm.md). Or your own `module:function` (docs/extending.md). Requires `old_log_probs: trainer`. Default:
     none."""
     correction_bounds: tuple[float, float] | None = None
-    """Lower and upper bound of that ratio. Default: by correction, as its source has it."""
+    """Lower and upper bound of that ratio. Default: the bounds of the correction's source (docs/algorithm.md)."""
     max_corrected_share: float = Field(0.5, gt=0, le=1)
     """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates:
     the rollouts then come from too different a policy. Default: ours."""
@@ -194,20 +198,21 @@ class RlSection(Section):
     """Weight of the cross-entropy of the tokens of tool responses, which is added to the loss: the model learns to predict
     what its code prints (ECHO, arXiv 2605.24517). Local trainer only. Default: 0, off."""
     overlong_buffer: NotNegative = 0
-    """Soft overlong penalty (arXiv 2503.14476, equation 13): over this many tokens before the limit the reward falls by
-    1. Used for advantages only. Default: 0, off."""
+    """Soft overlong penalty (arXiv 2503.14476, equation 13): the reward falls linearly by 1 over this many tokens
+    before the limit. Used for advantages only. Default: 0, off."""
     drop_void_turns: bool = False
-    """Leave rollouts out of the loss that have a turn with neither a tool call nor an answer (arXiv 2509.02479)."""
+    """Exclude rollouts with a turn that has neither a tool call nor an answer from the loss (arXiv 2509.02479)."""
     fp32_head: bool = False
     """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
     dynamic_sampling: NotNegative = 0
-    """Maximum extra rounds of problems that replace groups with equal rewards (arXiv 2503.14476). Default: 0, off."""
+    """Maximum number of extra rounds in which new problems replace groups with equal rewards (arXiv 2503.14476).
+    Default: 0, off."""
     retire_from: float | None = Field(None, gt=0, le=1)
     """Do not draw a problem again after a step with at least this pass rate (arXiv 2510.13786). Default: off."""
 
     @property
     def resolved_buffer_groups(self) -> int:
-        """The most groups in progress or complete that no update has used."""
+        """Maximum number of groups, in progress or complete, that no update has used yet."""
         return self.buffer_groups or self.problems_per_step * (self.max_staleness + 1)
 
     @property

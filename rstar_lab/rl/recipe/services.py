@@ -12,12 +12,13 @@ class EngineSection(Section):
     """The inference engines that generate rollouts."""
 
     kind: Literal["vllm", "transformers", "server"] = "vllm"
-    """`vllm`: one vLLM process per GPU or core. `transformers`: where vLLM cannot be installed. `server`: vLLM servers
-    at `urls`, such as `rstar-lab serve` starts."""
+    """`vllm`: one vLLM process per GPU or core. `transformers`: for machines without vLLM. `server`: vLLM servers at
+    `urls`, for example from `rstar-lab serve`."""
     urls: tuple[str, ...] = ()
     """URLs of the servers, with `kind: server`. Their token is read from the environment variable RSTAR_LAB_API_KEY."""
     teacher_url: str | None = None
-    """URL of a vLLM server with the teacher of `rl.teacher_weight`. It needs the tokenizer of the trained model."""
+    """URL of a vLLM server with the teacher of `rl.teacher_weight`. The teacher must have the tokenizer of the trained
+    model."""
     deadline_s: float = Field(3600.0, gt=0)
     """Time limit of one request to a server in seconds. Default: ours."""
     count: Positive | None = None
@@ -66,9 +67,9 @@ class SandboxSection(Section):
     """`local`, or the URL of `rstar-lab sandbox serve`. The token of a server is read from the environment variable
     RSTAR_LAB_SANDBOX_TOKEN."""
     workers: Positive | None = None
-    """Processes of a local sandbox. Default: from the number of cores."""
+    """Processes of a local sandbox. Default: depends on the number of cores."""
     timeout_s: float = Field(4.0, gt=0)
-    """Time limit of one call in seconds. Default: ours; MAX_EXECUTION_TIME in the release's README is 4, too."""
+    """Time limit of one call in seconds. Default: ours, equal to MAX_EXECUTION_TIME in the release's README."""
     memory_mb: Positive = 512
     """Memory limit of one call in MB. Default: ours."""
     fault_share: float = Field(0.0, ge=0, le=1)

@@ -30,7 +30,8 @@ class HandOff(Section):
 
 
 class DifficultyFilter(Section):
-    """Before a stage: roll out its problems with the newest policy and drop the easy ones (paper, stage 3)."""
+    """Difficulty filter before a stage: roll out the stage's problems with the newest policy and drop the easy ones
+    (paper, stage 3)."""
 
     samples: Positive = 8
     """Rollouts per problem. Default: paper, stage 3."""
@@ -54,7 +55,7 @@ class Stage(Section):
     reset_optimizer: bool = False
     """Reset the moments of AdamW at the start of the stage (paper: stage 3)."""
     rl: dict[str, Any] = Field({})
-    """The changed keys of `rl`. Normally written flat, beside `steps`."""
+    """Keys of `rl` that the stage changes. They are normally written beside `steps`."""
 
     @model_validator(mode="before")
     @classmethod

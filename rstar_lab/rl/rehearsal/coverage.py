@@ -1,4 +1,4 @@
-"""Which keys of a recipe and a profile a rehearsal executes. A key that no rule names counts as not covered."""
+"""The keys of a recipe and a profile that a rehearsal executes. A key that no rule names counts as not covered."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -18,7 +18,7 @@ COVERED = (
     "profile.engine.eager", "profile.parallelism.tokens_per_gpu", "profile.parallelism.fsdp_size",
     "profile.parallelism.sequence_parallel",
 )  # fmt: skip
-# Keys that a rehearsal on a CPU cannot execute, with the reason. They win over COVERED.
+# Keys that a rehearsal on a CPU cannot execute, with the reason. These take precedence over COVERED.
 NOT_COVERED = {
     "profile.hardware.*": "this machine has other hardware",
     "profile.backend": "the rehearsal runs as a local job",

@@ -47,7 +47,8 @@ class RehearsalJob:
         """Return the first true value of `condition`. Raises UserError if the job ends or the time is over before."""
         deadline = time.monotonic() + PHASE_TIMEOUT_S
         while True:
-            ended = (self.folder / "exit.json").exists()  # before the condition: what the job did last must count
+            # Checked before the condition, so that the last actions of the job count.
+            ended = (self.folder / "exit.json").exists()
             if value := condition():
                 return value
             if ended:

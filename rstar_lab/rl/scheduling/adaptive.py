@@ -27,9 +27,9 @@ class Adaptive:
     work at full caches (it then decides the makespan and must not be preempted), else the second.
     """
 
-    SPREAD = np.array([0.5, 0.9, 1.6])  # thirds of a lognormal with sigma 0.6, over its mean
+    SPREAD = np.array([0.5, 0.9, 1.6])  # means of the thirds of a lognormal with sigma 0.6, divided by its mean
     FILL = (0.8, 0.9)
-    TOKEN_WORK = 400  # a token's own arithmetic, in tokens of context read
+    TOKEN_WORK = 400  # cost of a token's arithmetic, in units of context tokens read
 
     def __init__(
         self, predictor: LengthPredictor, *, fill: float | None = None, probes: int = 2, margin: float = 1.5
@@ -151,7 +151,8 @@ class Adaptive:
         sent.append((request, engine))
 
     def _fits(self, engine: int, state: EngineState, tokens: float, left: float) -> bool:
-        """Return whether the projected context stays below the limit with one more rollout. An empty engine admits any."""
+        """Return whether the projected context stays below the limit with one more rollout. An empty engine admits any
+        rollout."""
         ledger = self._ledgers[engine]
         assert self._fill is not None
         limit = self._fill * state.kv_tokens

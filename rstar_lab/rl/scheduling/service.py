@@ -105,9 +105,9 @@ class Scheduler:
         self._index: dict[str, int] = {}
         self._rollouts: dict[str, _Rollout] = {}
         self._names: dict[int, str] = {}
-        self._abandoned: set[int] = set()  # numbers of rollouts that ended while the policy still held a turn of theirs
+        self._abandoned: set[int] = set()  # numbers of rollouts that ended while a turn of them waited in the policy
         self._numbers = 0
-        self._expected = 0  # first turns that the first dispatch of the step still waits for
+        self._expected = 0  # number of first turns that the first dispatch of the step still waits for
         self._hold: asyncio.TimerHandle | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self._scheduled = False
@@ -148,7 +148,7 @@ class Scheduler:
         return self._servers[self._index[name]].state.alive
 
     def report(self, name: str, report: ServerReport) -> None:
-        """Take over the live metrics of a server. A server that preempts gets fewer rollouts until it stops."""
+        """Record the live metrics of a server. A server that preempts gets fewer rollouts until preemption stops."""
         server = self._servers[self._index[name]]
         if report.preemptions > server.preemptions:
             server.share = max(server.share * self.SHARE_STEP_DOWN, self.SHARE_MIN)
@@ -226,7 +226,7 @@ class Scheduler:
         if entry.server is not None:
             self._servers[entry.server].in_flight -= 1
         if entry.request is not None and entry.server is None:
-            self._abandoned.add(entry.number)  # the policy holds its turn and cannot drop it
+            self._abandoned.add(entry.number)  # the turn waits in the policy, which cannot drop it
         else:
             request = entry.request or TurnRequest(entry.number, entry.problem, entry.turn, 0, entry.generated)
             self._policy.finished(request, 0, True)
@@ -329,7 +329,7 @@ async def poll_metrics(
             try:
                 async with asyncio.timeout(max(every_s, 10.0)):  # wait_for of Python 3.11 can lose a cancellation
                     report = await read()
-            except Exception:  # any error of a source means that the server cannot be used
+            except Exception:  # any error of a source means that its server cannot be used
                 failures += 1
                 if failures >= max_failures and scheduler.is_alive(name):
                     scheduler.server_failed(name)

@@ -20,7 +20,7 @@ from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class ScriptedTurn:
-    """A turn with a known course.
+    """A turn whose tokens and tool time are known in advance.
 
     generate: tokens that the model generates. tool_s: seconds of tool calls. answer: tokens of the tool results. The last
     turn has no tool calls.
@@ -33,7 +33,7 @@ class ScriptedTurn:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRollout:
-    """A rollout with a known course. Dispatch policies do not see it. prompt: tokens."""
+    """A rollout whose turns are known in advance, but not to the dispatch policy. prompt: number of tokens."""
 
     rollout: int
     problem: str

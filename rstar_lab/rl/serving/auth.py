@@ -10,7 +10,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # an environment variable, because others can read command lines
+TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # an environment variable, because other users can read command lines
 
 
 class TokenGuard:

@@ -1,4 +1,5 @@
-"""`rstar-lab serve`: vLLM servers for one model. A server that dies or hangs is restarted; all end with this process."""
+"""`rstar-lab serve`: vLLM servers for one model. A server that dies or hangs is restarted. All servers end with this
+process."""
 
 import asyncio
 import ipaddress
@@ -33,15 +34,17 @@ CPU_ENVIRONMENT = {
     # Run the model in the engine process. The HTTP server stays a separate process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)  # before the 1st, 2nd ... restart in a row; then the last value
+# Pauses before the 1st, 2nd ... restart in a row; further restarts use the last value.
+RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Options of `rstar-lab serve`.
 
-    port: of the first server; the others have the next ones. 0: free ports. updatable: accept new weights from clients with the
-    token. max_model_len: None for the model's own. hung_after_s: seconds without an answer after which a server is restarted.
+    port: port of the first server; the others have the following ones. 0: free ports. updatable: accept new weights
+    from clients with the token. max_model_len: maximum context; None: the model's own. hung_after_s: seconds without an
+    answer after which a server is restarted.
     extra: options passed to vLLM.
     """
 
@@ -153,7 +156,7 @@ class Replica:
             "--served-model-name",
             folder.name,
             str(folder),
-        ]  # both names are accepted in requests
+        ]  # requests may use either name
         command += ["--host", options.host, "--port", str(self.port), "--dtype", options.dtype]
         command += ["--max-num-seqs", str(options.max_batch), "--disable-uvicorn-access-log"]
         # Log-probs of the sampled distribution; tool calls in the format of OpenAI clients.
@@ -164,7 +167,7 @@ class Replica:
             "--tool-call-parser",
             "hermes",
         ]
-        command += ["--generation-config", "vllm"]  # no sampling defaults from the model's folder
+        command += ["--generation-config", "vllm"]  # ignore the sampling defaults in the model's folder
         if options.max_model_len:
             command += ["--max-model-len", str(options.max_model_len)]
         if options.updatable:

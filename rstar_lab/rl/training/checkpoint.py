@@ -77,7 +77,7 @@ def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> Tr
     step, folder = checkpoint
     state = TrainerState.read(folder)
     writer.cut(step)
-    if has_lora(learner.model):  # the merged weights are rounded; those of the base model never change
+    if has_lora(learner.model):  # the checkpoint's merged weights are rounded; the base weights in memory never change
         load_adapter(folder / ADAPTER, learner.model)
     else:
         load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))

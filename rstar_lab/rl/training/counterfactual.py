@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gradient:
-    """loss: of the batch. vector: gradient of all parameters, (parameters,), before clipping. stats: of `policy_loss`."""
+    """loss: loss of the batch. vector: gradient of all parameters, (parameters,), before clipping. stats: statistics of
+    `policy_loss`."""
 
     loss: float
     vector: Tensor
@@ -47,7 +48,7 @@ class StoredStep:
         """Raises RunStoreError if the run has no such step, and UserError if the run has no RL stage."""
         self.reader, self.step = RunReader(run_dir), step
         info = self.reader.info
-        # The other sections do not matter here, and those of an older version may have keys that are gone.
+        # The other sections are not used, and those of an older version may have keys that no longer exist.
         data = {key: info["recipe"][key] for key in ("name", "model", "seed", "rl", "stages")}
         self.recipe = parse_recipe(data, f"of run {self.reader.run_id}")
         self.rollouts, advantages = read_trajectories(self.reader, step)
@@ -70,7 +71,8 @@ class StoredStep:
         return recipe.settings(recipe.stages[0])
 
     def select(self, rl: RlSection, draw: int = 0) -> Selection:
-        """Return the rollouts that these settings select. draw: 0 has the seed of training, others have seeds of their own."""
+        """Return the rollouts that these settings select. draw: 0 uses the seed of the training; every other number is
+        a different seed."""
         seed = self.seed if draw == 0 else derive_seed(self.seed, "counterfactual", draw)
         return select_rollouts(self.rollouts, rl.selection_config, seed)
 

@@ -1,4 +1,4 @@
-"""Data parallelism on a CPU: processes of one thread each share a batch. Faster than threads for small models."""
+"""Data parallelism on a CPU: single-threaded processes share a batch. Faster than threads for small models."""
 
 import ctypes
 import importlib

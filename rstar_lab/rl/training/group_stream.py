@@ -1,15 +1,16 @@
 """Groups of rollouts that are generated in the background of the updates, for the modes one_step_off and async.
 
-The trainer takes a batch of complete groups, updates the policy, and reports the new weights; meanwhile the rollouts of other
-groups go on. The staleness of a group at an update is the number of updates between the weights that started the group and
-the weights that the update starts from.
+The trainer takes a batch of complete groups, updates the policy, and reports the new weights; meanwhile the rollouts of
+other groups continue. The staleness of a group at an update is the number of updates between the weights that started
+the group and the weights that the update starts from.
 
 one_step_off: the next batch is generated, as a whole and with one version of the weights, during the update of this one.
 async: a new group starts whenever the limits allow it, and requests in flight continue under new weights.
 
-With `wait`, no group exceeds `max_staleness` and none is dropped: if B is the number of groups in a batch and u the number of
-finished updates, at most (u + max_staleness + 1) B groups are started (the rule of AReaL, arXiv 2505.24298, section 5.1), and
-an update waits for old groups if those that it leaves could not all be used in time.
+With `wait`, no group exceeds `max_staleness` and none is dropped. Let B be the number of groups in a batch and u the
+number of finished updates. Then at most (u + max_staleness + 1) B groups are started (the rule of AReaL, arXiv
+2505.24298, section 5.1). An update waits for old groups if the groups that it would leave could not all be used in
+time.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from rstar_lab.rl.trajectory import Trajectory
 
 @dataclass(slots=True)
 class Group:
-    """A group in progress or complete. version: of the weights that started it. done_at: time at which it was complete."""
+    """A group in progress or complete. version: policy version with which it started. done_at: time at which it was
+    complete."""
 
     tasks: list[RolloutTask]
     version: int
@@ -46,7 +48,7 @@ class Group:
 @dataclass(slots=True)
 class Batch:
     """Groups that an update trains on. dropped: complete groups that are too old. waited_s: time until the batch was
-    complete. ages_s: time that each group waited in the buffer. staleness: of each group."""
+    complete. ages_s: time that each group waited in the buffer. staleness: staleness of each group."""
 
     groups: list[Group]
     dropped: list[Group]
@@ -63,11 +65,12 @@ class Batch:
 class GroupStream:
     """See the module docstring.
 
-    next_group: returns the rollouts of the next group, or None if there is no further problem. run_group: generates them.
-    batch_groups: groups of a batch. buffer_groups: most groups in progress or complete that no update has taken.
-    capacity: rollouts that the engines run at the same time; while there are more, no group starts.
-    last_group: number of groups after which none is started, without dropped ones. whole_batches: one_step_off.
-    version: of the engines' weights. staleness: returns the number of updates since the weights of a version.
+    next_group: returns the rollouts of the next group, or None if there is no further problem. run_group: generates
+    them. batch_groups: groups of a batch. buffer_groups: maximum number of groups, in progress or complete, that no
+    update has taken. capacity: rollouts that the engines run at the same time; while more are in progress, no group
+    starts. last_group: number of groups after which none is started, not counting dropped ones. whole_batches: True for
+    one_step_off. version: version of the engines' weights. staleness: returns the number of updates since the weights
+    of a version.
     """
 
     next_group: Callable[[], list[RolloutTask] | None]
@@ -81,19 +84,20 @@ class GroupStream:
     whole_batches: bool
     version: int
     staleness: Callable[[int], int]
-    open: list[Group] = field(default_factory=list)  # in the order of their start
-    started: int = 0  # groups, without dropped ones
+    open: list[Group] = field(default_factory=list)  # in the order in which they were started
+    started: int = 0  # number of groups, not counting dropped ones
     taken: int = 0  # batches
     updates: int = 0  # batches whose update has ended and whose weights the engines serve
     error: BaseException | None = None
 
     def loaded(self, version: int) -> None:
-        """The update on the last batch has ended and the engines serve these weights: start further groups."""
+        """Start further groups. Called when the update on the last batch has ended and the engines serve its
+        weights."""
         self.version, self.updates = version, self.taken
         self.fill()
 
     def may_start(self) -> bool:
-        """Whether another group may start now."""
+        """Return whether another group may start now."""
         if self.started >= self.last_group or len(self.open) >= self.buffer_groups:
             return False
         if self.whole_batches:
@@ -154,7 +158,7 @@ class GroupStream:
         await asyncio.gather(*(group.running for group in self.open), return_exceptions=True)
 
     def _rest_in_time(self, batch: Sequence[Group]) -> bool:
-        """Whether an update on `batch` leaves the other groups young enough to be used in the order of their start.
+        """Return whether the groups that an update on `batch` leaves can all be used before they are too old.
 
         The next B of them are used one update later, the B after them two updates later, and so on.
         """

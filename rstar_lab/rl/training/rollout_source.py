@@ -1,4 +1,4 @@
-"""The rollouts of each step of the trainer: generated within the step (sync), or in the background of the updates."""
+"""The rollouts of each training step: generated within the step (sync), or in the background of the updates."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
-    """The rollouts of a step. dropped: complete ones that are too old to be trained on; they are stored."""
+    """The rollouts of a step. dropped: complete rollouts that are too old to be trained on; they are stored."""
 
     trajectories: list[Trajectory]
     selection: Selection
@@ -43,15 +43,16 @@ class RolloutSource:
         context: Callable[[RlSection], RolloutContext],
         load: Callable[[int], Awaitable[None]],
     ):
-        """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to the
-        engines as a version."""
+        """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
+        the engines under a version number."""
         self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
         self.state = TrainerState()
-        self.step_ended = asyncio.Event()  # set when the time of the current step is up
-        self.carried: list[RolloutTask] = []  # all rollouts of the groups that the end of the last step cut off
-        # Of the trainer's weights, in order, since the start or the resume; a step without an update adds none.
+        self.step_ended = asyncio.Event()  # set when the time limit of the current step is reached
+        self.carried: list[RolloutTask] = []  # rollouts of the groups that the end of the last step cut off
+        # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds
+        # none.
         self.versions = [0]
-        self.stream: GroupStream | None = None  # of the current stage; None in mode sync
+        self.stream: GroupStream | None = None  # stream of the current stage; None in mode sync
 
     async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> StepRollouts:
         """Return the rollouts of a step. In the modes one_step_off and async they are taken from the stream."""

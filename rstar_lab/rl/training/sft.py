@@ -113,7 +113,7 @@ def _train(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
     if model.device.type == "cpu" and bf16:
-        model.set_attn_implementation("eager")  # its products run in bf16, SDPA's kernel for CPUs is slower there
+        model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
@@ -159,7 +159,7 @@ def _train(
 def _loss(model: "PreTrainedModel", rows: list[Example], packing: bool) -> Tensor:
     """Return the summed negative log-likelihood of the model's tokens. The LM head is computed only where it is needed."""
     lengths = [len(row.ids) for row in rows]
-    # Few widths: on a CPU every new shape prepares and caches kernels.
+    # Round the width up, so that there are few shapes: on a CPU every new shape prepares and caches kernels.
     width = sum(lengths) if packing else -(-max(lengths) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     shape = (1, width) if packing else (len(rows), width)
     ids_BT = torch.zeros(shape, dtype=torch.long)
@@ -179,7 +179,7 @@ def _loss(model: "PreTrainedModel", rows: list[Example], packing: bool) -> Tenso
     hidden_BTH = model.base_model(
         input_ids=ids_BT.to(device), position_ids=positions_BT.to(device), use_cache=False
     ).last_hidden_state
-    # Few target counts, for the same reason: added targets are ignored.
+    # Round the number of targets up for the same reason. Added targets are ignored.
     own = mask_BT[:, 1:].flatten().nonzero().flatten()
     added = -len(own) % _TARGETS_MULTIPLE
     targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED).to(device)
@@ -337,7 +337,7 @@ def _resume(
 def finish(
     out_dir: Path, save: Callable[[Path], object], history: list[dict[str, float]], summary: dict[str, Any]
 ) -> None:
-    """What a finished run leaves. save: writes the model and its tokenizer into a folder."""
+    """Write the final model and mark the run as finished. save: writes the model and its tokenizer into a folder."""
     with atomic_write(out_dir / "metrics.jsonl") as file:
         file.write("".join(json.dumps(line) + "\n" for line in history).encode())
     temporary = out_dir / ".model.tmp"
@@ -345,5 +345,5 @@ def finish(
     save(temporary)
     shutil.rmtree(out_dir / "model", ignore_errors=True)
     temporary.rename(out_dir / "model")
-    write_json(out_dir / "sft.json", summary)  # from here on the run is finished
+    write_json(out_dir / "sft.json", summary)  # the run is finished once this file exists
     (out_dir / "checkpoint.pt").unlink(missing_ok=True)

@@ -69,7 +69,7 @@ def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str |
         return None
     if not any(
         line["truncated"] for line in lines
-    ):  # the response limit was never reached: a higher one changes nothing
+    ):  # no response reached the limit, so a higher limit would change nothing
         return None
     change = mean("truncated", count) - mean("truncated", count - rule.window)
     return "truncation_plateau" if abs(change) <= rule.truncation_plateau else None
@@ -149,7 +149,7 @@ async def filter_problems(
     """Return the problems that the current policy does not solve yet. Measured once; the table stays in the run folder.
 
     The rollouts are a run of their own, `<run>-<stage>-filter`, whose parent is `step` of the training run. If
-    interrupted, it continues. context: of the training rollouts of the stage. mode: async or lockstep.
+    interrupted, it continues. context: context of the training rollouts of the stage. mode: async or lockstep.
     Raises UserError if no problem is left.
     """
     path = difficulty_file(run_dir, stage)

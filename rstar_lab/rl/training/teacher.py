@@ -39,7 +39,7 @@ class Teacher:
 
 @asynccontextmanager
 async def open_teacher(url: str, tokenizer: Any, max_tokens: int) -> AsyncIterator[Teacher]:
-    """Connect to the teacher at a URL. max_tokens: of a prompt and its response.
+    """Connect to the teacher at a URL. max_tokens: maximum tokens of a prompt and its response.
 
     Raises UserError if the server cannot be used, has a shorter context, or has a tokenizer other than that of the trained
     model.

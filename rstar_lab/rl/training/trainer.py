@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-FAR_STEPS = 5  # updates in a row with too large a corrected_share that stop a run
+FAR_STEPS = 5  # the run stops after this many consecutive updates with too large a corrected_share
 
 
 class Trainer:
@@ -64,7 +64,8 @@ class Trainer:
         environments: Mapping[str, RunEnvironment] | None = None,
         teacher: Teacher | None = None,
     ):
-        """model: the model that the first stage starts from, on its device. problems: of each stage, by its name.
+        """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its
+        name.
         helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
         metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name. teacher: scores
         the rollouts of stages with a `rl.teacher_weight`."""
@@ -125,7 +126,7 @@ class Trainer:
         with timer("store_s"):
             rows = step_rows(trained_on + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
         metrics |= timer.seconds | {"step_s": timer.total()}
-        if rl.rollout == "async":  # per engine; the share of step_s without it is the generator's idle share
+        if rl.rollout == "async":  # per engine; the rest of step_s is the idle time of the generator
             metrics["engine_busy_s"] = (self.engines.clock.seconds() - busy_s) / len(self.engines.engines)
         self.writer.write_step(stage, step, **rows, metrics=metrics)
         self.state.step, self.state.stage_step = step, self.state.stage_step + 1
@@ -134,7 +135,7 @@ class Trainer:
         return {"stage": stage, "step": step} | metrics
 
     async def update(self, selection: Selection, rl: RlSection, lr_scale: float, seed: int) -> UpdateResult:
-        """Update the policy. In the modes one_step_off and async the rollouts in flight go on meanwhile."""
+        """Update the policy. In the modes one_step_off and async, the rollouts in flight continue meanwhile."""
         if self.rollouts.stream is None:
             return self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
         return await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=lr_scale, seed=seed)
@@ -151,7 +152,7 @@ class Trainer:
             await self.rollouts.newest_in_engines(self.rollouts.stream)
             return await evaluate(step)
         held_out = await evaluate(step)
-        await self.load_weights(step)  # clears the prefix cache, as a resumed run finds it
+        await self.load_weights(step)  # clears the prefix cache, so that the state equals that of a resumed run
         return held_out
 
     def context(self, rl: RlSection) -> RolloutContext:

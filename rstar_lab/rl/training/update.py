@@ -41,7 +41,7 @@ class Learner:
         self.model = model
         self.ranks = ranks
         self.device = next(model.parameters()).device
-        # Other attention implementations do not take a (rows, 1, width, width) mask.
+        # Other attention implementations do not accept a (rows, 1, width, width) mask.
         self.shares_prompts = model.config._attn_implementation == "sdpa"
         self.optimizer: torch.optim.AdamW | None = None
         self.reference: PreTrainedModel | None = None
@@ -82,7 +82,7 @@ class Learner:
     def update(self, selection: Selection, rl: RlSection, *, lr_scale: float, seed: int) -> "UpdateResult":
         """Update the model on mini-batches of the selected rollouts, in their order. Nothing changes if there are none.
 
-        lr_scale: factor of the learning rate. seed: of the step; clip_cov draws from it.
+        lr_scale: factor of the learning rate. seed: seed of the step, used by clip_cov.
         """
         assert self.optimizer is not None
         self._call_helpers("update", selection, rl, lr_scale=lr_scale, seed=seed)
@@ -161,7 +161,7 @@ class Learner:
             return
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         for parameter in parameters:
-            if parameter.grad is None:  # no rows of the mini-batch on this rank
+            if parameter.grad is None:  # this rank has no rows of the mini-batch
                 parameter.grad = torch.zeros_like(parameter)
         self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
@@ -236,7 +236,8 @@ def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tens
 
 def tool_output_loss(log_probs: Tensor, micro: MicroBatch, batch: Sequence[Trajectory]) -> Tensor:
     """Return the cross-entropy of the tool-response tokens of a micro-batch over those of its mini-batch (ECHO, arXiv
-    2605.24517): the model learns to predict what its code prints. log_probs: (batch, tokens), of the scored tokens."""
+    2605.24517): the model learns to predict what its code prints. log_probs: log-probs of the scored tokens, (batch,
+    tokens)."""
     tokens = sum(len(t.response_ids) - t.model_tokens for t in batch)
     return -log_probs[micro.scored_BT & ~micro.mask_BT].sum() / max(1, tokens)
 

@@ -17,11 +17,11 @@ from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048
-MIN_LOWER_BOUND = 1e-9  # of a ratio; verl clamps ratios at e^-20, which is above it
+MIN_LOWER_BOUND = 1e-9  # a lower bound that no ratio reaches: verl clamps ratios at e^-20
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
-PACKED_ATTENTION = "rstar_packed"  # the name that attention.py registers in transformers
+PACKED_ATTENTION = "rstar_packed"  # name under which attention.py registers in transformers
 PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
 # verl keys that users cannot set, each with the reason or the recipe key to use instead.
 FIXED_KEYS = {
@@ -203,7 +203,7 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         "optim.lr": sft.lr,
         "optim.lr_scheduler_type": "cosine",
         "optim.lr_warmup_steps": math.ceil(sft.warmup * steps),
-        "optim.zero_indexed_step": False,  # else the first update has a rate of 0
+        "optim.zero_indexed_step": False,  # without it, the first update has a learning rate of 0
         "optim.weight_decay": sft.weight_decay,
         "optim.clip_grad": sft.grad_clip,
         "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
@@ -225,7 +225,8 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
 
 
 def attention_implementation(*, flash: bool) -> str:
-    """Return what verl's models compute attention with: flash-attn if `flash` and installed here, else attention.py.
+    """Return the attention implementation of verl's models: flash-attn if `flash` is set and it is installed here, else
+    attention.py.
 
     flash: whether the job can use flash-attn, which needs a GPU and bf16.
     """

@@ -35,7 +35,7 @@ class ServerEngine:
     def __init__(self, client: "ScheduledClient | Fleet", traj_id: str, problem_id: str):
         self.client, self.traj_id, self.problem_id = client, traj_id, problem_id
         self.versions: list[int] = []
-        self.new_tokens: int | None = None  # of the last turn, until they are sent to the scheduler
+        self.new_tokens: int | None = None  # tokens of the last turn, until they are reported to the scheduler
         self.done = False
         self._reported: Any = None
 
@@ -73,7 +73,7 @@ class ServerEngine:
     async def _send(self, prompt_ids: list[int], parameters: dict[str, Any]) -> Any:
         """Send the request to the server that the scheduler chooses; after a failure of the server, to another one."""
         if self._reported is not None:
-            await self._reported  # the scheduler must know of the end of the last turn first
+            await self._reported  # the end of the last turn must be reported first
         scheduler, failures = self.client.scheduler, 0
         while True:
             name = await scheduler.admit.remote(self.traj_id, self.problem_id, len(prompt_ids))

@@ -1,4 +1,4 @@
-"""The inference servers of a verl job without a training, for tests and `bench rollout --verl`."""
+"""The inference servers of a verl job without its trainer, for tests and `bench rollout --verl`."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -50,7 +50,8 @@ class OneServer:
 
 @contextmanager
 def own_cluster(**variables: str) -> Iterator[None]:
-    """Run a Ray cluster in this process's tree until the end of the block. variables: environment of its actors."""
+    """Run a Ray cluster in this process's tree until the end of the block. variables: environment variables of its
+    actors."""
     environment = {"env_vars": variables}
     ray.init("local", num_cpus=8, include_dashboard=False, logging_level=logging.ERROR, runtime_env=environment)
     try:
@@ -60,7 +61,8 @@ def own_cluster(**variables: str) -> Iterator[None]:
 
 
 def start_servers(factory: str, model: str, options: dict[str, Any], count: int) -> dict[str, Any]:
-    """Start `count` servers and wait until they are ready; return name -> actor. factory, options: of `EngineServer`."""
+    """Start `count` servers and wait until they are ready; return name -> actor. factory, options: see
+    `EngineServer`."""
     remote: Any = ray.remote(EngineServer)
     actor = remote.options(max_concurrency=1000, num_cpus=0)
     servers = {f"s{number}": actor.remote(factory, model, options | {"replica": number}) for number in range(count)}

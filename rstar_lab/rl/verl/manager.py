@@ -54,8 +54,7 @@ class OversamplingManager(AgentLoopManagerTQ):
     def generate_evaluation(self, problems: Sequence[Problem], *, run: str, samples: int, step: int) -> None:
         """Roll out the problems of an evaluation, `samples` times each, into partition "val" of the transfer queue.
 
-        run: id of the evaluation's run, of which the rollouts take their names. step: of the training, whose weights the
-        servers hold.
+        run: id of the evaluation's run, which the traj_ids contain. step: training step whose weights the servers hold.
         """
         count = len(problems)
         ray.get(self.llm_client.scheduler.begin_step.remote(count * samples))

@@ -38,7 +38,7 @@ class StepRollouts:
 
 
 class _RocMixin:
-    """Mixed in before one of verl's replay buffers."""
+    """Mixin for verl's replay buffers; it must come before them in the bases."""
 
     def __init__(self, *args: Any, sampler_kwargs: Any, **kwargs: Any):
         settings = dict(sampler_kwargs)
@@ -60,7 +60,8 @@ class _RocMixin:
             batch, metrics = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=missing
             )
-            # verl goes on without a rollout that raised, such as one whose sandbox refused its token.
+            # verl continues without a rollout that raised an exception, for example because the sandbox rejected its
+            # token.
             if error := ray.get(find_writer(self.settings.run).first_error.remote()):
                 raise UserError(f"step {global_steps}: {error}")
             if partition_id == "val":

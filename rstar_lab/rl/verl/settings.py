@@ -22,7 +22,7 @@ class Settings:
     stage: Stage
     run: str
     runs_dir: Path
-    first_step: int  # of the stage, in the run's numbering, which begins with 1
+    first_step: int  # first step of the stage; the steps of a run are numbered from 1
     watchdog_s: float | None = None
 
     @classmethod

@@ -29,7 +29,7 @@ from rstar_lab.rl.verl.unsupported import check
 from rstar_lab.rl.verl.variables import OWN_LOSS, SECRETS_FILE
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
-SANDBOX_SECRETS = ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL")  # of the job's own service
+SANDBOX_SECRETS = ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL")  # token of the job's own service
 
 
 def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
@@ -64,7 +64,8 @@ def secrets_file(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def own_ray(profile: Profile) -> AbstractContextManager[Any]:
-    """On a CPU, start a Ray cluster for this run that counts the CPU as a GPU. With GPUs, verl finds or starts Ray."""
+    """On a CPU, start a Ray cluster for this run that counts the CPU as a GPU. With GPUs, verl joins or starts a Ray
+    cluster."""
     if profile.hardware.gpus or "RAY_ADDRESS" in os.environ:
         return nullcontext()
     from rstar_lab.local_ray import LocalRay

@@ -77,10 +77,10 @@ class RstarTrainer(PPOTrainerSync):
         self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._pending_operations)
         self.state = TrainerState()
-        self.lines: list[dict[str, Any]] = []  # of this stage
+        self.lines: list[dict[str, Any]] = []  # number of steps of this stage
         self.transcripts = start_writer(self.settings.run)
         self.values = TrainerValues()
-        self.writing: Any = None  # the number of transcripts, when their file is written
+        self.writing: Any = None  # gives the number of transcripts once their file is written
         self.mini_batches: list[list[str]] = []
         self.saved = 0  # step of the newest checkpoint
 
@@ -165,7 +165,7 @@ class RstarTrainer(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         if self.over:
-            if self.saved < self.global_steps:  # a hand-off ends the stage before the step that verl planned
+            if self.saved < self.global_steps:  # a hand-off can end the stage before the last step that verl planned
                 self._save_checkpoint()
             self.total_training_steps = self.global_steps
         self.watchdog.enter("weight sync", self.global_steps)
@@ -283,7 +283,8 @@ class RstarTrainer(PPOTrainerSync):
     def _evaluate(self, *, final: bool) -> dict[str, float]:
         """Evaluate the recipe's sets with the weights after this step; see `evaluate_sets`.
 
-        The servers sleep between the rollouts of a step and its end, so they are woken for it. final: of the trained model.
+        The servers sleep between the rollouts of a step and its end, so they are woken for it. final: whether these are
+        the weights at the end of the training.
         """
         if not self.session.held_out:
             return {}
@@ -346,7 +347,7 @@ class RstarTrainer(PPOTrainerSync):
             | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
             | kept.metrics
             | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}
-            # What goes through forward and backward, and what would without RoC: all rollouts of the same groups.
+            # Tokens that go through forward and backward with RoC, and without it (all rollouts of the same groups).
             | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}
             | {"sequence_tokens_informative": _sequence_tokens(with_signal)}
             | {"roc_s": step.roc_s, "transcripts_s": waited_s, "step_s": sum(timing.values())}

@@ -1,8 +1,7 @@
-"""Transcripts of a step: they go from the agent-loop workers to one writer process.
-
-So the tokens and texts of a step never gather in the trainer's process, which selects, measures and commits the step from a
-table of numbers. The writer holds the transcripts of one step in compact form (about 14 bytes a token) and writes them while
-the model is updated. A step is committed by the trainer, as in any run.
+"""Transcripts of a step are sent from the agent-loop workers to one writer process. The trainer's process therefore
+never holds the tokens and texts of a step: it selects, measures and commits the step from a table of numbers. The
+writer holds the transcripts of one step in compact form (about 14 bytes a token) and writes them while the model is
+updated. A step is committed by the trainer, as in any run.
 """
 
 import pickle
@@ -27,9 +26,8 @@ _AT_ONCE = 256  # rollouts
 
 @dataclass(frozen=True, slots=True)
 class RolloutNumbers:
-    """What the trainer's process knows of a rollout.
-
-    outline: for the selection and the metrics; see `outline`. row, calls: of the run store, without labels of training.
+    """The data of a rollout in the trainer's process. outline: used by the selection and the metrics; see `outline`.
+    row, calls: rows of the run store, without the labels of training.
     """
 
     outline: Trajectory
@@ -38,7 +36,8 @@ class RolloutNumbers:
 
 
 def split(trajectory: Trajectory, *, whole: bool) -> tuple[RolloutNumbers, bytes]:
-    """Return the numbers of a rollout and its pickled transcript. whole: the outline is the trajectory itself."""
+    """Return the numbers of a rollout and its pickled transcript. whole: if True, the outline is the trajectory
+    itself."""
     row = transcript_row(trajectory, NOT_KEPT, arrays=True) | {
         "sample": trajectory.sample,
         "prompt_ids": np.asarray(trajectory.prompt_ids, np.int32),
@@ -68,7 +67,7 @@ def outline(trajectory: Trajectory) -> Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class TrainerValues:
-    """What the writer computes from the trainer's log-probs of the kept rollouts.
+    """Results that the writer computes from the trainer's log-probs of the kept rollouts.
 
     mismatch, mismatch_max: absolute difference of the log-probs of engine and trainer over the model's tokens; None without
     tokens. means: by traj_id, mean log-prob and mean entropy over the model's tokens.
@@ -89,15 +88,16 @@ class TranscriptWriter:
         self.errors: list[str] = []
 
     def add_error(self, text: str) -> None:
-        """Take the error of a rollout that ended with an exception."""
+        """Store the error of a rollout that ended with an exception."""
         self.errors.append(text)
 
     def first_error(self) -> str | None:
-        """Return the first error of a rollout, or None. verl itself only logs it and goes on without the rollout."""
+        """Return the first error of a rollout, or None. verl itself only logs the error and continues without the
+        rollout."""
         return self.errors[0] if self.errors else None
 
     def add(self, traj_id: str, row: bytes) -> None:
-        """Take the transcript of a rollout that has ended; see `split`."""
+        """Store the transcript of a rollout that has ended; see `split`."""
         self.rows[traj_id] = row
 
     def add_trainer_values(self, keys: Mapping[str, str]) -> TrainerValues:
@@ -127,10 +127,11 @@ class TranscriptWriter:
         kept: Sequence[str],
         token_arrays: Literal["all", "kept", "sampled"],
     ) -> int:
-        """Write the transcripts of the step and forget them; return their number.
+        """Write the transcripts of the step, release them, and return their number.
 
-        path: file of the step. fill: run, stage and step. names: traj_ids of the step; kept: of the rollouts that are trained
-        on. token_arrays: see `step_rows`. The file belongs to the run when the trainer has committed the step.
+        path: file of the step. fill: run, stage and step. names: traj_ids of the step; kept: traj_ids of the rollouts
+        that are trained on. token_arrays: see `step_rows`. The file becomes part of the run when the trainer commits
+        the step.
         """
         count = write_parts(path, "transcripts", self._parts(fill, names, set(kept), token_arrays))
         self.rows.clear()

@@ -8,7 +8,7 @@ def unsupported_options(recipe: Recipe) -> list[str]:
     """Return one line per unsupported key: the stage, the key, the reason and the alternative."""
     lines = []
     if recipe.log_to:
-        lines.append("log_to: verl has loggers of its own; set verl.trainer.logger=[console, wandb]")
+        lines.append("log_to: verl has its own loggers; set verl.trainer.logger=[console, wandb]")
     if recipe.rl.lora is not None:
         lines.append("rl.lora: the verl adapter trains all weights; use a profile of the local trainer")
     for stage in recipe.stages:

@@ -19,8 +19,8 @@ class Watchdog:
 
     Args:
         limit_s: longest time of one phase; None disables the watchdog.
-        pending: returns what every worker waits for; called once, for the report.
-        terminate: called after the report.
+        pending: returns the operations that every worker waits for; called once, for the report. terminate: called
+        after the report.
     """
 
     def __init__(
