@@ -36,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
 )  # fmt: skip
 
-# Extra that installs a package, for the error of a command that needs it.
+# The extra that installs each package, for the error of a command that requires the package.
 EXTRA_OF = {
     "duckdb": "analysis", "pandas": "analysis", "plotly": "analysis", "pyarrow": "analysis", "anywidget": "analysis",
     "papermill": "notebooks", "nbconvert": "notebooks", "jupytext": "notebooks",
@@ -102,9 +102,8 @@ def version() -> None:
 
 
 def mount() -> None:
-    """Add the command groups of the other packages; a second call does nothing.
-
-    A group whose extra is missing says so when it is called.
+    """Add the command groups of the other packages; a second call does nothing. A group whose extra is not installed
+    fails with that message when it is called.
     """
     if any(group.name in GROUPS for group in app.registered_groups):
         return
@@ -127,14 +126,14 @@ def _raise_missing_extra(error: ModuleNotFoundError) -> None:
     package = (error.name or "").split(".")[0]
     if package not in EXTRA_OF:
         raise error
-    raise UserError(f"this command needs {package}: install rstar_lab[{EXTRA_OF[package]}]") from error
+    raise UserError(f"this command requires {package}: pip install 'rstar_lab[{EXTRA_OF[package]}]'") from error
 
 
 def main() -> None:
     """Run the command line; print errors that a user can fix as one line instead of a traceback."""
     # Must be set before torch is imported: OpenMP threads that spin while they wait starve the engines beside them.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    gc.set_threshold(50_000)  # garbage collection would take a fifth of the import time
+    gc.set_threshold(50_000)  # garbage collection takes a fifth of the import time
     mount()
     try:
         try:

@@ -1,7 +1,7 @@
 """Prometheus metrics of the runs in a folder: `rstar-lab monitor`.
 
-Everything is read from the run store at each scrape, so it works for every trainer, for verl and for runs that are mirrored from
-another machine, and needs nothing in the training process.
+Each scrape reads the run store. Therefore the exporter works for the local trainer, for verl and for runs that are
+copied from another machine, and the training process needs no change.
 """
 
 import hmac
@@ -108,6 +108,6 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Th
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Scrapes are not logged."""
+            """Log nothing."""
 
     return ThreadingHTTPServer((host, port), Handler)

@@ -1,4 +1,4 @@
-"""Faults injected into a short training run, and which check notices each. `rstar-lab inject`.
+"""Inject faults into a short training run and find out which check notices each: `rstar-lab inject`.
 
 Each fault is a mistake that other frameworks' users have reported and that trains a worse model without an error. A check
 notices it if preflight fails or warns, if the run stops with an error, or if `find_alerts` reports an alert.
@@ -36,8 +36,9 @@ MAX_STEPS = 3  # a fault that no check notices within these steps counts as not 
 
 @dataclass(frozen=True)
 class Fault:
-    """patch: breaks the program while it is entered. problems: returns the problems of the first stage instead, from
-    those of the recipe and those of its evaluation sets; preflight reads them from a file."""
+    """patch: context manager that breaks the program. problems: alternatively, a function that returns faulty problems
+    for the first stage, given the problems of the recipe and of its evaluation sets; preflight reads them from a
+    file."""
 
     name: str
     meaning: str
@@ -47,7 +48,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Finding:
-    """step: the step in which a check noticed the fault, 0 before the first; None: not noticed. check: the check."""
+    """step: the step in which a check noticed the fault; 0: before the first step; None: not noticed. check: name of
+    the check."""
 
     fault: str
     noticed: bool
@@ -143,7 +145,8 @@ async def inject(
 ) -> list[Finding]:
     """Run each fault for MAX_STEPS steps of the recipe's first stage, all from one SFT model. Returns the findings in order.
 
-    names: of FAULTS, or "none". runs_dir: keeps the runs; default: a temporary folder. Raises UserError for an unknown name.
+    names: names in FAULTS, or "none". runs_dir: keeps the runs; default: a temporary folder. Raises UserError for an
+    unknown name.
     """
     known = FAULTS | {NONE.name: NONE}
     if unknown := [name for name in names if name not in known]:

@@ -30,7 +30,7 @@ TABLES = ("trajectories", "calls", "transcripts")
 
 @dataclass(frozen=True)
 class Upload:
-    """What `push` sends. files: path in the repository -> local file, or its content."""
+    """What `push` sends. files: path in the repository -> local file, or content of the file."""
 
     kind: Kind
     files: dict[str, Path | bytes]
@@ -42,9 +42,8 @@ class Upload:
 
 
 def prepare(folder: Path) -> Upload:
-    """Return what a folder becomes in a repository, with its card. folder: of a run, or of a model or adapter.
-
-    run.json is sent without the name of the host, and with the last part of absolute paths only.
+    """Return the files to upload for a folder, with a card. folder: folder of a run, a model or an adapter. run.json is
+    sent without the host name, and absolute paths are reduced to their last part.
     Raises UserError for another folder, or a run without steps.
     """
     if (folder / "run.json").is_file():
@@ -65,9 +64,9 @@ def prepare(folder: Path) -> Upload:
 
 
 def push(upload: Upload, repo: str, *, public: bool = False) -> str:
-    """Create the repository if needed, and send all files in one commit. Returns its URL. public: only for a new one.
-
-    The token is that of `hf auth login` or the variable HF_TOKEN. Raises UserError if the Hub refuses.
+    """Create the repository if needed, and send all files in one commit. Returns its URL. public: applies to a new
+    repository only. The token is read from `hf auth login` or the environment variable HF_TOKEN. Raises UserError if
+    the Hub rejects the upload.
     """
     api, repo_type = HfApi(), REPO_TYPES[upload.kind]
     operations = [
@@ -76,7 +75,7 @@ def push(upload: Upload, repo: str, *, public: bool = False) -> str:
     try:
         url = api.create_repo(repo, repo_type=repo_type, private=not public, exist_ok=True)
         api.create_commit(repo, operations, repo_type=repo_type, commit_message="Upload with rstar-lab push")
-    except Exception as error:  # huggingface_hub has many kinds, and passes on those of its HTTP library
+    except Exception as error:  # huggingface_hub has many kinds of errors, and also raises those of its HTTP library
         raise UserError(f"push to {repo} failed: {_first_line(error)}") from error
     return str(url)
 
@@ -84,8 +83,8 @@ def push(upload: Upload, repo: str, *, public: bool = False) -> str:
 def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind, Path]:
     """Fetch a run into `folder`/<its id>, or a model into `folder`/<name of the repository>. Returns its kind and folder.
 
-    A repository that is a data set with a run.json is a run. Files appear when all have arrived. Raises UserError if the
-    repository is not found or is neither, or if the target exists.
+    A data-set repository with a run.json is a run. The target appears only when all files are complete. Raises
+    UserError if the repository is not found, contains neither a run nor a model, or if the target exists.
     """
     api = HfApi()
     try:
@@ -109,7 +108,7 @@ def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind,
                 raise UserError(f"{target} exists already: choose another --to")
             fetched.chmod(0o755)
             fetched.rename(target)
-            fetched.mkdir()  # for the clean-up of the temporary folder
+            fetched.mkdir()  # so that the temporary folder can be removed
     except UserError:
         raise
     except Exception as error:
@@ -129,7 +128,7 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes
 
 
 def _model_card(folder: Path) -> bytes:
-    """Return the card of a model: what it was trained from and how, its evaluations, and its chat format."""
+    """Return the card of a model: base model, training, evaluations and chat format."""
     run = next((RunReader(parent) for parent in folder.resolve().parents if (parent / "run.json").is_file()), None)
     header: dict[str, Any] = {
         "library_name": "transformers",
@@ -217,7 +216,7 @@ def _evaluations(run: RunReader, folder: Path) -> list[str]:
 
 
 def _without_paths(recipe: Any) -> Any:
-    """Return a recipe with absolute paths reduced to their last part, which say nothing to others."""
+    """Return a recipe with absolute paths reduced to their last part: full paths have no meaning on other machines."""
     if isinstance(recipe, dict):
         return {key: _without_paths(value) for key, value in recipe.items()}
     if isinstance(recipe, list):

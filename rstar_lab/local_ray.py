@@ -22,7 +22,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.processes import JOB_VARIABLE, end_processes, processes_of
 
 START_TIMEOUT_S = 300
-# One token for all clusters of this process, because Ray's clients read it once.
+# One token for all clusters of this process, because Ray's clients read the token only once.
 TOKEN = secrets.token_hex(32)
 ATTEMPTS = 3
 # Ray's start-up timeouts, raised for a busy machine.
@@ -31,12 +31,12 @@ TIMEOUTS = {
     "RAY_agent_register_timeout_ms": str(1000 * START_TIMEOUT_S),
     "RAY_worker_register_timeout_seconds": str(START_TIMEOUT_S),
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_TIMEOUT_S),
-    "RAY_worker_niceness": "0",  # default 15: workers would starve beside any other computation
+    "RAY_worker_niceness": "0",  # default: 15, with which workers get too little CPU time beside other programs
     # Prestarted workers have no runtime environment, so our jobs cannot use them.
     "RAY_prestart_worker_first_driver": "0",
 }
-# Asks the control store, which is up before the job API. In a process of its own, because Ray reads its token settings when it is
-# imported.
+# Queries the control store, which is ready before the job API. In a separate process, because Ray reads its token
+# settings when it is imported.
 WAIT_FOR_NODES = """
 import sys, time
 from ray._raylet import GcsClient
@@ -49,14 +49,14 @@ while True:
         break
     time.sleep(0.2)
 """
-# Selected here, because the agents of two raylets would otherwise use the same default port.
+# Ports are selected here, because the agents of two raylets would otherwise use the same default port.
 PORTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
 
 
 class LocalRay:
     """A Ray cluster of `nodes` raylets with token authentication. A context manager: all processes end with the block.
 
-    cpus, gpus: resources that each raylet declares, whatever the machine has. dashboard: start the job API.
+    cpus, gpus: resources that each raylet declares, independent of the machine. dashboard: start the job API.
     Attributes: address (URL of the job API), environment (variables that a client or driver needs; also set in os.environ).
     """
 
@@ -99,7 +99,7 @@ class LocalRay:
             f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
             "--no-monitor", f"--ray-client-server-port={_free_port()}",  # no autoscaler; the default port is fixed
         )  # fmt: skip
-        # Other nodes can join only after the head has become a node of its own cluster.
+        # Other nodes can join only after the head is registered as a node.
         self.wait_for_nodes(1)
         for _ in range(self.nodes - 1):
             self.add_node()
@@ -130,7 +130,8 @@ class LocalRay:
     def _write_agent_port(self, node: str, port: int) -> None:
         """Write the file in which a node's agent reports its port to the raylet.
 
-        A raylet exits if the file is not there after 15 s, which no setting changes; the agent takes longer on a busy machine.
+        A raylet exits if the file does not exist after 15 s. No setting changes this time, and the agent takes longer
+        on a busy machine.
         """
         session = self.folder / "session_latest"
         deadline = time.monotonic() + START_TIMEOUT_S

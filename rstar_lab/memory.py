@@ -9,7 +9,8 @@ from typing import Self
 
 
 def process_tree_bytes(pid: int) -> int:
-    """Return the memory of a process and its descendants in bytes. Shared pages count once (proportional set size)."""
+    """Return the memory of a process and its descendants in bytes. Shared pages are counted once (proportional set
+    size)."""
     total = 0
     pending = [pid]
     while pending:

@@ -58,7 +58,7 @@ class Parallelism(ProfileSection):
 
 
 class Measured(ProfileSection):
-    """Efficiencies by which the time estimate multiplies peak rates. State their source in the profile."""
+    """Efficiencies by which the time estimate multiplies peak rates. A profile should state their source."""
 
     training_mfu: float = Field(default=0.35, gt=0, le=1)
     decode_bandwidth_share: float = Field(default=0.5, gt=0, le=1)
@@ -72,15 +72,13 @@ class Measured(ProfileSection):
 
 
 class SandboxSettings(ProfileSection):
-    """Where tool calls run.
-
-    redis true: the job starts Redis, the sandbox service and its workers, and the recipe's calls go there. A recipe that sets
-    `sandbox.url` itself keeps its service.
+    """Where tool calls run. With `redis: true`, the job starts Redis, the sandbox service and its workers, and the
+    recipe's calls are sent to it. A recipe that sets `sandbox.url` uses its own service.
     """
 
     workers_per_node: int = Field(default=0, ge=0, description="workers that the job starts on a node; 0: one per CPU")
     redis: bool = False
-    call_s: float = Field(default=0.3, gt=0, description="mean seconds of a call, queueing included")
+    call_s: float = Field(default=0.3, gt=0, description="mean seconds of a call, including queueing")
 
 
 class Storage(ProfileSection):
@@ -120,7 +118,7 @@ class Ssh(ProfileSection):
 
 
 class KubeRay(ProfileSection):
-    """Kubernetes with the KubeRay operator. The job's pods run `image`; their number and size come from `hardware`."""
+    """Kubernetes with the KubeRay operator. The job's pods run `image`; `hardware` determines their number and size."""
 
     context: str | None = Field(default=None, description="context of the kubeconfig file; default: the current one")
     namespace: str | None = Field(default=None, description="default: that of the context")

@@ -51,7 +51,7 @@ class Work:
     def update(self, done: int, note: str = "", *, every_s: float = 0.0, **fields: Any) -> None:
         """Set the number of finished parts. Without a terminal, at most one line is printed every `every_s` seconds.
 
-        note: text behind the numbers. fields: metrics for the JSON line.
+        note: text after the numbers. fields: metrics for the JSON line.
         """
         if self.progress:
             self.progress.update(self.task, completed=done, note=note)

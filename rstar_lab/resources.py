@@ -1,4 +1,5 @@
-"""Find the folders that ship with the package but lie beside it in the source tree: `notebooks` and `cluster`."""
+"""Find the folders `notebooks` and `cluster`, which are inside an installed package but beside it in the source
+tree."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ _PACKAGE = Path(__file__).parent
 
 
 def resource_folder(name: str) -> Path:
-    """Return the folder `notebooks` or `cluster`: the copy inside an installed wheel, else the one of the source tree."""
+    """Return the folder `notebooks` or `cluster`: the copy in an installed wheel, else the folder of the source
+    tree."""
     installed = _PACKAGE / "_resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
@@ -17,7 +19,7 @@ def resource_folder(name: str) -> Path:
 def copy_notebooks(target: Path, *, overwrite: bool = False) -> list[Path]:
     """Copy the notebooks into `target` and return the new files.
 
-    Raises UserError if a notebook of that name is there already and `overwrite` is false; nothing is copied then.
+    Raises UserError, and copies nothing, if a notebook of that name exists and `overwrite` is false.
     """
     sources = sorted(resource_folder("notebooks").glob("[0-9]*.ipynb"))
     existing = [source.name for source in sources if (target / source.name).exists()]

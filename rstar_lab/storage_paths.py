@@ -29,7 +29,7 @@ def resolve_model(model: str, profile: Profile) -> str:
     stored = [root / _without(path, "models"), root / path.name]
     found = _first_existing(path, stored, profile)
     if found is None:
-        # Not on this machine. On a cluster that is an error, which preflight reports; elsewhere a model name stays a name.
+        # Not found on this machine. On a cluster this is an error, which preflight reports; elsewhere the name is kept.
         return str(stored[-1]) if profile.backend != "local" else model
     return str(found)
 
@@ -61,7 +61,8 @@ def _resolve(key: str, value: Any, profile: Profile) -> Any:
 
 
 def _first_existing(path: Path, stored: list[Path], profile: Profile) -> Path | None:
-    """On a cluster only the storage counts: other nodes may not see the current folder."""
+    """Return the first existing path. On a cluster only the storage folders are searched, because other nodes may not
+    see the current folder."""
     candidates = stored if profile.backend != "local" else [path, *stored]
     return next((candidate.absolute() for candidate in candidates if candidate.exists()), None)
 

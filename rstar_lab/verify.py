@@ -23,7 +23,7 @@ AnswerFormat = Literal["tagged", "boxed", "last_number"]
 ANSWER_FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
-MAX_SEARCHED = 2_000_000  # characters of a response that are searched for an answer, counted from its end
+MAX_SEARCHED = 2_000_000  # number of characters at the end of a response that are searched for an answer
 
 
 # --- extraction ------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ _PERCENTAGE = re.compile(r"([+-]?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+))
 
 
 def canonical_integer(text: str) -> str | None:
-    """Return the digits of a plainly written integer ("025", "+7", "1,234") without sign and zero padding variants.
+    """Return an integer in normal form, without plus sign, leading zeros and separators ("025", "+7", "1,234").
 
     Returns None for all other text. Works on strings, so that Python's limit on integer digits does not apply.
     """

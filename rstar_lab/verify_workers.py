@@ -26,13 +26,14 @@ import time
 import types
 from typing import NoReturn
 
-TOTAL_S = 4.0  # for one comparison, including the start of the fork server
-WALL_S, CPU_S = 3.0, 2.0  # for one comparison inside a worker
+TOTAL_S = 4.0  # seconds for one comparison, including the start of the fork server
+WALL_S, CPU_S = 3.0, 2.0  # seconds for one comparison inside a worker
 MEMORY_BYTES = 2 << 30
 MAX_WORKERS = 32  # includes workers that hang; each of them ends after WALL_S
 IDLE_WORKERS = min(4, os.cpu_count() or 1)
 
-# Environment variables that the fork server gets: what starts Python, and none of the caller's secrets.
+# Environment variables of the fork server: only those that Python needs to start, so that it has none of the caller's
+# secrets.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class WorkerPool:
     ) -> bool:
         """Return whether a grader (see GRADERS) finds the two texts equal; False after `timeout_s`.
 
-        slice_s: CPU seconds after which the comparison stops and raises Undecided, so that a caller can do others first.
+        slice_s: CPU seconds after which the comparison stops and raises Undecided, so that a caller can compare other
+        pairs first.
         Raises UserError if math-verify is not installed.
         """
         cpu_s = CPU_S if slice_s is None else slice_s
@@ -91,7 +93,7 @@ class WorkerPool:
             return False
         try:
             # A worker can end for another reason than its timers, for example because its server was killed. Such a
-            # comparison is repeated, twice because a dying server still accepts requests.
+            # comparison is repeated; twice, because a dying server still accepts requests.
             for fresh in (False, True, True):
                 connection = self._connect(fresh, deadline)
                 if connection is None:

@@ -1,4 +1,4 @@
-"""Alerts: steps of a run at which a number of the run store crosses a limit that usually means a problem."""
+"""Alerts: steps of a run at which a value in the run store crosses a limit, which usually indicates a problem."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pandas as pd
 from rstar_lab.analysis.metrics import METRICS, curves
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
 
-FIRST_STEPS = 3  # the median over the first steps of a run and stage is the reference of relative limits
+FIRST_STEPS = 3  # number of first steps of a run and stage; relative limits refer to the median over them
 COLUMNS = ["run_id", "stage", "alert", "metric", "step", "last", "steps", "value", "threshold", "evidence"]
 
 

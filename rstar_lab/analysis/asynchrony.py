@@ -19,14 +19,15 @@ from rstar_lab.analysis.student import mean_interval
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS, line_styles, translucent
 
-RECORDS = Path(__file__).parent / "data"  # the runs of docs/async.md
+RECORDS = Path(__file__).parent / "data"  # recorded runs of docs/async.md
 
 
 def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:
     """Plot, by step: staleness of the groups trained on, idle shares of generator and trainer, and dropped groups.
 
-    The third panel shows who was starved: the share of groups that were dropped because they were too old, of all groups, of the
-    longest third and of the least solved third. mode: "light" or "dark" page. Raises UserError for a run in mode sync.
+    The third panel shows which groups the staleness limit affects: the share of groups dropped as too old, among all
+    groups, the longest third and the least solved third. mode: "light" or "dark" page. Raises UserError for a run in
+    mode sync.
     """
     steps = runs.steps({"run_id": run_id})
     if "staleness_mean" not in steps:

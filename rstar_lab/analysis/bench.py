@@ -1,9 +1,9 @@
 """`rstar-lab bench store`: queries on 8 million trajectories and 100,000 transcripts, compared with pandas.
 
 Both read the same files. pandas uses `read_parquet` with the required columns and row filters. Each side runs in its own
-process, so that its peak memory is measured separately. rstar_lab keeps what an open store keeps: the rollups (one row per
-step) and the texts of the last search. `open` is the time to open the store and compute the first curves; each page is
-counted, sorted and read without a cache.
+process, so that its peak memory is measured separately. rstar_lab has the caches of an open store: the rollups (one row
+per step) and the texts of the last search. `open` is the time to open the store and compute the first curves; each page
+is counted, sorted and read without a cache.
 """
 
 import itertools

@@ -1,4 +1,5 @@
-"""How the model uses its code tool: the code it writes, and what it does around it. Read from the transcripts.
+"""Analysis of how the model uses its code tool: the code it writes, and its turns before and after the code. Read from
+the transcripts.
 
 Nothing is executed: code is parsed with `ast`.
 """
@@ -40,10 +41,11 @@ CALL_COLUMNS = ["run_id", "step", "problem_id", "traj_id", "reward", "turn", "ca
 def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
     """Return one row per tool call: CALL_COLUMNS.
 
-    turn: of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call is not valid JSON or
-    has no code. lines: of code, without empty ones. libraries: imported top-level modules. asserts: the code contains an
-    assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known: the final answer of the
-    rollout stood in the output of an earlier call. limit: most rollouts, a fixed sample; default: all.
+    turn: turn of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call is not
+    valid JSON or has no code. lines: number of non-empty lines of code. libraries: imported top-level modules. asserts:
+    the code contains an assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known:
+    whether the output of an earlier call contained the final answer of the rollout. limit: maximum number of rollouts,
+    a fixed sample; default: all.
     """
     rows = [row for rollout in rollouts(runs, where, limit) for row in rollout["calls"]]
     return pd.DataFrame(rows, columns=CALL_COLUMNS)
@@ -111,8 +113,8 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
 
 
 def rollouts(runs: Runs, where: Where, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield each rollout that has a transcript: its ROLLOUT_COLUMNS, its calls with their facts and responses, and what comes
-    before the first call."""
+    """Yield each rollout that has a transcript: its ROLLOUT_COLUMNS, its calls with their properties and responses, and
+    the number of turns and characters before the first call."""
     condition, parameters = sql_condition(where)
     sample = (
         f"ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}" if limit is not None else "ORDER BY run_id, step, traj_id"
@@ -137,7 +139,7 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[st
     stands = re.compile(rf"(?<![\w.]){re.escape(answer)}(?![\w.]*\w)") if answer else None
     shared = {key: row[key] for key in ("run_id", "step", "problem_id", "traj_id", "reward")}
     calls: list[dict[str, Any]] = []
-    waiting: list[dict[str, Any]] = []  # calls of the turn whose responses have not come
+    waiting: list[dict[str, Any]] = []  # calls of the turn that have no response yet
     seen: set[str] = set()
     known, turn, characters, first = False, -1, 0, None
     for message in messages:

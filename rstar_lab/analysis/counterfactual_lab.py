@@ -1,4 +1,5 @@
-"""Counterfactuals: which rollouts of a stored step other recipe keys would have trained on, and towards which update.
+"""Counterfactuals: the rollouts of a stored step that other recipe keys would have selected, and the gradient of the
+resulting update.
 
 The rollouts are selected, weighted and differentiated by the functions that training uses. Nothing is sampled. The
 gradients need torch, a stored checkpoint, and the token arrays of the selected rollouts.
@@ -25,7 +26,7 @@ RULES: dict[str, dict[str, Any]] = {
     "paper rule": {"roc": "paper"},
     "released rule": {"roc": "released"},
     "random": {"roc": "random"},
-    "quotas": {"roc": "paper", "roc_penalties": []},  # the numbers of successes and failures of RoC, without preference
+    "quotas": {"roc": "paper", "roc_penalties": []},  # RoC's numbers of successes and failures, drawn uniformly
     "all rollouts": {"roc": "none"},
 }
 _PANELS = {
@@ -63,7 +64,7 @@ class Counterfactual:
 
     @property
     def figure(self) -> Figure:
-        """The summary as bars for one step, or as lines over several steps."""
+        """Return the summary as bars for one step, or as lines over several steps."""
         return _plot(self.summary)
 
 
@@ -75,7 +76,7 @@ def counterfactual(
     draws: int = 20,
     gradients: bool = True,
 ) -> Counterfactual:
-    """Compare what was trained on at a step of a run with what other recipe keys would have trained on.
+    """Compare the selection that a step of a run was trained on with the selections of other recipe keys.
 
     run: folder of a training run. step: one or several. rules: names of RULES, or mappings of keys of the recipe section
     `rl` to changed values, such as {"roc_penalties": ["errors"], "clip_high": 0.4, "variant": "gspo"}. draws: draws of a

@@ -31,17 +31,18 @@ KINDS = {
 KEYS = ["kind", "outcome", "message"]
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
-_MESSAGE = 40  # characters of a message beside a bar
-_MOST_IDS = 500  # rollouts of a bar that a click opens
+_MESSAGE = 40  # maximum characters of a message beside a bar
+_MOST_IDS = 500  # maximum number of rollouts that a click on a bar lists
 
 
 def failed_rollouts(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
     """Return one row per failed or odd rollout: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message,
     shape.
 
-    kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: of the last failed call, empty
-    without one. family: problem_id without numbers. shape: hash of the last code that parses, empty without one.
-    limit: most rollouts read, a fixed sample; default: all.
+    kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: those of the last failed
+    call, empty if no call failed. family: problem_id without numbers. shape: hash of the last code that parses, empty
+    without one.
+    limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
     rows = []
     for rollout in rollouts(runs, where, limit):

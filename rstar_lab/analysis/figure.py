@@ -15,7 +15,7 @@ from rstar_lab.runs import RunStoreError
 
 
 class Figure(go.Figure):
-    """A plotly figure in the project's theme. It keeps the data it shows and the rollouts behind each point.
+    """A plotly figure in the project's theme. It also holds the plotted data, and the rollouts behind each point.
 
     frame: one row per plotted value. mode: "light" or "dark".
     """

@@ -16,7 +16,8 @@ from rstar_lab.figure_theme import COLOURS
 class Fork:
     """Continuations of one rollout, stored as a run of kind `fork`.
 
-    run: its folder. traj_id: the original rollout. reward: of the original. state: how the tools got their state:
+    run: its folder. traj_id: the original rollout. reward: reward of the original. state: how the tools got their
+    state:
     `replay`, or `stateless` if they keep none. differing: replayed calls whose response was not the stored one.
     weights: the model folder or URL that was sampled.
     """
@@ -56,7 +57,7 @@ class Fork:
     @property
     def values(self) -> pd.DataFrame:
         """One row per forked turn: turn, value (share of correct continuations from the start of the turn), low, high
-        (95%, Wilson), n. Continuations that an engine failure ended do not count."""
+        (95%, Wilson), n. Continuations that ended through an engine failure are excluded."""
         tree = self.tree
         tree = tree[tree.stop_reason != "engine_error"]
         rows = []
@@ -68,7 +69,8 @@ class Fork:
 
     @property
     def lost_at(self) -> int | None:
-        """The turn over which the value falls most: it is high before this turn and low after it. None if it never falls.
+        """The turn during which the value falls most: the value is high before it and low after it. None if the value
+        never falls.
 
         The value after the last turn is the outcome of the original rollout.
         """

@@ -121,7 +121,7 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
     for number, rollout in enumerate(rollouts):
         question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
         problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
-        # The source's id may repeat in another run. An id in the store must be unique over all runs.
+        # Ids in the store must be unique over all runs, but another run can contain the source's id.
         traj_id = f"{run_id}/{step:06d}/{rollout.get('traj_id') or number}"
         truth = text_or_none(rollout.get("truth"))
         trajectories.append(

@@ -1,4 +1,4 @@
-"""Metrics. Each is a ratio of two sums over trajectories, defined once with its formula and source.
+"""Metrics. Each metric is a ratio of two sums over trajectories, and is defined once, with its formula and source.
 
 Metrics include all rollouts of a step, also those that resampling dropped. Without the dropped rollouts a resampled
 policy would look better than it is.
@@ -259,7 +259,7 @@ def get_metric(name: str) -> Metric:
     return METRICS[name]
 
 
-OWN = "metrics."  # start of the names of metrics that a reward function or an environment reports
+OWN = "metrics."  # prefix of metrics that a reward function or an environment reports
 SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 

@@ -24,7 +24,7 @@ SERIES = {
     "entropy": "entropy (nats)",
 }
 COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "parent", "alerts")
-_POINTS, _WIDTH, _HEIGHT = 40, 80, 20  # of a sparkline; pixels
+_POINTS, _WIDTH, _HEIGHT = 40, 80, 20  # size of a sparkline in pixels
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps
 _UNREADABLE = "unreadable"
 

@@ -10,7 +10,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
 
-_MAX_NAMES = 40  # rows whose problem is named on the axis
+_MAX_NAMES = 40  # maximum number of rows with a label on the axis
 
 
 def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
@@ -22,7 +22,8 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
 
     problems: maximum number of rows. If the run has more problems, those that occur in the most steps are drawn; if a step
     has more sorted groups, they are a sample spaced evenly.
-    `Figure.frame`: one row per cell: problem_id, step, n (rollouts), pass_rate, kept (rollouts that RoC kept), row (0: bottom).
+    `Figure.frame` has one row per cell: problem_id, step, n (rollouts), pass_rate, kept (rollouts that RoC kept), row
+    (0: bottom).
     Raises RunStoreError if the run has no rollouts with a problem id, and ValueError if problems is not positive.
     """
     if problems < 1:

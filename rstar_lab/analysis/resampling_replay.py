@@ -80,8 +80,10 @@ def replay(
 ) -> Replay:
     """Resample one step of a run with another rule and return the resulting batch beside the trained one.
 
-    rule: of `rl.algorithm.roc.resample`, also a function; none keeps every rollout. keep: rollouts kept per group; None: the recipe's
-    rl.group_size, else half of the group. weights: of p_err and p_format in the penalty. errors: how p_err counts errors:
+    rule: rule of `rl.algorithm.roc.resample`, which can be a function; none keeps every rollout. keep: rollouts kept
+    per group; None: the recipe's rl.group_size, else half of the group. weights: weights of p_err and p_format in the
+    penalty.
+    errors: how p_err counts errors:
     `outcomes`, or `substring` (the word "error" in a tool response, as in the release), which requires transcripts.
     draws: number of draws of a random rule. Raises RunStoreError if the run has no such step.
     """

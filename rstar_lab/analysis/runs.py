@@ -141,7 +141,7 @@ class Runs:
         return rows.iloc[0]
 
     def transcript(self, traj_id: str) -> pd.DataFrame:
-        """Return one row per message: traj_id, message, turn (of the model, from 0), role, content, tool, outcome.
+        """Return one row per message: traj_id, message, turn (model turn, from 0), role, content, tool, outcome.
 
         `.attrs` has question, truth, run_id, stage and step. Raises RunStoreError if the transcript is missing.
         """
@@ -282,7 +282,7 @@ class Runs:
         where: a condition on run_id, stage and step. Limit it to a run and a range of steps: transcripts are large.
         """
         condition, parameters = sql_condition(where)
-        # The text as it appears in the JSON of the messages, with and without escapes.
+        # The forms of the text in the JSON of the messages: with and without escapes.
         needles = list(dict.fromkeys(json.dumps(text, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)))
         # Arrow and DuckDB search for a regular expression several times faster than for a plain string.
         pattern = "|".join(map(re.escape, needles))

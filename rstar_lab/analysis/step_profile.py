@@ -13,7 +13,7 @@ from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 
 # Sums over concurrent rollouts, which are not part of the step's wall-clock time.
-_SUMS = ("tool_s", "queue_s", "engine_busy_s", "buffer_age_s")  # of other clocks: no phases of the step
+_SUMS = ("tool_s", "queue_s", "engine_busy_s", "buffer_age_s")  # times that are no phases of the step
 _TITLES = {
     "generate_s": "rollout",
     "verify_s": "verify",
@@ -36,8 +36,8 @@ class StepProfile:
     queue_s, response_tokens, calls, engine.
     engines: engine, rollouts, busy_s (sum of generation seconds over rollouts), share.
     idle: measurements of idle engines or GPUs, by metric name; empty if the run has none.
-    tail_share: share of the longest rollout's duration in which at most a tenth of the rollouts would still run if all had
-    started together. It estimates what waiting for the slowest rollouts costs.
+    tail_share: share of the longest rollout's duration during which at most a tenth of the rollouts would still run if
+    all had started together. It estimates the cost of waiting for the slowest rollouts.
     """
 
     run_id: str

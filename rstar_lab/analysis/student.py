@@ -38,7 +38,7 @@ def critical_t(degrees: int, level: float = 0.95) -> float:
 def mean_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> tuple[float, float, float, float]:
     """Return mean, lower end, upper end and two-sided p of "the mean is 0" for independent values.
 
-    One value has no interval: NaN for the ends and p. No value: all NaN.
+    With one value the ends and p are NaN; without values everything is NaN.
     """
     data = np.asarray(values, dtype=float)
     if len(data) < 2:

@@ -26,15 +26,16 @@ def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Fi
     """Plot one lane per rollout of a step with segments for generate, queue, tool and wait, and mark the last rollout to end.
 
     generate: requests to the engine, including the time they queue there. queue: a call waits for a sandbox worker. tool:
-    calls run, or the environment answers. wait: the rollout has ended, the last one has not. The title has the sums in
-    rollout-seconds, and the idle share: wait / (rollouts x seconds of the longest rollout).
+    calls run, or the environment answers. wait: the rollout has ended, but the last one has not. The title has the sums
+    in rollout-seconds, and the idle share: wait / (rollouts x seconds of the longest rollout).
 
     The run store has durations and no start times, so all rollouts start at 0. If a step has more rollouts than run at
     a time, or is generated asynchronously (`rl.mode`), they start at different times and do not wait for each other.
     The segments of a turn come from `generate_s` in the messages and from the calls. Calls of a turn are drawn as one; the
     rest of the rollout's `tool_s` is divided evenly over its turns. Without messages, a rollout has one segment per kind.
 
-    lanes: maximum number of lanes, spaced evenly over the rollouts by duration, with the longest; sums are of all rollouts.
+    lanes: maximum number of lanes: rollouts spaced evenly by duration, including the longest; the sums cover all
+    rollouts.
     `Figure.frame`: one row per segment: traj_id, lane (0: shortest), kind, turn (0: first; -1: not of a turn), start_s,
     seconds. A click on a segment opens its rollout in a linked inspector.
     Raises RunStoreError if the step has no measured times, and ValueError if lanes is not positive.

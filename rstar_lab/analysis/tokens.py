@@ -210,8 +210,8 @@ def word_usage_change(before: pd.DataFrame, after: pd.DataFrame, *, min_count: i
 def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataFrame:
     """Return the tokens with the highest entropy of each kind in context: kind, code, entropy, excerpt, traj_id.
 
-    each: tokens per kind. excerpt: the token in » « with `width` characters of the model's text on both sides; … marks a
-    tool response.
+    each: tokens per kind. excerpt: the token between » and «, with `width` characters of the model's text on both
+    sides; … marks a tool response.
     """
     rows = []
     highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)

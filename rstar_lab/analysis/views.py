@@ -28,7 +28,8 @@ class Views:
     """SQL over folders of runs. Every query sees each run up to its last committed step."""
 
     def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
-        """root: a folder whose runs are read as they appear. frames: tables that are computed in memory on request."""
+        """root: a folder whose runs are read as they appear. frames: functions that compute tables in memory on
+        request."""
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
@@ -95,7 +96,7 @@ class Views:
         with self._lock:
             try:
                 names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))}
-            except duckdb.Error:  # DuckDB does not list the tables of every statement, and the query may be wrong
+            except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
                 names = {name.lower() for name in _SOURCE.findall(query)}
             for name in names & _TABLES:
                 state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))

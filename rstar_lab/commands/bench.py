@@ -31,7 +31,9 @@ def bench(
     ] = None,
     verl: Annotated[
         bool | None,
-        typer.Option("--verl", help="For `bench rollout`: scheduling policies on the servers of a verl job."),
+        typer.Option(
+            "--verl", help="For `bench rollout`: compare the scheduling policies on the servers of a verl job."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -24,11 +24,11 @@ def chat(
         str, typer.Argument(help="A model folder, a run (its last model), or the URL of a server.")
     ],
     prompt: Annotated[str | None, typer.Option(help="Ask one question, print the reply and exit.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of a reply, tool results included.")] = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="Limit of the turns of a reply.")] = 30,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply, with tool results.")] = None,
+    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns of a reply.")] = 30,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Nucleus sampling.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling. Default: random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Sampling seed. Default: random.")] = None,
     tools: Annotated[
         str | None,
         typer.Option(
@@ -38,10 +38,12 @@ def chat(
     ] = None,
     prompt_format: Annotated[
         str,
-        typer.Option(help="paper; released, for models of microsoft/rStar; or model, the chat template of the model."),
+        typer.Option(
+            help="Prompt format: paper, released (models of microsoft/rStar) or model (the model's chat template)."
+        ),
     ] = "paper",
     save: Annotated[bool, typer.Option("--save", help="Write the chat to the run store.")] = False,
-    name: Annotated[str | None, typer.Option(help="Run id. Default: from the time.")] = None,
+    name: Annotated[str | None, typer.Option(help="Run id. Default: made from the time.")] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Use chat completions with tools even if the server accepts token ids.")
     ] = False,
@@ -49,7 +51,8 @@ def chat(
         Path | None, typer.Option(help="Folder of the server's tokenizer, if its model is not on this machine.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="For a folder: vllm, transformers, or auto (vllm on a GPU, else transformers).")
+        str,
+        typer.Option(help="Engine for a model folder: vllm, transformers, or auto (vllm on a GPU, else transformers)."),
     ] = "auto",
     sandbox: Annotated[str, typer.Option(help="local, or the URL of `rstar-lab sandbox serve`.")] = "local",
     runs_dir: RunsDir = None,
@@ -57,7 +60,7 @@ def chat(
 ) -> None:
     """Chat with a model that runs Python in the sandbox. Shows reasoning, code, results and answer separately.
 
-    A vLLM server is asked by token ids, any other OpenAI-style server by chat completions with tools.
+    A vLLM server receives token ids; any other OpenAI-style server receives chat completions with tools.
     """
     from rstar_lab.rl.chat.session import ChatOptions
     from rstar_lab.rl.chat.view import chat_command
@@ -65,7 +68,7 @@ def chat(
     if prompt is not None and not prompt.strip():
         raise UserError("chat --prompt: the prompt is empty; give a question, or leave --prompt out to chat")
     if as_json and prompt is None:
-        raise UserError("chat --json: give a --prompt")
+        raise UserError("chat --json requires --prompt")
     if engine not in ("auto", "vllm", "transformers"):
         raise UserError(f"--engine {engine}: choose from auto, vllm, transformers")
     if prompt_format not in PROMPT_FORMATS:

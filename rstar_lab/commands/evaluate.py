@@ -34,9 +34,9 @@ def evaluate(
     ],
     samples: Annotated[int, typer.Option(help="Rollouts per problem.")] = 16,
     fields: Annotated[str, typer.Option(help="Columns of the file: question=problem,answer=final_answer.")] = "",
-    recipe: Annotated[str, typer.Option(help="Recipe with the sampling, engine and sandbox settings.")] = "evaluate",
+    recipe: Annotated[str, typer.Option(help="Recipe with sampling, engine and sandbox settings.")] = "evaluate",
     limit: Annotated[int | None, typer.Option(help="Use only the first N problems.")] = None,
-    name: Annotated[str | None, typer.Option(help="Run id. Default: from the model and the problems.")] = None,
+    name: Annotated[str | None, typer.Option(help="Run id. Default: made from the model and the problems.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder of the servers' tokenizer, if the servers' model is not on this machine."),
@@ -52,7 +52,7 @@ def evaluate(
 
     Default settings: 30 turns, 30,000 tokens and temperature 0.6, as in the paper, and top-p 0.95, which is our choice.
     --recipe and --set change them.
-    Results are written to the run store. The same command again runs only what is missing.
+    Results are written to the run store. The same command again generates only missing rollouts.
     """
     from rstar_lab.progress import Reporter
     from rstar_lab.rl.commands.evaluate import evaluate_command

@@ -27,7 +27,8 @@ def push(
 ) -> None:
     """Send a model, or a run as a data set, to the Hugging Face Hub, with a card written from the run.
 
-    The token is that of `hf auth login`, or the variable HF_TOKEN. Optimizer states, logs and pickles are not sent.
+    The token is read from `hf auth login` or the environment variable HF_TOKEN. Optimizer states, logs and pickles are
+    not sent.
     """
     from rstar_lab.hub import prepare
     from rstar_lab.hub import push as send
@@ -47,7 +48,7 @@ def push(
 )
 def pull(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hugging Face Hub: NAMESPACE/NAME.")],
-    to: Annotated[Path, typer.Option(help="Folder in which the run or model appears.")] = Path("runs"),
+    to: Annotated[Path, typer.Option(help="Folder that receives the run or model.")] = Path("runs"),
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. Default: main.")] = None,
 ) -> None:
     """Fetch a run or a model from the Hugging Face Hub. A run can be inspected and compared like one of your own."""

@@ -24,8 +24,8 @@ def inject(
     """Break a short training run on purpose, one fault at a time, and report which check notices it.
 
     Faults: stale-weights, wrong-template, shifted-mask, no-log-probs, empty-outputs, wrong-reward-sign, repeated-problems,
-    evaluation-in-training. `none` breaks nothing, and no check may fire. Exits with 1 if a check should fire and does not,
-    or the other way round.
+    evaluation-in-training. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
+    not noticed, or if a check fires without a fault.
     """
     from rich.console import Console
     from rich.table import Table

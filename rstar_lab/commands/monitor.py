@@ -20,14 +20,14 @@ app = typer.Typer()
 def monitor(
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Beyond this machine a token is required.")
+        str, typer.Option(help="Address to listen on. An address that other machines can reach requires a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 9400,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 9400,
 ) -> None:
     """Serve the metrics of all runs in a folder to Prometheus, until stopped.
 
-    The token is read from the variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` makes one). cluster/monitoring has a
-    Grafana dashboard and alert rules.
+    The token is read from the environment variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` prints one).
+    cluster/monitoring contains a Grafana dashboard and alert rules.
     """
     from rstar_lab.exporter import make_exporter
 

@@ -22,7 +22,7 @@ def plan(
     profile: ProfileName = "mi300x_8x8",
     stage: Annotated[str | None, typer.Option(help="Stage of the recipe. Default: the first.")] = None,
     batches: Annotated[
-        str, typer.Option(help="Values of problems_per_step to compare, such as 256,512. Default: the recipe's.")
+        str, typer.Option(help="Values of problems_per_step to compare, such as 256,512. Default: the recipe's value.")
     ] = "",
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -11,7 +11,7 @@ app = typer.Typer()
 
 @app.command(epilog=examples("rstar-lab recipes"))
 def recipes(as_json: AsJson = False) -> None:
-    """List the recipes that ship. Their names can be used as RECIPE."""
+    """List the recipes in the package. Their names can be used as RECIPE."""
     from rstar_lab.rl.overrides import shipped_recipes
 
     for name, summary in shipped_recipes().items():

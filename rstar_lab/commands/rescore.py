@@ -22,7 +22,7 @@ SHOWN = 20
 def rescore(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
     reward: Annotated[
-        str, typer.Option(help="verify, released or module:function, as the recipe key rl.reward.")
+        str, typer.Option(help="Reward: verify, released or module:function, as in the recipe key rl.reward.")
     ] = "verify",
     answer: Annotated[
         str, typer.Option(help="Where `verify` reads the answer: tagged, boxed or last_number (recipe key rl.answer).")
@@ -35,7 +35,7 @@ def rescore(
 ) -> None:
     """Compute the rewards of a stored run again, without sampling.
 
-    Writes a new run, RUN-rescored-..., with the new rewards; the old run stays. With --json the last line is
+    Writes a new run, RUN-rescored-..., with the new rewards; the old run is not changed. With --json the last line is
     {"run", "trajectories", "correct_before", "correct", "changes", "result"}, after one line per changed trajectory.
     """
     from rstar_lab.rl.commands.rescore import rescore as compute

@@ -21,7 +21,7 @@ def serve(
     model: Annotated[str, typer.Argument(help="A model folder in Hugging Face format, or a run (its last model).")],
     replicas: Annotated[int, typer.Option(min=1, help="Number of servers, on consecutive ports.")] = 1,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than loopback requires a token.")
+        str, typer.Option(help="Address to listen on. Any address other than loopback requires a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first server; 0 picks free ports.")] = 8000,
     api_key: Annotated[
@@ -31,15 +31,15 @@ def serve(
         bool, typer.Option("--updatable", help="Let a trainer load new weights. Requires a token.")
     ] = False,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Limit of prompt plus response, in tokens. Default: the model's.")
+        int | None, typer.Option(help="Maximum tokens of prompt plus response. Default: the model's.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or another dtype of vLLM.")] = "auto",
-    max_batch: Annotated[int, typer.Option(help="Requests that one server decodes together.")] = 256,
+    dtype: Annotated[str, typer.Option(help="Data type: auto, float32, bfloat16 or another dtype of vLLM.")] = "auto",
+    max_batch: Annotated[int, typer.Option(help="Maximum number of requests that one server decodes together.")] = 256,
     kv_cache_gb: Annotated[float, typer.Option(help="KV cache of one server in GB. CPU only.")] = 1.0,
     memory_share: Annotated[float, typer.Option(help="Share of a GPU's memory. GPU only.")] = 0.85,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs per server.")] = 1,
     hung_after: Annotated[
-        float, typer.Option(min=10, help="Restart a server that does not answer for so many seconds.")
+        float, typer.Option(min=10, help="Restart a server that does not answer for this many seconds.")
     ] = 120.0,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how a command runs and fails."""
+"""Options shared by several commands, and helpers that run a command and print its errors."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
 
-RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: the recipe's, runs/.")]
+RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: runs/, or the recipe's.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key, such as rl.lr=1e-4.")
 ]
@@ -54,7 +54,7 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        # Handled here because Typer prints only "Aborted!".
+        # Caught here because Typer would print only "Aborted!".
         fail("stopped; run the same command again to continue", 130)
 
 

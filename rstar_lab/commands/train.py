@@ -1,4 +1,4 @@
-"""`rstar-lab sft`, `train` and `run`: parts of a recipe, or all of it."""
+"""`rstar-lab sft`, `train` and `run`: run a part of a recipe, or all of it."""
 
 import json
 from typing import TYPE_CHECKING

@@ -1,4 +1,5 @@
-"""Run a recipe as a job on this machine, Ray, Slurm or Kubernetes, or over ssh. A job is found again by its id."""
+"""Run a recipe as a job: on this machine, on Ray, Slurm or Kubernetes, or on another machine over ssh. A job can be
+reattached by its id."""
 
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.describe import JobDescription, describe

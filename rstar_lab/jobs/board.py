@@ -22,7 +22,8 @@ COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "
 
 @dataclass(frozen=True)
 class BoardRow:
-    """One job as the board shows it. left_s: estimate from the steps that this board has seen, or the last step's time."""
+    """One row of the board. left_s: seconds left, estimated from the steps that this board has seen, or from the
+    duration of the last step."""
 
     id: str
     status: str
@@ -46,11 +47,11 @@ class BoardRow:
 class JobBoard:
     """All jobs of a runs folder: state, step, reward, tool errors, time left and last log line, updated every few seconds.
 
-    Jobs on one host are asked for with one request over one connection; jobs that have ended are read once. The buttons act
-    on the selected job. Executed without a browser, the board is a table.
+    All jobs on one host are read with one request over one connection. Jobs that have ended are read once. The buttons
+    act on the selected job. In a notebook executed without a browser, the board is a table.
 
-    runs_dir: default: the folder that `find_runs_dir` finds. inspect: called with the folder of a run for the button
-    Inspect, such as `rstar_lab.analysis.inspect`.
+    runs_dir: default: the folder that `find_runs_dir` finds. inspect: function that the button Inspect calls with the
+    folder of a run, such as `rstar_lab.analysis.inspect`.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class JobBoard:
     ):
         self.runs_dir, self.every_s, self._inspect = find_runs_dir(runs_dir), every_s, inspect
         self._ended: dict[str, BoardRow] = {}
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # (job, phase) -> time and step of the first look
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # (job, phase) -> time and step of the first read
         self._widget: Any = None
         self._task: asyncio.Task[None] | None = None
 
@@ -105,7 +106,7 @@ class JobBoard:
         for job in jobs:
             if answers[job.id]["status"] in ENDED:
                 try:
-                    job.status()  # copies the rest of the log and the end of the job
+                    job.status()  # copies the rest of the log and exit.json
                 except UserError:
                     answers[job.id]["status"] = "unknown"
         return answers
@@ -141,7 +142,7 @@ class JobBoard:
         self._widget = BoardWidget(self, self._inspect)
         self._widget.show(rows)
         bundle = self._widget.root._repr_mimebundle_() or {}
-        # Without the widget's model, as in a file, the table is shown.
+        # Without the widget's model, for example in a saved file, the table is shown.
         display({**bundle, "text/html": render_table(rows), "text/plain": _text(rows)}, raw=True)
         try:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The live form of the job board: a table, the selected job, and buttons."""
+"""The interactive job board: a table, the selected job, and buttons."""
 
 import html
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LOG_LINES = 30
 
 
 class BoardWidget:
-    """Widgets of a JobBoard. All of them can be reached with the keyboard."""
+    """Widgets of a JobBoard. All of them can be used with the keyboard."""
 
     def __init__(self, board: "JobBoard", inspect: Callable[[Path], Any] | None):
         self.board, self._inspect = board, inspect

@@ -74,7 +74,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    # Ids are never cut: `jobs logs` and `jobs stop` need them. The other columns wrap.
+    # Ids are never truncated, because `jobs logs` and `jobs stop` need them. The other columns wrap.
     table = Table("id", "status", "backend", "profile", box=box.SIMPLE, padding=(0, 1))
     table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(row["id"]) for row in rows), default=2)
     table.columns[1].no_wrap = True
@@ -148,7 +148,8 @@ def pull(
 ) -> None:
     """Copy the runs of a job from its host.
 
-    `jobs submit --host` starts a process that does this while the job runs; `pull` copies at once, or what that process leaves out.
+    `jobs submit --host` starts a process that does this while the job runs; `pull` copies at once, and can also copy
+    checkpoints and transcripts.
     """
     from rstar_lab.jobs import attach
     from rstar_lab.jobs.ssh import mirror
@@ -171,7 +172,7 @@ def describe(
     host: Annotated[str | None, typer.Option(help="Describe the job on this host, reached over ssh.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a job would need, without submitting it: time per stage, GPU-hours, cost, disk, failed checks, queue.
+    """Describe a job without submitting it: time per stage, GPU-hours, cost, disk space, failed checks, queue.
 
     The cost needs `hardware.price_per_gpu_hour` in the profile. Exits with 1 if a check fails.
     """

@@ -1,4 +1,4 @@
-"""Describe a job before it is sent: time, GPU-hours, cost, disk, failed checks, and the state of the queue."""
+"""Describe a job before it is submitted: time, GPU-hours, cost, disk, failed checks, and the state of the queue."""
 
 import html
 import json
@@ -15,10 +15,11 @@ from rstar_lab.profiles import Profile, load_profile
 
 @dataclass(frozen=True)
 class JobDescription:
-    """What a job needs. Estimates are None where the profile has no peak rates.
+    """Requirements of a job. Estimates are None if the profile has no peak rates.
 
     stages: name, steps and estimated seconds per step. cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`.
-    disk_gb: checkpoints and run store. failed, warnings, skipped: messages of preflight. queue: what Slurm prints.
+    disk_gb: checkpoints and run store. failed, warnings, skipped: messages of preflight. queue: output of Slurm's
+    commands.
     """
 
     recipe: str
@@ -38,7 +39,7 @@ class JobDescription:
 
     @property
     def ready(self) -> bool:
-        """Whether no check failed, so that `submit` would accept the job."""
+        """Whether no check failed, so that `submit` accepts the job."""
         return not self.failed
 
     def rows(self) -> list[tuple[str, str]]:
@@ -87,7 +88,7 @@ def describe(
     host: str | None = None,
     command: str | None = None,
 ) -> JobDescription:
-    """Run preflight and return what the job needs, without submitting it. The arguments are those of `submit`.
+    """Run preflight and return the requirements of the job, without submitting it. The arguments are those of `submit`.
 
     With a host, or a profile with `backend: ssh`, preflight runs there. Raises UserError for an unknown profile or an
     unreachable host.
@@ -145,7 +146,7 @@ def set_options(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def queue_state(backend: str) -> str:
-    """Return what Slurm says of its partitions and of this user's jobs; empty for another backend or without Slurm."""
+    """Return Slurm's lists of partitions and of this user's jobs; empty for another backend or without Slurm."""
     if backend != "slurm":
         return ""
     commands = [["sinfo", "-o", "%P %a %l %D %t %G"], ["squeue", "--me", "-o", "%i %j %T %M %l %D %R"]]

@@ -12,7 +12,7 @@ from rstar_lab.jobs.store import SECRETS_FILE, JobFolder
 
 
 def main(folder: JobFolder) -> None:
-    """Print the variables that the submitter forwarded, then those of the job's sandbox service, if it runs."""
+    """Print the variables that the submitter forwarded, then those of the job's sandbox service if it is running."""
     forwarded = folder.read(SECRETS_FILE) or {}
     service = (folder.read(ADDRESS_FILE) or {}).get("environment", {})
     for name, value in {**forwarded, **service}.items():

@@ -1,7 +1,7 @@
 """Run a grid for an ablation: every arm with every seed, as jobs that start from one SFT model.
 
-On Slurm the arms are one array. Elsewhere a detached process keeps a number of jobs running. Both outlive the notebook, and the
-same call again runs only what is missing.
+On Slurm the arms are one array. Elsewhere a detached process keeps a number of jobs running. Both outlive the notebook,
+and the same call again runs only missing runs.
 """
 
 import json
@@ -29,9 +29,8 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class GridPlan:
-    """What a grid runs. arms: name -> recipe keys; the name becomes the recipe's `label`, by which figures group runs.
-
-    overrides: recipe keys of all runs, the SFT included. concurrency: RL jobs at a time.
+    """The runs of a grid. arms: name -> recipe keys; the name becomes the recipe's `label`, by which figures group
+    runs. overrides: recipe keys of all runs, including the SFT. concurrency: RL jobs at a time.
     """
 
     name: str
@@ -66,7 +65,8 @@ class GridPlan:
 
 
 class Grid:
-    """The jobs of a submitted grid. Finds them in the runs folder, so another notebook can make the same object."""
+    """The jobs of a submitted grid. They are found in the runs folder, so another notebook can create the same
+    object."""
 
     def __init__(self, name: str, runs_dir: str | Path):
         self.name, self.runs_dir = name, Path(runs_dir).absolute()
@@ -170,7 +170,7 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
             while len(running) >= plan.concurrency:
                 _wait_for_one(running)
             log(f"{number}/{len(cells)}: {arm}, seed {seed}")
-            # A job of an earlier call may still run, if the process that started it was killed.
+            # A job of an earlier call may still be running if the process that started it was killed.
             running.append(live.get(f"{plan.run_name(arm, seed)}-rl") or _submit_cell(plan, arm, seed, log))
         while running:
             _wait_for_one(running)
@@ -180,7 +180,7 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
         raise
     if failures := grid.failures():
         groups = "; ".join(f"{line} ({', '.join(runs)})" for line, runs in failures.items())
-        raise UserError(f"grid {plan.name}: {groups}. The same call runs what is missing")
+        raise UserError(f"grid {plan.name}: {groups}. The same call runs the missing runs")
     return [f"{plan.run_name(arm, seed)}-rl" for arm, seed in cells]
 
 
@@ -210,7 +210,7 @@ def _wait_for_one(running: list[Job]) -> None:
 
 
 def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
-    """Submit what is missing to Slurm: the SFT, and the arms as one array that waits for it."""
+    """Submit the missing runs to Slurm: the SFT, and the arms as one array that waits for it."""
     live = {job.spec.run for job in Grid(plan.name, plan.runs_dir).jobs() if not job.status_or_unknown().ended}
     missing = [
         (arm, seed)
@@ -218,7 +218,7 @@ def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
         if not plan.finished(arm, seed) and f"{plan.run_name(arm, seed)}-rl" not in live
     ]
     if not missing:
-        log(f"grid {plan.name}: nothing is missing")
+        log(f"grid {plan.name}: all runs are finished")
         return
     after = None
     if not (plan.model / "config.json").exists():
@@ -236,7 +236,7 @@ def _start_controller(plan: GridPlan) -> None:
     """Start a detached process that runs the grid. It is a job of this machine, so `jobs list` shows it."""
     controllers = [job for job in list_jobs(plan.runs_dir) if job.spec.run == f"{plan.name}-grid"]
     if any(not job.status_or_unknown().ended for job in controllers):
-        raise UserError(f"grid {plan.name} runs already; stop it first, or use another name")
+        raise UserError(f"grid {plan.name} is already running; stop it first, or use another name")
     job_id = f"{plan.name}-grid-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder = JobFolder.of(Path(plan.runs_dir), job_id)
     spec = JobSpec(

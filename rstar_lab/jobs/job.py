@@ -1,4 +1,4 @@
-"""A submitted job, and how to find it again: from this notebook, from another one, or after a restart."""
+"""A submitted job, and functions that find it again: from this notebook, from another one, or after a restart."""
 
 import contextlib
 import sys
@@ -29,7 +29,7 @@ class JobStatus(StrEnum):
 
 
 class Job:
-    """A submitted job. The job runs on its own; this object reads its folder and asks its backend."""
+    """A submitted job. The job runs independently; this object reads its folder and queries its backend."""
 
     def __init__(self, folder: JobFolder):
         self.folder = folder
@@ -41,10 +41,10 @@ class Job:
         return f"Job({self.id!r}, recipe={self.spec.recipe!r}, backend={self.spec.backend!r}, status={status!s})"
 
     def status(self) -> JobStatus:
-        """Return the job's status. Raises UserError if the backend must be asked and cannot be reached."""
+        """Return the job's status. Raises UserError if the backend has to be queried and cannot be reached."""
         if (end := self._end()) is None:
             state = backend_module(self.spec.backend).state(self.folder, self.spec)
-            # The job may have ended after the first look.
+            # The job may have ended since the first check.
             end = self._end()
             if end is None:
                 return JobStatus(state)
@@ -64,9 +64,9 @@ class Job:
         return (self._end() or {}).get("code")
 
     def logs(self, tail: int | None = None) -> str:
-        """Return what the job printed so far, or its last `tail` lines."""
+        """Return the job's output so far, or its last `tail` lines."""
         if self.spec.backend == "ssh" and self._end() is None:
-            with contextlib.suppress(UserError):  # without a connection, what was copied before is shown
+            with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
                 self.status()
         try:
             text = self.folder.log.read_text(errors="replace")
@@ -94,7 +94,7 @@ class Job:
                 ended, lost = False, True
             lines = self.logs().splitlines(keepends=True)
             complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
-            # The output of the backend, which comes first, is replaced by the job's own log.
+            # Before the job's own log exists, the output of the backend is shown.
             new = complete[len(seen) :] if complete[: len(seen)] == seen else complete
             yield from (line.rstrip("\n") for line in new)
             seen = complete
@@ -130,7 +130,7 @@ class Job:
     def stop(self) -> JobStatus:
         """End the job and every process it started. Does nothing if the job has ended.
 
-        A job whose supervisor was killed counts as failed, but its processes may still run: they are ended too.
+        A job whose supervisor was killed counts as failed, but its processes may still be running; they are ended too.
         """
         if self._end() is None:
             backend_module(self.spec.backend).stop(self.folder, self.spec)
@@ -168,7 +168,8 @@ def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
 
 
 def job_row(job: Job) -> dict[str, Any]:
-    """Return what `rstar-lab jobs list` shows of a job, as JSON. status is "unknown" if the backend cannot be reached."""
+    """Return the row of `rstar-lab jobs list` for a job, as JSON. status is "unknown" if the backend cannot be
+    reached."""
     spec, error = job.spec, None
     try:
         status = str(job.status())

@@ -19,9 +19,9 @@ from rstar_lab.profiles import load_profile
 RAY_JOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 MAX_NAME = 47  # KubeRay rejects longer names of RayJobs
 STOP_TIMEOUT_S = 120
-TIMEOUT_S = (10, 30)  # to connect, to read
+TIMEOUT_S = (10, 30)  # seconds: connect, read
 LOG_LINES = 5000
-NO_SUCH_KIND = "page not found"  # the API server has no RayJobs
+NO_SUCH_KIND = "page not found"  # HTTP status if the API server does not know RayJobs
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -34,7 +34,7 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     manifest["metadata"]["namespace"] = namespace.name
     (folder.path / "rayjob.yaml").write_text(to_yaml(manifest))
     with namespace.explain(f"create RayJob {name}"):
-        # Strict: an older KubeRay would ignore the fields that it does not know, among them the token authentication.
+        # Strict: an older KubeRay would otherwise ignore unknown fields, among them the token authentication.
         namespace.custom.create_namespaced_custom_object(
             **RAY_JOBS, namespace=namespace.name, body=manifest, field_validation="Strict", _request_timeout=TIMEOUT_S
         )
@@ -47,7 +47,7 @@ def state(folder: JobFolder, spec: JobSpec) -> str:
         return "failed"
     found = _namespace(spec).ray_job(spec.handle["name"])
     if found is None:
-        return "stopped"  # somebody deleted it
+        return "stopped"  # the RayJob was deleted
     status = found.get("status") or {}
     deployment, job = status.get("jobDeploymentStatus"), status.get("jobStatus")
     if job == "STOPPED":
@@ -59,7 +59,7 @@ def state(folder: JobFolder, spec: JobSpec) -> str:
 
 
 def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Delete the RayJob and wait until its pods are gone. Raises UserError if they are not after STOP_TIMEOUT_S."""
+    """Delete the RayJob and wait until its pods are gone. Raises UserError if some remain after STOP_TIMEOUT_S."""
     if "name" not in spec.handle:
         return
     name, namespace = spec.handle["name"], _namespace(spec)
@@ -81,7 +81,8 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return why the job's pods wait and what its submitter pod printed, for a job without a log file. Secrets are hidden."""
+    """Return the reasons why the job's pods wait, and the output of its submitter pod, for a job without a log file.
+    Secrets are hidden."""
     if "name" not in spec.handle:
         return None
     name, namespace = spec.handle["name"], _namespace(spec)
@@ -90,7 +91,7 @@ def logs(folder: JobFolder, spec: JobSpec) -> str | None:
     lines = [f"{status.get('reason') or 'RayJob'}: {status['message']}"] if status.get("message") else []
     for pod in namespace.pods(_selectors(name, found)):
         lines += [f"pod {pod.metadata.name}: {reason}" for reason in _waiting_reasons(pod)]
-        # The output of Ray's own pods is not the job's.
+        # The output of Ray's own pods is not part of the job's output.
         if "ray.io/cluster" not in pod.metadata.labels and pod.status.phase in ("Running", "Succeeded", "Failed"):
             lines += namespace.pod_log(pod.metadata.name)
     return redact("".join(f"{line}\n" for line in lines), secret_values())
@@ -157,7 +158,7 @@ class _Namespace:
         """Return the last lines that a pod printed; none if the pod is gone."""
         text = b""
         with self.explain(f"read the log of pod {pod}", missing_ok=True):
-            # The client would parse a log that is JSON, and return the repr of one that is not.
+            # By default the client parses a JSON log and returns the repr of any other log.
             text = self.core.read_namespaced_pod_log(
                 pod, self.name, tail_lines=LOG_LINES, _request_timeout=TIMEOUT_S, _preload_content=False
             ).data
@@ -222,7 +223,7 @@ def _selectors(name: str, ray_job: dict[str, Any] | None) -> list[str]:
 
 
 def _waiting_reasons(pod: Any) -> list[str]:
-    """Return why a pod does not run: no node has room, or an image, volume or Secret is missing."""
+    """Return the reasons why a pod does not run, such as no free node, or a missing image, volume or Secret."""
     waiting = [container.state.waiting for container in pod.status.container_statuses or [] if container.state]
     unscheduled = [
         condition

@@ -15,7 +15,7 @@ from rstar_lab.processes import alive, end_processes
 
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Start the supervisor in a session of its own; it records its process id in supervisor.json."""
+    """Start the supervisor in a new session; it records its process id in supervisor.json."""
     done = subprocess.run(
         [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "--detach"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -48,5 +48,5 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return None: a local job has no output beside its log file."""
+    """Return None: a local job has no output other than its log file."""
     return None

@@ -14,7 +14,7 @@ from rstar_lab.errors import UserError
 # Ray rejects a working_dir of more than 100 MiB with HTTP 413.
 LIMIT_MB = 90
 SKIPPED_FOLDERS = {".git", ".venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
-SKIPPED_AT_ROOT = {"runs", "out"}  # rstar_lab/runs is code
+SKIPPED_AT_ROOT = {"runs", "out"}  # except rstar_lab/runs, which is code
 # Files that usually hold secrets. They are never sent, even if git tracks them.
 SECRET_FILES = {".env", ".netrc", "id_rsa", "id_ed25519", "credentials", "secrets.yaml", "secrets.json"}
 
@@ -37,7 +37,8 @@ def tree_root() -> Path:
 
 
 def list_files(root: Path) -> list[Path]:
-    """Return the files of a tree, relative to its root: those git tracks or does not ignore; without git all but caches."""
+    """Return the files of a tree, relative to its root: in a git repository those that git does not ignore, else all
+    files except caches."""
     git = subprocess.run(
         ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True
     )

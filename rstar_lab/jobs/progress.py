@@ -1,4 +1,4 @@
-"""How far a job is, read from the end of its log and of its run's metrics."""
+"""Read the progress of a job from the end of its log and of its run's metrics."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def last_metrics(run_dir: Path | None) -> dict[str, Any] | None:
 
 
 def progress(log: Path) -> dict[str, Any]:
-    """Return the last progress event in a job's log, and its last line for people as "line".
+    """Return the last progress event in a job's log, and its last text line under the key "line".
 
     An event has the keys event (the phase), done, total, and metrics such as reward and error_rate.
     """

@@ -27,14 +27,15 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
             )
             return {}
         except RuntimeError as error:
-            # The job API answers before the agent that starts jobs does.
+            # The job API is ready before the agent that starts jobs.
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise UserError(f"Ray rejected job {spec.id}: {_short(error)}") from error
             time.sleep(1)
 
 
 def state(folder: JobFolder, spec: JobSpec) -> str:
-    """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or forgot the job."""
+    """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
+    knows the job."""
     client = _client(spec)
     try:
         status = str(client.get_job_status(spec.id).value)
@@ -57,20 +58,20 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
 
 
 def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return what Ray has of the job's output, for a job without a log file."""
+    """Return the job's output that Ray has stored, for a job without a log file."""
     return _client(spec).get_job_logs(spec.id)
 
 
 def _client(spec: JobSpec) -> Any:
     from ray.job_submission import JobSubmissionClient
 
-    # Ray reads its token settings when it is imported, which may have been before they were set: pass the token explicitly.
+    # Pass the token explicitly: Ray reads its token settings when it is imported, possibly before they are set.
     path = spec.handle.get("token_path") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     token = os.environ.get("RAY_AUTH_TOKEN") or (Path(path).read_text().strip() if path and Path(path).exists() else "")
     headers = {"Authorization": f"Bearer {token}"} if token else None
 
     address = spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
-    saved_address = os.environ.pop("RAY_ADDRESS", None)  # the client prefers it to its argument
+    saved_address = os.environ.pop("RAY_ADDRESS", None)  # the client would prefer this variable to its argument
     try:
         return JobSubmissionClient(address, headers=headers)
     except Exception as error:  # Ray raises ConnectionError, RuntimeError and its own AuthenticationError

@@ -145,7 +145,8 @@ def ray_cluster(profile: Profile) -> dict[str, Any]:
 def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[str, Any]:
     """Return the KubeRay RayJob of a job: the cluster of `ray_cluster`, and the supervisor as entry point on its head.
 
-    name: of the RayJob. The cluster is deleted when the job ends. Raises UserError if the pods would not see the job's folder.
+    name: name of the RayJob. The cluster is deleted when the job ends. Raises UserError if the pods would not see the
+    job's folder.
     """
     mount = profile.kuberay.mount
     if profile.image is None:
@@ -158,7 +159,7 @@ def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[st
     cluster = ray_cluster(profile)
     groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     for group in groups:
-        # The packed tree comes before the package in the image.
+        # The packed tree takes precedence over the package in the image.
         group["template"]["spec"]["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{folder}/code"})
     return {
         "apiVersion": cluster["apiVersion"],

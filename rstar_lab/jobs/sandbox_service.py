@@ -37,7 +37,7 @@ Command = Callable[[], subprocess.Popen[bytes]]
 
 
 class SandboxService:
-    """Starts the processes of the service and starts one again if it exits."""
+    """Starts the processes of the service, and restarts a process that exits."""
 
     def __init__(self, folder: JobFolder, host: str, workers: int):
         self.folder, self.host, self.workers = folder, host, workers
@@ -55,7 +55,7 @@ class SandboxService:
 
     @property
     def commands(self) -> dict[str, Command]:
-        """The processes by name, in the order of their start."""
+        """Commands of the processes by name, in the order in which they are started."""
         commands: dict[str, Command] = {"redis-server": self._start_redis} if self.own_redis else {}
         commands["service"] = self._start_http
         if self.workers:
@@ -71,7 +71,7 @@ class SandboxService:
         self.folder.write(ADDRESS_FILE, content, mode=0o600)
 
     def supervise(self) -> None:
-        """Start again whatever exits. Raises UserError after MAX_RESTARTS."""
+        """Restart processes that exit. Raises UserError after MAX_RESTARTS."""
         while True:
             for name, process in self.processes.items():
                 if process.poll() is None:
@@ -122,7 +122,7 @@ class SandboxService:
     def _wait_for_http(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            # The service exits if it is ready before Redis is; start it again then.
+            # The service exits if it starts before Redis is ready; restart it then.
             dead = {name: p.returncode for name, p in self.processes.items() if p.poll() is not None}
             for name in dead:
                 self.restarts += 1
@@ -192,7 +192,7 @@ def start_ray_workers(count: int, environment: dict[str, str]) -> list[Any]:
         if node["Alive"] and node["NodeID"] != here:
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             actor: Any = ray.remote(Workers).options(num_cpus=0, scheduling_strategy=where).remote()
-            # An argument, not the runtime environment, which Ray's dashboard shows.
+            # Passed as an argument, because Ray's dashboard shows the runtime environment.
             ray.get(actor.start.remote(environment))
             actors.append(actor)
     return actors
@@ -206,7 +206,7 @@ def free_port(host: str) -> int:
 
 
 def own_address() -> str:
-    """Return the address under which other nodes reach this one."""
+    """Return the address at which other nodes reach this node."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(OSError):
             probe.connect(("10.255.255.255", 1))  # sends nothing: it only selects the outgoing interface

@@ -21,7 +21,7 @@ RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     """Write job.sbatch into the job's folder and submit it."""
     script = write_script(folder, spec)
-    # By default sbatch copies the whole environment, secrets included, into the job's record.
+    # By default sbatch copies the whole environment, including secrets, into the job's record.
     output = _run("sbatch", "--parsable", "--export=NONE", str(script))
     return {"slurm_id": output.strip().split(";")[0]}
 
@@ -85,7 +85,7 @@ def _slurm_state(spec: JobSpec) -> str:
     try:
         output = _run("scontrol", "show", "job", spec.handle["slurm_id"], "-o")
     except UserError as error:
-        if "Invalid job id" in str(error) or "not found" in str(error):  # the latter for a task of an array
+        if "Invalid job id" in str(error) or "not found" in str(error):  # the second form is used by tasks of an array
             return "UNKNOWN"
         raise
     fields = dict(field.split("=", 1) for field in output.split() if "=" in field)

@@ -1,4 +1,4 @@
-"""A job's folder, RUNS_DIR/.jobs/ID: the submitted job (job.json), its log (log.txt) and how it ended (exit.json)."""
+"""A job's folder, RUNS_DIR/.jobs/ID: the submitted job (job.json), its log (log.txt) and its exit code (exit.json)."""
 
 import json
 import os
@@ -14,7 +14,8 @@ REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job as submitted. handle: what the backend needs to find the job again; sandbox_workers: per node, 0 for no service.
+    """One submitted job. handle: data with which the backend finds the job again; sandbox_workers: number per node, 0
+    for no service.
 
     action: the `command` of submit; None for the default. grid: name of the grid of jobs to which this one belongs.
     """
@@ -37,7 +38,7 @@ class JobSpec:
 
     @property
     def python(self) -> str:
-        """The interpreter of the job. Every node, or the image, has it under this path."""
+        """The interpreter of the job. It must have this path on every node, or in the image."""
         return self.command[0]
 
 

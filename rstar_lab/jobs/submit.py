@@ -62,7 +62,7 @@ def submit(
         `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
     job_id: id of the new job; default: the run's name and the time. grid: name of the grid to which the job belongs.
     start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
-    log: called with one line for each thing that is sent.
+    log: called with one line for each item that is sent.
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
     machine = load_profile(profile)
@@ -103,7 +103,7 @@ def submit(
         resolved = resolve_recipe_paths(overrides, machine)
         sandbox_workers = _sandbox_workers(recipe, overrides, machine)
         if backend == "kuberay" and sandbox_workers:
-            # Pods with GPUs lack the rights that the sandbox requires: a Deployment of its own has them.
+            # Pods with GPUs lack the rights that the sandbox requires, so the sandbox runs in a separate Deployment.
             sandbox_workers, resolved["sandbox.url"] = 0, machine.kuberay.sandbox_url
         arguments = _command(trainer, action, recipe_argument, profile_argument, resolved, runs)
         in_image = backend == "kuberay" or (backend == "slurm" and machine.slurm.container)
@@ -130,7 +130,7 @@ def submit(
         folder.save(spec)
         handle = backend_api.start(folder, spec) if start else {}
     except BaseException:
-        # Nothing runs: leave no job behind that never started.
+        # The job did not start: remove its folder.
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     folder.save(replace(spec, handle={**spec.handle, **handle}))
@@ -151,7 +151,7 @@ def run_preflight(
 
 
 def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the trainer and what it does, for a command of `submit`. Raises UserError for an unknown command."""
+    """Return (trainer, action) for a command of `submit`. Raises UserError for an unknown command."""
     trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
     if trainer == "verl" and action == "run" and overrides.get("stages") == []:
         action = "sft"  # verl has one entry point per phase, and this run has no other phase
@@ -161,7 +161,7 @@ def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping
 
 
 def read_recipe(recipe: str | Path) -> Any:
-    """Return the YAML content of a recipe file or of one that ships; None if there is no such file."""
+    """Return the YAML content of a recipe file or of a shipped recipe; None if there is no such file."""
     path = Path(recipe)
     if not path.is_file():
         path = RECIPES / f"{recipe}.yaml"
@@ -177,10 +177,9 @@ def recipe_name(recipe: str | Path, overrides: Mapping[str, Any]) -> str:
 
 
 def _store_recipe(recipe: str | Path, profile: Profile, folder: Path) -> str:
-    """Write the recipe with resolved paths into the job's folder; return what the command names.
-
-    The file may change before the job starts, and a node may not see its folder. A recipe that ships and needs no change keeps
-    its name.
+    """Write the recipe with resolved paths into the job's folder; return the path or name for the job's command. A copy
+    is needed because the file may change before the job starts, and because nodes may not see its folder. A shipped
+    recipe that needs no change is passed by name.
     """
     content = read_recipe(recipe)
     if not isinstance(content, dict):
@@ -205,7 +204,7 @@ def _store_profile(profile: str, folder: Path) -> str:
 def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Callable[[str], None]) -> None:
     """Write the profile's secret variables to a file that only this user can read.
 
-    Others can look up what Ray or Slurm receive, so secrets do not go that way. On Kubernetes the pods read a Secret.
+    Secrets are not passed to Ray or Slurm, where other users could read them. On Kubernetes the pods read a Secret.
     """
     if backend == "kuberay":
         if profile.secrets:
@@ -232,5 +231,5 @@ def _command(
 ) -> list[str]:
     module, *arguments = COMMANDS[trainer, action]
     selected = ["--profile", profile] if trainer == "verl" else []
-    as_json = [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT has no progress lines for programs
+    as_json = [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT prints no progress events
     return ["-m", module, *arguments, recipe, *selected, *set_options(overrides), "--runs-dir", str(runs), *as_json]

@@ -3,7 +3,7 @@
     python -m rstar_lab.jobs.supervisor JOB_FOLDER [--detach]
 
 It starts the job's sandbox service if the job needs one, writes the log without secrets, records the exit code, and ends every
-process of the job. With --detach it runs in a session of its own and outlives the process that submitted the job.
+process of the job. With --detach it runs in a new session and outlives the process that submitted the job.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.processes import JOB_VARIABLE, adopt_orphans, end_processes
 
-# Time for the run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
+# Time for the run to finish its writes. Checkpoints are atomic, so a kill loses only the work since the last one.
 GRACE_S = 10.0
 
 
@@ -35,8 +35,8 @@ class Stopped(Exception):
 def supervise(folder: JobFolder, *, echo: bool) -> int:
     """Run the job in `folder` until it ends and return its exit code.
 
-    A job that ends because its allocation does (the batch script has written the requeue file) gets no exit.json: Slurm runs
-    it again.
+    If the job ends because its allocation ends (the batch script has written the requeue file), no exit.json is
+    written, because Slurm runs the job again.
     """
     spec = folder.spec()
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
@@ -91,7 +91,8 @@ def supervise(folder: JobFolder, *, echo: bool) -> int:
 
 
 def _start_service(folder: JobFolder, spec: JobSpec, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
-    """Start the job's sandbox service; on Slurm the batch script has done so, because only it can reach the other nodes."""
+    """Start the job's sandbox service. On Slurm the batch script has started it, because only the script can reach the
+    other nodes."""
     if spec.backend == "slurm":
         return None
     command = [
@@ -129,7 +130,7 @@ def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> No
 
 
 def detach(folder: JobFolder) -> None:
-    """Fork. The parent records the child's process id and exits; the child returns, in a session of its own."""
+    """Fork. The parent records the child's process id and exits; the child returns in a new session."""
     child = os.fork()
     if child:
         folder.write("supervisor.json", {"pid": child, "created": psutil.Process(child).create_time()})

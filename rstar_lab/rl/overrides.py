@@ -46,7 +46,10 @@ def load_recipe(
     if not path.suffix and not path.exists():
         path = RECIPES / f"{source}.yaml"
     if not path.is_file():
-        raise RecipeError(f"recipe {source}: no such file; shipped recipes: {', '.join(shipped_recipes())}")
+        problem = "is a folder, not a file" if path.is_dir() else "no such file"
+        near = difflib.get_close_matches(str(source), shipped_recipes(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -136,7 +139,8 @@ def _item(items: list[Any], part: str, dotted: str) -> Any:
     for index, item in enumerate(items):
         if part == str(index) or (isinstance(item, dict) and item.get("name") == part):
             return item
-    raise RecipeError(f"--set {dotted}: there is no item {part}")
+    names = [str(item.get("name", index)) if isinstance(item, dict) else str(index) for index, item in enumerate(items)]
+    raise RecipeError(f"--set {dotted}: there is no item {part}; choose from {', '.join(names) or 'none'}")
 
 
 def _explain(error: Any) -> str:

@@ -17,7 +17,7 @@ from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spa
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.plugins import source_hash
-from rstar_lab.rl.problems import Problem, load_problems
+from rstar_lab.rl.problems import Problem, ProblemError, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.functions import own_metric, own_trigger
 from rstar_lab.rl.recipe.rl import REWARDS
@@ -44,7 +44,10 @@ class RunSession:
         self._helpers: HelperProcesses | None = None
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
-        self.held_out = {name: read_problems(section) for name, section in recipe.evaluate.sets.items()}
+        self.held_out = {
+            name: read_problems(section, key=f"evaluate.sets.{name}: ")
+            for name, section in recipe.evaluate.sets.items()
+        }
         self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
         load_functions(recipe)  # reports their errors before anything is started
         self.loaded_environments = load_environments(recipe.rl)
@@ -182,9 +185,10 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
     return recipe.functions
 
 
-def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Problem]:
+def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str = "") -> list[Problem]:
     """Return the problems that a recipe names. Synthetic problems with the question of an excluded problem are not
-    generated; in a file, such a problem is an error."""
+    generated; in a file, such a problem is an error. key: start of the messages of errors, such as `stages.a.problems: `.
+    """
     if section.synthetic:
         spec = section.synthetic
         problems = families.synthesize(
@@ -192,11 +196,15 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = ()) -> list[Pr
         )
     else:
         assert section.file is not None
-        problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
+        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
+        try:
+            problems = load_problems(section.file, fields=fields)
+        except ProblemError as error:
+            raise ProblemError(f"{key}{error}") from None
         held_out = {problem.question.strip() for problem in exclude}
         if clash := next((p for p in problems if p.question.strip() in held_out), None):
             raise UserError(
-                f"{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
+                f"{key}{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
             )
     if section.environment is not None:
         problems = [problem.model_copy(update={"environment": section.environment}) for problem in problems]
@@ -208,7 +216,8 @@ def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem]
 
     Raises UserError for two problems with one id, and for an unknown environment.
     """
-    problems = [problem for section in recipe.stage_problems(stage) for problem in read_problems(section, exclude)]
+    key = f"stages.{stage.name}.problems: "
+    problems = [problem for section in recipe.stage_problems(stage) for problem in read_problems(section, exclude, key)]
     entries = recipe.settings(stage).environments
     if unknown := {problem.environment for problem in problems} - {"", *(entry.name for entry in entries)}:
         raise UserError(f"stages.{stage.name}.problems: rl.environments has no entry {min(unknown)!r}")

@@ -23,8 +23,8 @@ from rstar_lab.runs.tables import ROLLUP
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
 _REQUIRED = {"schema_version", "run_id", "kind", "status"}
-MIRROR_FILE = "mirror.json"  # of a copy: the host, the run's status there, and the time of the last pull
-STEPS_KEY = "rstar_lab.steps"  # metadata of merged files: the steps that they contain
+MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status there, and the time of the last pull
+STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class RunReader:
         return stored
 
     def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
-        """Return the files of `steps` in order, without checking that all rows exist. Use `files` for reading."""
+        """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`."""
         covered: set[int] = set()
         stored = []
         for path, first, last in _by_width(self.run_dir / level):
@@ -215,7 +215,7 @@ def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
 @dataclass(frozen=True)
 class Footer:
     rows: int
-    steps: tuple[int, ...]  # of a merged file; else empty
+    steps: tuple[int, ...]  # steps of a merged file; else empty
     lacking: frozenset[str]  # see StoredFile
 
 
@@ -257,7 +257,8 @@ def _check_version(path: Path, version: Any) -> None:
 
 
 def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield (path, first, last) for the files of a level. Wide merged files come first: they replace files in their range."""
+    """Yield (path, first, last) for the files of a level. Wide merged files come first, because they replace the files
+    in their range."""
     named = [(path, *span) for path in folder.glob("stage=*/*.parquet") if (span := step_range_of(path))]
     yield from sorted(named, key=lambda item: (item[1] - item[2], item[1]))
 

@@ -46,7 +46,7 @@ from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 
 # Columns whose values are all different, where dictionary encoding only adds size.
 _DIFFERENT = {"traj_id", "messages"}
-_TOKENS_PER_ROW_GROUP = 250_000  # reading one transcript decodes its row group, a few milliseconds
+_TOKENS_PER_ROW_GROUP = 250_000  # reading one transcript decodes its row group, which takes a few milliseconds
 # Small enough that a query for some steps reads only a part of a file, large enough for fast full scans.
 _ROWS_PER_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000}
 
@@ -54,7 +54,8 @@ _ROWS_PER_GROUP = {"trajectories": 32_768, "calls": 131_072, "transcripts": 1000
 class RunWriter:
     """Writer of a run, a context manager. A run has at most one writer at a time.
 
-    Leaving the block releases the run. If `finish` was not called, an error sets the status failed, Ctrl-C stopped.
+    Leaving the block releases the run. If `finish` was not called, an error sets the status failed, Ctrl-C sets
+    stopped.
     """
 
     def __init__(self, run_dir: Path, lock: RunLock, info: dict[str, Any]):
@@ -182,7 +183,8 @@ class RunWriter:
         metrics: dict[str, Any],
         written: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Like `write_step`, for Arrow tables with the schemas of the levels. written: rows of the levels whose file exists."""
+        """Like `write_step`, for Arrow tables with the schemas of the levels. written: number of rows of each level
+        whose file already exists."""
         if not is_valid_name(stage):
             raise ValueError(f"stage {stage!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
         last = self.last_step
@@ -302,14 +304,14 @@ class RunWriter:
 
 
 def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | None = None) -> None:
-    """Write a Parquet file of a level. steps: of a merged file."""
+    """Write a Parquet file of a level. steps: steps of a merged file."""
     write_parts(path, level, [table], steps)
 
 
 def write_parts(path: Path, level: str, tables: Iterable[pa.Table], steps: Sequence[int] | None = None) -> int:
     """Write a Parquet file of a level from tables, one after the other in memory; return the number of rows.
 
-    steps: of a merged file. Without rows there is no file.
+    steps: steps of a merged file. Without rows no file is written.
     """
     marks = {STEPS_KEY: json.dumps(list(steps))} if steps is not None else {}
     labels = schema_with_metadata(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}

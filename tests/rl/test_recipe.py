@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl import recipe as recipe_package
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
 from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
 from rstar_lab.rl.recipe.keys import with_key_tables
+from rstar_lab.rl.session import read_stage_problems
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -29,7 +31,7 @@ def test_shipped_recipes_load_by_path_and_by_name(path):
         ("rl.lr=fast", "rl.lr: .*number"),
         ("rl.roc=papper", "rl.roc: .*'paper'"),
         ("stages.0.lr=fast", "lr: .*number"),
-        ("stages.nine.lr=1", "there is no item nine"),
+        ("stages.nine.lr=1", "there is no item nine; choose from rl"),
         ("rl.lr=nan", "rl.lr: .*finite number"),
         ("rl.lr=1e400", "rl.lr: .*finite number"),
         ("rl.lr=[", "--set rl.lr=\\[: the value is not YAML"),
@@ -41,9 +43,19 @@ def test_errors_name_the_key_and_the_nearest_known_one(override, message):
         load_recipe("tiny", parse_overrides([override]))
 
 
+def test_error_of_a_missing_problem_file_names_its_key():
+    recipe = load_recipe("tiny", {"stages.0.problems": {"file": "none.jsonl"}})
+    with pytest.raises(UserError, match="stages.rl.problems: none.jsonl: no such file"):
+        read_stage_problems(recipe, recipe.stages[0])
+
+
 def test_unreadable_recipe_files_raise_recipe_errors(tmp_path):
     with pytest.raises(RecipeError, match="shipped recipes: evaluate"):
         load_recipe("no_such_recipe")
+    with pytest.raises(RecipeError, match="tiny_fats: no such file; did you mean tiny_fast"):
+        load_recipe("tiny_fats")
+    with pytest.raises(RecipeError, match="is a folder, not a file"):
+        load_recipe(tmp_path)
     for text, message in [("a: [", "not YAML"), ("- 1", "a mapping"), ("name: x", "model: Field required")]:
         (tmp_path / "r.yaml").write_text(text)
         with pytest.raises(RecipeError, match=message):

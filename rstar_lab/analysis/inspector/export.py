@@ -64,7 +64,8 @@ def roc_status(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = (
 
 
 def outcome_class(outcome: str | None) -> str:
-    """Classify an outcome: ok, bad (an error of the model), ours (a failure of the sandbox or queue), or unknown."""
+    """Return the CSS class of an outcome: ok, bad (an error of the model), ours (a failure of the sandbox or queue), or
+    unknown."""
     if not outcome:
         return "unknown"
     return "ok" if outcome == "ok" else "ours" if outcome in INFRASTRUCTURE_FAILURES else "bad"

@@ -40,7 +40,8 @@ _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 
 
 def join_modules(*names: str) -> str:
-    """Join ES modules of `static/` into one, since anywidget takes a single file. They import only each other."""
+    """Join ES modules of `static/` into one, since anywidget takes a single file. The modules import only each
+    other."""
     texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
     parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
     return "\n".join([*parts, texts[-1]])
@@ -143,8 +144,9 @@ class Inspector(NotebookWidget):
         """Sample `k` continuations of a trajectory (default: the selected one) from the start of a turn.
 
         turn: from 0; None: every turn. edit: text with which the turn starts. model: model folder; default: the checkpoint
-        of the run that is nearest to the weights of the rollout. url: server to sample from in place of it. The
-        continuations have the limits, tools and reward of the run, and are stored as a run of kind `fork` beside it.
+        of the run that is nearest to the weights of the rollout. url: server to sample from instead of a checkpoint.
+        The continuations have the limits, tools and reward of the run, and are stored as a run of kind `fork` beside
+        it.
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
         from rstar_lab.analysis.forks import Fork  # imports this module

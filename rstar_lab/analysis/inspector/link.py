@@ -18,7 +18,7 @@ from rstar_lab.analysis.inspector.static_figure import static_bundle
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.figure_theme import apply_theme, template
 
-_MAX_LABELS = 3  # selected points that the label of a selection names
+_MAX_LABELS = 3  # maximum number of points named in the label of a selection
 Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
 
 

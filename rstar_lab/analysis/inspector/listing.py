@@ -23,7 +23,7 @@ LIST_COLUMNS = (
     "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "kept", "outcomes", "calls", "errors", "turns",
     "response_tokens", "answer", "truth", "p_err", "p_format", "advantage", "entropy", "reflection_tokens", "stop_reason",
 )  # fmt: skip
-_MAX_SORTED_ROWS = 5_000  # if more rows share one value, they are read by step and run instead of sorted
+_MAX_SORTED_ROWS = 5_000  # if more rows than this share one value, they are read by step and run instead of sorted
 _CACHED_FILTERS = 8  # number of filters whose counts are cached
 Part = tuple[str, str, int, int]  # condition, order, offset, limit
 

@@ -18,7 +18,7 @@ from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48
-_QUESTION = 160  # characters of a question in the list
+_QUESTION = 160  # maximum characters of a question in the list
 
 
 class Store(Protocol):

@@ -184,7 +184,7 @@ def _tool_answers(
         first, starts = stream.tokens(begin + low, begin + high)
         yield Segment("tool", window[low:high], turn, message.get("tool"), message.get("outcome"), first, starts)
     if said := _USER.findall(window):
-        yield Segment("user", said[-1], turn)  # of the environment
+        yield Segment("user", said[-1], turn)  # message of the environment
     elif "<tool_response>" not in window and (text := _SPECIAL.sub("", window)).strip():
         message = next(responses, {})
         first, starts = stream.tokens(begin, end) if text == window else (0, ())

@@ -18,7 +18,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunReader
 
-# Columns of a run's steps and their titles. SFT runs have the loss, RL runs the others.
+# Columns of a run's steps and their titles. SFT runs have only the loss, RL runs all others.
 CURVES = {
     "reward_mean": "Reward",
     "errors_mean": "Tool errors per rollout",
@@ -40,7 +40,7 @@ def _has_rollouts(steps: pd.DataFrame) -> bool:
 class Watch:
     """Curves and an inspector that follow one run, or several runs of a job one after the other.
 
-    It reads only the runs' folders, so the same call shows the same runs again after a kernel restart.
+    It reads only the folders of the runs, so the same call shows the same runs again after a kernel restart.
     """
 
     def __init__(self, folders: Sequence[Path], curves: Sequence[str], every_s: float) -> None:

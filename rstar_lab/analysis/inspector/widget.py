@@ -61,7 +61,7 @@ class NotebookWidget(anywidget.AnyWidget, metaclass=_Meta):
                 for display_id in self._display_ids:
                     update_display(self._live_bundle(), raw=True, display_id=display_id)
         elif op == "deaf" and self._replacement is None:
-            # While the kernel was busy both messages arrive together: the answer to "hello" may still reach the page.
+            # If the kernel was busy, both messages arrive together, and the answer to "hello" may still reach the page.
             if self._connected_at is None or time.monotonic() - self._connected_at < _REPLACE_AFTER_S:
                 return
             self._replacement = self.replacement()

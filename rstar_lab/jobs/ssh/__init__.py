@@ -1,7 +1,6 @@
-"""Jobs on another machine, reached with ssh. There the job runs on this machine, on Ray or on Slurm; here lies a copy of its log.
-
-The log and the end of the job are copied when the job is asked for its status, and its runs by `mirror`. The host needs the
-package's dependencies and no open port but sshd's.
+"""Jobs on another machine, reached with ssh. On that host, the job runs with the backend local, ray or slurm. Its log
+and its exit code are copied to this machine whenever its status is read, and its runs by `mirror`. The host needs the
+package's dependencies, and no open port other than sshd's.
 """
 
 import base64
@@ -28,9 +27,10 @@ def agent_of(spec: JobSpec) -> Agent:
 
 
 def state(folder: JobFolder, spec: JobSpec) -> str:
-    """Copy the new part of the job's log, and its end; return its state. Raises ConnectionLost."""
+    """Copy the new part of the job's log, and its exit code if it has ended; return its state. Raises
+    ConnectionLost."""
     with (folder.path / ".log.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may watch one job: each byte is appended once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may watch one job, and each byte must be appended once
         while True:
             size = folder.log.stat().st_size if folder.log.exists() else 0
             part = agent_of(spec).request("log", job_id=spec.id, offset=size)
@@ -65,5 +65,5 @@ def forget_agents() -> None:
 
 
 def describe(spec: JobSpec) -> dict[str, Any]:
-    """Return where the job runs: host, folder of runs there, backend there."""
+    """Return where the job runs: host, and its folder of runs and backend on that host."""
     return {"host": spec.handle["ssh"]["host"], "runs": spec.handle["runs"], "backend": spec.handle["ssh"]["backend"]}

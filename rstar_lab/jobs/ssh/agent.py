@@ -1,6 +1,6 @@
-"""Answer the requests of a distant notebook about the jobs on this machine: `python -m rstar_lab.jobs.ssh.agent RUNS_DIR`.
-
-One request per line on standard input, one answer per line on standard output, both JSON. The agent ends with its input.
+"""Answer requests from another machine about the jobs on this machine: `python -m rstar_lab.jobs.ssh.agent RUNS_DIR`.
+Standard input has one JSON request per line, standard output one JSON answer per line. The agent ends when its input
+ends.
 """
 
 import base64
@@ -22,7 +22,7 @@ from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.submit import submit
 from rstar_lab.runs.reader import RunReader, run_folders
 
-LOG_BYTES = 1 << 20  # in one answer
+LOG_BYTES = 1 << 20  # maximum bytes of a log in one answer
 
 
 class Operations:
@@ -84,7 +84,8 @@ class Operations:
         return str(attach(job_id, runs_dir=self.runs).stop())
 
     def runs_of(self, job_id: str) -> dict[str, str]:
-        """Return {run id: state of its files} for the runs that this job writes. The state changes with the files."""
+        """Return {run id: state of its files} for the runs that this job writes. The state changes whenever the files
+        change."""
         job = attach(job_id, runs_dir=self.runs)
         found = {}
         for folder in run_folders(self.runs) if self.runs.is_dir() else []:
@@ -124,7 +125,7 @@ class Operations:
 
 
 def _store(folder: Path, recipe: str, recipe_text: str | None, profile_text: str) -> tuple[str, str]:
-    """Write the sent files into a folder; return the recipe's name or path, and the profile's path."""
+    """Write the received files into a folder; return the recipe's name or path, and the profile's path."""
     profile = folder / "profile.yaml"
     profile.write_text(profile_text)
     if recipe_text is not None:
@@ -144,7 +145,7 @@ def _writes(job: Job, run: RunReader) -> bool:
 
 def main(runs_dir: str) -> None:
     """Answer requests until the input ends."""
-    # What other code prints goes to stderr: only answers may be on standard output.
+    # Redirect other output to stderr: standard output may contain only answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     operations = Operations(Path(runs_dir).expanduser().absolute())

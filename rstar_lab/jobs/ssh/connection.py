@@ -56,7 +56,7 @@ class Connection:
 
         Raises ConnectionLost if the host cannot be reached, UserError with the output if the script fails.
         """
-        # The process that keeps the shared connection inherits stderr: a pipe would never end.
+        # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
         with tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
@@ -93,7 +93,7 @@ class Agent:
     def request(self, operation: str, *, timeout_s: float = 60, retry_s: float = 0, **arguments: Any) -> Any:
         """Return the result of one operation of the agent.
 
-        A lost connection is opened again: at once for the first time, then until `retry_s` seconds have passed.
+        A lost connection is opened again: the first time at once, then repeatedly until `retry_s` seconds have passed.
         Raises ConnectionLost if that does not help, UserError with the message of the host if the operation fails.
         """
         deadline, attempt = time.monotonic() + retry_s, 0
@@ -111,7 +111,7 @@ class Agent:
                 except UserError:
                     raise
                 except BaseException:
-                    self._end()  # otherwise the next request would read the answer to this one
+                    self._end()  # otherwise the next request would read the answer to this request
                     raise
 
     def close(self) -> None:

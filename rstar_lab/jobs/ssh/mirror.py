@@ -1,7 +1,8 @@
 """Copy the runs of a job from its host, while they are written: `python -m rstar_lab.jobs.ssh.mirror RUNS_DIR JOB_ID`.
 
 A copy is readable at any time. The files of new steps are copied first and the lines that commit them last; files of steps that
-the run has removed are deleted after their lines. `rsync` copies the files, or `sftp` where one side lacks rsync.
+the run has removed are deleted after their lines. Files are copied with `rsync`, or with `sftp` if one side lacks
+rsync.
 """
 
 import argparse
@@ -36,7 +37,8 @@ RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # rewritten in place,
 
 @dataclass(frozen=True)
 class Pulled:
-    """What one pull of a run copied. bytes: of files; steps: committed steps that are new here."""
+    """Result of one pull of a run. bytes: size of the copied files; steps: committed steps that are new on this
+    machine."""
 
     run_id: str
     steps: int
@@ -56,7 +58,7 @@ class Pulled:
 def pull(
     job: Job, *, checkpoints: bool = False, transcripts: bool = True, known: dict[str, str] | None = None
 ) -> list[Pulled]:
-    """Copy what is new in the runs of a job; return one entry per run that was copied.
+    """Copy new files of the runs of a job; return one entry per run that was copied.
 
     checkpoints: also the checkpoints and models. transcripts: also messages and tokens. known: states of the last pull, to
     skip runs that have not changed; updated. Raises ConnectionLost, UserError if the job does not run on another host.
@@ -73,7 +75,8 @@ def pull(
 
 
 def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, transcripts: bool) -> Pulled:
-    """Copy what is new in one run. The order keeps the copy readable if the process is killed or the connection breaks."""
+    """Copy the new files of one run. The order keeps the copy readable if the process is killed or the connection
+    breaks."""
     started, folder = time.monotonic(), runs_dir / run_id
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
@@ -104,7 +107,7 @@ def _copy(
     metrics = folder / "metrics.jsonl"
     here = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     same = next((i for i, (a, b) in enumerate(zip(here, lines, strict=False)) if a != b), min(len(here), len(lines)))
-    if same < len(here):  # the run was cut: its removed steps are removed here first
+    if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
     common = json.loads(lines[same - 1])["step"] if same else -1
     wanted = {name: state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)}
@@ -130,7 +133,8 @@ def _wanted(name: str, checkpoints: bool, transcripts: bool) -> bool:
 def _needed(path: Path, name: str, size: int, mtime: int, common: int) -> bool:
     """Return whether a file must be copied. A file of a step changes only if the run was cut before that step.
 
-    mtime: of the original, in whole seconds. common: the last step whose metrics are the same on both sides.
+    mtime: modification time of the original, in whole seconds. common: the last step whose metrics are the same on both
+    sides.
     """
     if name in RUN_FILES or not path.exists() or path.stat().st_size != size:
         return True
@@ -163,7 +167,7 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
     command = [
         "rsync",
         "--times",
-        "--ignore-times",  # a step that is written again may have the same size within the same second
+        "--ignore-times",  # a step that is written again within the same second can have the same size
         "--files-from=-",
         "-e",
         shell,
@@ -214,12 +218,12 @@ def _sftp_quote(path: str) -> str:
 
 
 def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = print, **options: bool) -> None:
-    """Pull the runs of a job until it has ended and everything is here. A lost connection is opened again."""
+    """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again."""
     known: dict[str, str] = {}
     lost = False
     while True:
         try:
-            ended = job.status().ended  # before the pull: what was written until the end is then copied
+            ended = job.status().ended  # read before the pull, so that the last pull copies everything
             for pulled in pull(job, known=known, **options):
                 log(str(pulled))
             lost = False
@@ -233,7 +237,8 @@ def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = p
 
 
 def start_mirror(job: Job) -> None:
-    """Start a process that follows the job's runs and outlives this one. Does nothing if one runs, or the job has ended."""
+    """Start a process that follows the job's runs and outlives this process. Does nothing if such a process is running,
+    or if the job has ended."""
     if job.exit_code is not None:
         return
     with (job.folder.path / "mirror.txt").open("ab") as log:

@@ -106,7 +106,7 @@ def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> t
 
 
 def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recipe, profile and overrides as the agent takes them: the content of files, not their paths."""
+    """Return recipe, profile and overrides in the agent's form: the content of files instead of their paths."""
     behind = profile.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
     return {
         "recipe": str(recipe), "recipe_text": Path(recipe).read_text() if Path(recipe).is_file() else None,
@@ -115,7 +115,7 @@ def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Map
 
 
 def _absolute(name: str | Path) -> str:
-    """Return the absolute path of a file; another name stays as it is."""
+    """Return the absolute path of an existing file; return any other name unchanged."""
     return str(Path(name).absolute()) if Path(name).is_file() else str(name)
 
 
@@ -131,7 +131,8 @@ def ssh_settings(profile: Profile, host: str | None) -> Ssh:
 def install_tree(connection: Connection, log: Callable[[str], None] = print) -> tuple[str, str]:
     """Send the working tree to the host, if it does not have it. Returns the absolute paths of `remote_dir` and of the code.
 
-    Each version of the tree has its own folder, named by its content and never changed, so jobs that run keep their code.
+    Each version of the tree has its own folder, which is named by its content and never changed, so running jobs keep
+    their code.
     """
     archive, package = pack_tar(tree_root())
     version = hashlib.sha256(archive).hexdigest()[:16]
