@@ -45,7 +45,7 @@ def test_errors_name_the_key_and_the_nearest_known_one(override, message):
 
 def test_error_of_a_missing_problem_file_names_its_key():
     recipe = load_recipe("tiny", {"stages.0.problems": {"file": "none.jsonl"}})
-    with pytest.raises(UserError, match="stages.rl.problems: none.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"stages\.rl\.problems: none\.jsonl: no such file"):
         read_stage_problems(recipe, recipe.stages[0])
 
 
