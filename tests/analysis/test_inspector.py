@@ -31,10 +31,15 @@ def request(inspector: Inspector, op: str, **arguments: object) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [5_000, 20])
-def test_pages_contain_every_row_once_in_any_order(source: Source, few: int, monkeypatch: pytest.MonkeyPatch):
-    """few: value of _MAX_SORTED_ROWS."""
-    monkeypatch.setattr("rstar_lab.analysis.inspector.listing._MAX_SORTED_ROWS", few)
+@pytest.mark.parametrize("few", [5_000, 20, None])
+def test_pages_contain_every_row_once_in_any_order(source: Source, few: int | None, monkeypatch: pytest.MonkeyPatch):
+    """few: value of _MAX_SORTED_ROWS; None: the rows are in memory."""
+    if few is None:
+        source = Source(source.store)
+        source.load()
+        assert source._trajectories.is_loaded
+    else:
+        monkeypatch.setattr("rstar_lab.analysis.inspector.listing._MAX_SORTED_ROWS", few)
     for sort in (
         [],
         ["entropy", True],
@@ -53,6 +58,20 @@ def test_pages_contain_every_row_once_in_any_order(source: Source, few: int, mon
             assert all(row["entropy"] is None for row in rows[len(known) :])
         for index in (0, 137, total - 1):
             assert source.index_of(rows[index]["traj_id"], "TRUE", sort) == index, sort
+
+
+def test_rows_in_memory_are_those_of_the_files_until_the_run_grows(source: Source):
+    memory = Source(source.store)
+    memory.load()
+    assert memory._trajectories.is_loaded
+    for where, sort in (("TRUE", []), ("entropy > 0.3", ["answer", True]), ("kept", ["entropy", True])):
+        assert memory.page(where, sort, 0, 30) == source.page(where, sort, 0, 30)
+        assert memory.count(where) == source.count(where)
+    row = source.page("TRUE", [], 5, 1)[0]
+    assert memory.siblings(row) == source.siblings(row) and memory.row(row["traj_id"]) == source.row(row["traj_id"])
+    memory.refresh()
+    memory.load()  # the run may still be growing
+    assert not memory._trajectories.is_loaded
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,7 @@ class Inspector(NotebookWidget):
         scope: dict[str, Any],
         sort: list[Any],
     ) -> dict[str, Any]:
+        self.source.load()
         where, notes = self._condition(filters, scope), self._all_notes()
         rows = self.source.page(where, sort, int(offset), min(int(limit), 500))
         for row in rows:

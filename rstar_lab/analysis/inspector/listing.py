@@ -6,13 +6,16 @@ values contain the page, and only these are read. Counts are cached until `refre
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.inspector.filters import sql_list, sql_literal
+from rstar_lab.analysis.inspector.memory_table import MemoryTable
 from rstar_lab.analysis.inspector.transcript import visible
 from rstar_lab.errors import UserError
 
@@ -31,12 +34,12 @@ Part = tuple[str, str, int, int]  # condition, order, offset, limit
 class Listing:
     """Reads pages of a list of trajectories that is filtered by an SQL condition and sorted.
 
-    sql: runs a query. columns: name to type of the trajectories' columns.
+    table: the trajectories. columns: name to type of their columns.
     `sort` is (column, descending), or empty for the newest first. Missing values come last. Ties are newest first.
     """
 
-    def __init__(self, sql: Callable[[str], pd.DataFrame], columns: Mapping[str, str]) -> None:
-        self._sql, self._columns = sql, columns
+    def __init__(self, table: MemoryTable, columns: Mapping[str, str]) -> None:
+        self._table, self._columns = table, columns
         self._blocks: dict[str, list[tuple[int, str, int]]] = {}
         self._values: dict[tuple[str, str, bool], pd.DataFrame] = {}
 
@@ -53,21 +56,40 @@ class Listing:
     def blocks(self, where: str) -> list[tuple[int, str, int]]:
         """Return (step, run, number of rows) of the filtered list, newest step first."""
         if where not in self._blocks:
-            counts = self._sql(
+            _, counts = self._rows(
                 f"SELECT step, run_id, count(*) AS n FROM trajectories WHERE {where} "
                 "GROUP BY ALL ORDER BY step DESC NULLS LAST, run_id"
             )
-            _cache(self._blocks, where, list(zip(*(counts[name].tolist() for name in counts), strict=True)))
+            _cache(self._blocks, where, counts)
         return self._blocks[where]
 
-    def page(self, where: str, sort: Sequence[Any], offset: int, limit: int) -> Iterator[pd.DataFrame]:
-        """Yield rows offset .. offset + limit with LIST_COLUMNS, in one or several frames."""
+    def page(self, where: str, sort: Sequence[Any], offset: int, limit: int) -> list[dict[str, Any]]:
+        """Return rows offset .. offset + limit with LIST_COLUMNS, as JSON objects."""
         names = ", ".join(name for name in LIST_COLUMNS if name in self._columns)
-        parts = self._by_value(where, sort, offset, limit) if sort else self._by_block(where, offset, limit)
+        parts: Iterator[Part]
+        if sort and self._table.is_loaded:  # sorting rows in memory is faster than counting their values
+            (key, down), *ties = self._keys(sort)
+            if self._columns.get(key) in ("FLOAT", "DOUBLE"):
+                key = f"nullif({key}, 'nan')"  # NaN counts as missing
+            parts = iter([(where, _order([(key, down), *ties]), offset, limit)])
+        else:
+            parts = self._by_value(where, sort, offset, limit) if sort else self._by_block(where, offset, limit)
+        page = []
         for condition, order, before, rows in parts:
-            yield self._sql(
-                f"SELECT {names} FROM trajectories WHERE {condition} ORDER BY {order} LIMIT {rows} OFFSET {before}"
+            page += to_json_rows(
+                *self._rows(
+                    f"SELECT {names} FROM trajectories WHERE {condition} ORDER BY {order} LIMIT {rows} OFFSET {before}"
+                )
             )
+        return page
+
+    def _sql(self, query: str) -> pd.DataFrame:
+        with query_errors():
+            return self._table.sql(query)
+
+    def _rows(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        with query_errors():
+            return self._table.rows(query)
 
     def index_of(self, traj_id: str, where: str, sort: Sequence[Any]) -> int | None:
         """Return the index of a trajectory in the list, or None if the filter excludes it."""
@@ -217,10 +239,18 @@ def _in_range(bounds: tuple[Any, Any], value: Any) -> bool:
     return value is None if low is None else value is not None and low <= value <= high
 
 
-def to_json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as JSON values."""
-    values = zip(*(frame[column].tolist() for column in frame.columns), strict=True)
-    return [dict(zip(map(str, frame.columns), map(to_json_value, row), strict=True)) for row in values]
+@contextmanager
+def query_errors() -> Iterator[None]:
+    """Raise an error of DuckDB as UserError with the first line of its message."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise UserError(str(error).split("\n")[0].strip()) from error
+
+
+def to_json_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return rows as JSON objects with these keys."""
+    return [dict(zip(names, map(to_json_value, row), strict=True)) for row in rows]
 
 
 def to_json_value(value: Any) -> Any:

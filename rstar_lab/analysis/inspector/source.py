@@ -11,7 +11,8 @@ import duckdb
 import pandas as pd
 
 from rstar_lab.analysis.inspector.filters import sql_list, sql_literal
-from rstar_lab.analysis.inspector.listing import Listing, to_json_rows, to_json_value
+from rstar_lab.analysis.inspector.listing import Listing, query_errors, to_json_rows, to_json_value
+from rstar_lab.analysis.inspector.memory_table import MemoryTable, frame_rows
 from rstar_lab.analysis.inspector.transcript import visible
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
@@ -56,28 +57,31 @@ class Source:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._trajectories = MemoryTable(store)
         self.columns = {str(row[0]): str(row[1]) for row in self._rows("DESCRIBE trajectories", raw=True)}
         needed = {"traj_id", "run_id", "step", "group_id", "problem_id", "sample", "reward"}
         if missing := needed - self.columns.keys():
             raise UserError(
                 f"the rows have no column {sorted(missing)[0]!r}; the inspector needs the columns {', '.join(sorted(needed))}"
             )
-        self.listing = Listing(self._sql, self.columns)
+        self.listing = Listing(self._trajectories, self.columns)
 
-    def _sql(self, query: str) -> pd.DataFrame:
-        try:
-            return self.store.sql(query)
-        except duckdb.Error as error:
-            raise UserError(str(error).split("\n")[0].strip()) from error
+    def load(self) -> None:
+        """Copy the trajectories into memory if they are few, so that later pages are read faster."""
+        self._trajectories.load(self.count("TRUE"))
 
-    def _rows(self, query: str, *, raw: bool = False) -> list[Any]:
-        frame = self._sql(query)
-        if raw:
-            return list(zip(*(frame[column].tolist() for column in frame.columns), strict=True))
-        return to_json_rows(frame)
+    def _rows(self, query: str, *, raw: bool = False, transcripts: bool = False) -> list[Any]:
+        """Run a query and return its rows as JSON objects; raw: as tuples.
+
+        transcripts: the query reads transcripts, which are never copied into memory.
+        """
+        with query_errors():
+            names, rows = frame_rows(self.store.sql(query)) if transcripts else self._trajectories.rows(query)
+        return rows if raw else to_json_rows(names, rows)
 
     def refresh(self) -> None:
-        """Discard cached counts, after a run has grown."""
+        """Discard cached counts and rows, after a run has grown."""
+        self._trajectories.discard()
         self.listing.refresh()
 
     def count(self, where: str) -> int:
@@ -88,7 +92,7 @@ class Source:
 
         sort: (column, descending), or empty for the newest first.
         """
-        return [row for frame in self.listing.page(where, sort, offset, limit) for row in to_json_rows(frame)]
+        return self.listing.page(where, sort, offset, limit)
 
     def index_of(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
         """Return the index of a trajectory in the filtered, sorted list, or None if the filter excludes it."""
@@ -130,7 +134,7 @@ class Source:
         Problems without a stored transcript are left out.
         """
         try:
-            columns = {name for name, *_ in self._rows("DESCRIBE transcripts", raw=True)}
+            columns = {name for name, *_ in self._rows("DESCRIBE transcripts", raw=True, transcripts=True)}
         except UserError:  # data frames without transcripts
             return {}
         if "question" not in columns or not rows:
@@ -141,6 +145,7 @@ class Source:
         texts = self._rows(
             f"SELECT traj_id, left(question, {_QUESTION}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
             raw=True,
+            transcripts=True,
         )
         return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in texts if text}
 
@@ -180,6 +185,7 @@ class Source:
                 f"SELECT traj_id, {around} FROM transcripts WHERE {there} {only.format(there=there)}AND ({hit}) "
                 f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}",
                 raw=True,
+                transcripts=True,
             )
             hits |= {str(traj_id): visible(_unescape(snippet)) for traj_id, snippet in matches}
             done, stride = done + len(part), 2 * stride
