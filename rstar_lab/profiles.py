@@ -8,11 +8,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.key_reads import record_reads
 from rstar_lab.resources import resource_folder
 
 FOLDER = resource_folder("cluster") / "profiles"
 
 
+@record_reads
 class ProfileSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -71,7 +71,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
         model.to(device())  # type: ignore[arg-type]
         if session.warm and device().type == "cpu":  # on a GPU, SFT needs the memory
             session.start_engines(base)
-        config = SftConfig(**{name: getattr(recipe.sft, name) for name in SftConfig.model_fields})
+        config = SftConfig(**recipe.sft.model_dump(include=set(SftConfig.model_fields)))
         with reporter.work("sft") as work:
             stopped = threading.Event()
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from rstar_lab.errors import UserError
+from rstar_lab.key_reads import record_reads
 from rstar_lab.rl.plugins import NAME
 
 
@@ -12,6 +13,7 @@ class RecipeError(UserError):
     """A recipe is invalid. The message names the key."""
 
 
+@record_reads
 class Section(BaseModel):
     """A group of recipe keys. The docstring under each key is its description in docs/recipes.md."""
 

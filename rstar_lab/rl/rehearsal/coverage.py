@@ -1,25 +1,19 @@
-"""The keys of a recipe and a profile that a rehearsal executes. A key that no rule names counts as not covered."""
+"""Which keys of a recipe and a profile a rehearsal executes: those that a process of its job read (`rstar_lab.key_reads`) and
+whose value the rehearsal keeps or only shrinks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
-from rstar_lab.profiles import Profile
-from rstar_lab.rl.recipe import Recipe
+from pydantic import BaseModel
 
-# Keys that the rehearsal executes, possibly with a smaller value.
-COVERED = (
-    "name", "seed", "model", "runs", "stages.*", "rl.*", "sft.*", "sandbox.timeout_s", "sandbox.memory_mb", "sandbox.url",
-    "sandbox.fault_share", "engine.max_batch", "engine.dtype", "engine.kind", "engine.stall_s", "engine.deadline_s",
-    "evaluate.sets.*", "evaluate.samples", "evaluate.temperature", "evaluate.top_p", "evaluate.max_turns",
-    "evaluate.max_response_tokens", "evaluate.every", "engine.scheduler", "engine.mismatch_limit",
-    "profile.name", "profile.description", "profile.trainer", "profile.hardware.nodes", "profile.storage.*",
-    "profile.sandbox.redis", "profile.sandbox.workers_per_node", "profile.env.*", "profile.secrets", "profile.engine.max_sequences",
-    "profile.engine.eager", "profile.parallelism.tokens_per_gpu", "profile.parallelism.fsdp_size",
-    "profile.parallelism.sequence_parallel",
-)  # fmt: skip
-# Keys that a rehearsal on a CPU cannot execute, with the reason. These take precedence over COVERED.
-NOT_COVERED = {
+from rstar_lab.profiles import Profile
+from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+
+# Keys whose value the rehearsal replaces, or that nothing on a CPU can execute, with the reason.
+REPLACED = {
+    "profile.name": "text for people",
+    "profile.description": "text for people",
     "profile.hardware.*": "this machine has other hardware",
     "profile.backend": "the rehearsal runs as a local job",
     "profile.engine.tensor_parallel": "one CPU per engine",
@@ -40,34 +34,53 @@ NOT_COVERED = {
     "engine.teacher_url": "the teacher has another tokenizer than the model of the rehearsal",
     "sandbox.url": "a service named by the recipe is replaced by one that the job starts",
 }
-LOCAL_TRAINER_ONLY = (
-    "processes", "engine.count", "engine.kv_cache_gb", "rl.micro_batch_tokens", "rl.rollout",
-)  # fmt: skip
-
-VERL_ONLY = ("profile.parallelism.fsdp_size", "profile.parallelism.sequence_parallel")
 
 
-def flatten(data: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted keys of a nested mapping that have a value. Stages are named, not numbered."""
-    keys = []
-    for name, value in data.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            keys += flatten(value, f"{key}.")
+def fields_of(section: BaseModel, prefix: str = "", way: tuple[tuple[str, ...], ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, fields on the way to it) of all keys that have a value. Stages are named, not numbered.
+
+    A field is a tuple of its names `Class.field`, one for each class that defines or inherits it.
+    """
+    for name in type(section).model_fields:
+        value, key, fields = section.__dict__[name], f"{prefix}{name}", (*way, _names(type(section), name))
+        if isinstance(value, BaseModel):
+            yield from fields_of(value, f"{key}.", fields)
+        elif isinstance(section, Stage) and name == "rl":
+            yield from ((f"{key}.{own}", (*fields, _names(RlSection, own))) for own in value)
+        elif isinstance(value, Mapping):
+            for own, item in value.items():
+                inner = (
+                    fields_of(item, f"{key}.{own}.", fields)
+                    if isinstance(item, BaseModel)
+                    else [(f"{key}.{own}", fields)]
+                )
+                yield from inner
         elif name == "stages":
             for stage in value:
-                keys += flatten({k: v for k, v in stage.items() if k != "name"}, f"stages.{stage['name']}.")
+                for own, rest in fields_of(stage, f"stages.{stage.name}.", fields):
+                    if own != f"stages.{stage.name}.name":
+                        yield own, rest
         elif value not in (None, "", [], ()):
-            keys.append(key)
-    return keys
+            yield key, fields
 
 
-def coverage(recipe: Recipe, profile: Profile) -> tuple[list[str], list[str]]:
-    """Return (keys that the rehearsal executes, "key: reason" of all others)."""
-    keys = flatten(recipe.model_dump(mode="json")) + flatten({"profile": profile.model_dump(mode="json")})
+def _names(section: type[BaseModel], field: str) -> tuple[str, ...]:
+    classes = [base for base in section.__mro__ if field in getattr(base, "model_fields", {})]
+    return tuple(f"{base.__name__}.{field}" for base in classes)
+
+
+def all_keys(recipe: Recipe, profile: Profile) -> dict[str, Any]:
+    """Return the fields on the way to each key of both, by dotted key; those of the profile begin with `profile.`."""
+    return dict(fields_of(recipe)) | dict(fields_of(profile, "profile."))
+
+
+def coverage(recipe: Recipe, profile: Profile, reads: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return (keys that the rehearsal executed, "key: reason" of all others). reads: fields that its job read."""
     covered, missing = [], []
-    for key in keys:
+    for key, fields in all_keys(recipe, profile).items():
         reason = _reason(key, recipe, profile)
+        if reason is None and not all(any(name in reads for name in names) for names in fields):
+            reason = f"no process of the job read it (trainer {profile.trainer})"
         if reason is None:
             covered.append(key)
         else:
@@ -76,22 +89,11 @@ def coverage(recipe: Recipe, profile: Profile) -> tuple[list[str], list[str]]:
 
 
 def _reason(key: str, recipe: Recipe, profile: Profile) -> str | None:
-    """Return why a key is not executed, or None if it is."""
-    if profile.trainer == "verl" and key in LOCAL_TRAINER_ONLY:
-        return "read by the local trainer only"
-    if profile.trainer == "local" and key in VERL_ONLY:
-        return "read by verl only"
+    """Return why the rehearsal does not use the value of a key, or None if it does."""
     if key == "profile.hardware.nodes" and profile.trainer == "verl":
-        return None
+        return None  # several nodes stay several
     if key.endswith(".teacher_weight") and recipe.engine.teacher_url is not None:
-        return NOT_COVERED["engine.teacher_url"]
+        return REPLACED["engine.teacher_url"]
     if key == "sandbox.url" and recipe.sandbox.url == "local":
         return None
-    for pattern, reason in NOT_COVERED.items():
-        if fnmatch(key, pattern):
-            return reason
-    if profile.trainer == "local" and key in LOCAL_TRAINER_ONLY:
-        return None
-    if any(fnmatch(key, pattern) for pattern in COVERED):
-        return None
-    return "no phase reads it"
+    return next((reason for pattern, reason in REPLACED.items() if fnmatch(key, pattern)), None)

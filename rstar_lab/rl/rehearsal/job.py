@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ PHASE_TIMEOUT_S = 900.0
 class RehearsalJob:
     """The job, its run folders, and the processes that a rehearsal kills."""
 
-    def __init__(self, recipe: Path, profile: Path, runs_dir: Path, name: str):
+    def __init__(self, recipe: Path, profile: Path, runs_dir: Path, name: str, environment: Mapping[str, str]):
+        """environment: variables of the command that submits the job, besides those of this process."""
         self.recipe, self.profile, self.runs_dir, self.name = recipe, profile, runs_dir, name
+        self.environment = environment
         self.id = ""
 
     @property
@@ -37,7 +40,7 @@ class RehearsalJob:
             sys.executable, "-m", "rstar_lab.cli", "jobs", "submit", str(self.recipe), "--profile", str(self.profile),
             "--runs-dir", str(self.runs_dir), "--no-preflight", "--json",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
         if done.returncode:
             raise UserError(f"jobs submit failed: {done.stderr.strip()[-800:]}")
         self.id = json.loads(done.stdout.splitlines()[-1])["id"]

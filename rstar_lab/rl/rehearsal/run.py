@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from rstar_lab.errors import UserError
+from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
@@ -22,7 +24,7 @@ from rstar_lab.rl.rehearsal.coverage import coverage
 from rstar_lab.rl.rehearsal.data import make_model, write_data
 from rstar_lab.rl.rehearsal.job import RehearsalJob
 from rstar_lab.rl.rehearsal.phases import Phase, Report
-from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
+from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
 
@@ -69,10 +71,12 @@ class Rehearsal:
             self._phase("evaluation", self.evaluate)
             self._phase("export to transformers", lambda: self.export("transformers"))
             self._phase("export to vLLM", lambda: self.export("vllm"))
-            if not self.report.failed:
-                self.report.covered, self.report.not_covered = coverage(self.recipe, self.profile)
-            elif hasattr(self, "small"):
-                covered, missing = coverage(self.recipe, self.profile)
+            if hasattr(self, "small"):
+                reads = recorded_reads(reads_folder(self.folder))
+                self.report.covered, self.report.not_covered = coverage(self.recipe, self.profile, reads)
+            if self.report.failed:
+                covered, missing = self.report.covered, self.report.not_covered
+                self.report.covered = []
                 self.report.not_covered = [*missing, *(f"{key}: the rehearsal failed" for key in covered)]
         return self.report
 
@@ -99,7 +103,8 @@ class Rehearsal:
         recipe_file, profile_file = self.folder / "recipe.yaml", self.folder / "profile.yaml"
         recipe_file.write_text(yaml.safe_dump(_without_none(self.small.model_dump(mode="json")), sort_keys=False))
         profile_file.write_text(yaml.safe_dump(self.small_profile.model_dump(mode="json"), sort_keys=False))
-        self.job = RehearsalJob(recipe_file, profile_file, self.folder / "runs", self.small.name)
+        self.environment = {VARIABLE: str(reads_folder(self.folder))}
+        self.job = RehearsalJob(recipe_file, profile_file, self.folder / "runs", self.small.name, self.environment)
         return f"{len(self.small.stages)} stages; trainer {self.profile.trainer}, 2 ranks, 2 engines"
 
     def preflight(self) -> str:
@@ -220,7 +225,7 @@ class Rehearsal:
                 "evaluate", self.job.run_dir.name, "--problems", str(section.file), "--samples", "2", "--limit", "4",
                 "--recipe", str(self.job.recipe), "--name", f"{self.small.name}-{name}-end", "--runs-dir", str(self.job.runs_dir), "--json",
             ]  # fmt: skip
-            result = json.loads(_run_cli(command).splitlines()[-1])
+            result = json.loads(self._run_cli(command).splitlines()[-1])
             details.append(f"{name} {result['pass1'][0]:.2f}")
         return f"pass@1 on {', '.join(details)}" if details else "the recipe has no sets"
 
@@ -228,7 +233,7 @@ class Rehearsal:
         """Load the last checkpoint with an engine and generate a few tokens."""
         step, folder = max(RunReader(self.job.run_dir).checkpoints().items())
         command = ["chat", str(folder), "--prompt", "What is 1 + 1?", "--max-tokens", "16", "--max-turns", "1"]
-        _run_cli([*command, "--engine", engine, "--json"])
+        self._run_cli([*command, "--engine", engine, "--json"])
         return f"checkpoint of step {step} generates with {engine}"
 
     def _ensure_submitted(self) -> None:
@@ -236,12 +241,12 @@ class Rehearsal:
         if not self.job.id:
             self.job.submit()
 
-
-def _run_cli(arguments: list[str]) -> str:
-    done = subprocess.run([sys.executable, "-m", "rstar_lab.cli", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"rstar-lab {arguments[0]} failed: {done.stderr.strip()[-800:]}")
-    return done.stdout
+    def _run_cli(self, arguments: list[str]) -> str:
+        command = [sys.executable, "-m", "rstar_lab.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
+        if done.returncode:
+            raise UserError(f"rstar-lab {arguments[0]} failed: {done.stderr.strip()[-800:]}")
+        return done.stdout
 
 
 def _without_none(data: Any) -> Any:

@@ -20,6 +20,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.key_reads import VARIABLE
 from rstar_lab.profiles import EngineSettings, Hardware, Parallelism, Profile, Slurm, Storage, load_profile
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import Recipe
@@ -119,11 +120,16 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "sandbox": profile.sandbox.model_copy(update={"workers_per_node": 1}),
             "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
             # Retries as on GPUs: a stage whose worker dies continues in new processes.
-            "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2"},
+            "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2", VARIABLE: str(reads_folder(folder))},
             "image": None,
             "slurm": Slurm(),
         }
     )
+
+
+def reads_folder(folder: Path) -> Path:
+    """Return where the processes of a rehearsal record the keys that they read. folder: of the rehearsal."""
+    return folder / "key_reads"
 
 
 def _shrink_parallelism(profile: Profile, ranks: int) -> Parallelism:
