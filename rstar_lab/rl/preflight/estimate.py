@@ -28,8 +28,9 @@ GB = 1e9
 class Memory:
     """Memory of one GPU in GB.
 
-    together: training and engine hold their memory at the same time (local trainer). Otherwise the engine sleeps during the
-    update, and only what is not offloaded coexists with it (verl).
+    longest: tokens of the longest sequence in training. served: of the longest that the engine is started for, evaluations
+    included; vLLM does not start if its KV cache holds less. together: training and engine hold their memory at the same time
+    (local trainer). Otherwise the engine sleeps during the update, and only what is not offloaded coexists with it (verl).
     """
 
     weights: float
@@ -38,6 +39,7 @@ class Memory:
     rollout_peak: float
     kv_tokens: int
     longest: int
+    served: int
     hbm: float
     together: bool = False
 
@@ -48,14 +50,24 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.hbm and self.kv_tokens >= self.longest
+        return self.peak <= self.hbm and self.kv_tokens >= self.served
+
+
+def served_tokens(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> int:
+    """Return the longest sequence (prompt and response) that the engine is started for, as the trainers start it."""
+    evaluated = recipe.evaluate.max_response_tokens
+    if profile.trainer == "verl":
+        return LONGEST_PROMPT_TOKENS + max(rl.max_response_tokens, evaluated if recipe.evaluate.sets else 0)
+    responses = [rl.max_response_tokens, *(recipe.settings(stage).max_response_tokens for stage in recipe.stages)]
+    longest = LONGEST_PROMPT_TOKENS + max(*responses, evaluated)
+    return min(longest, model.positions or longest)
 
 
 def memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
     """Estimate the memory of one GPU for a stage with the keys `rl`, with the trainer of the profile."""
     if profile.trainer == "local":
         return _local_memory(model, recipe, rl, profile)
-    return _verl_memory(model, rl, profile)
+    return _verl_memory(model, recipe, rl, profile)
 
 
 def _activations(model: Architecture, tokens: int) -> float:
@@ -84,8 +96,9 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     engine = recipe.engine.memory_share * hbm * GB
     kv = (engine - weights - 2 * GB) / model.kv_bytes(profile.engine.kv_cache_dtype_bytes)
     training = state + activations + logits + reference
+    served = served_tokens(model, recipe, rl, profile)
     return Memory(
-        weights / GB, state / GB, training / GB, engine / GB, max(0, int(kv)), longest, hbm, together=True
+        weights / GB, state / GB, training / GB, engine / GB, max(0, int(kv)), longest, served, hbm, together=True
     )  # fmt: skip
 
 
@@ -104,7 +117,7 @@ def lora_parameters(model: Architecture, lora: Lora) -> int:
     return lora.rank * model.layers * sum(sizes.get(target, 0) for target in lora.targets)
 
 
-def _verl_memory(model: Architecture, rl: RlSection, profile: Profile) -> Memory:
+def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
     """Training phase: state + working set + activations + logits. Rollout phase: the engine + the training memory that
     is not offloaded.
 
@@ -129,6 +142,7 @@ def _verl_memory(model: Architecture, rl: RlSection, profile: Profile) -> Memory
         engine_gb + kept,
         max(0, int(kv)),
         longest,
+        served_tokens(model, recipe, rl, profile),
         hardware.hbm_gb,
     )
 

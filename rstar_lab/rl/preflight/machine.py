@@ -113,6 +113,12 @@ def gpu_memory(context: CheckContext) -> str:
         f"{need.hbm:.0f} GB; KV cache {need.kv_tokens} tokens per replica = {need.kv_tokens // max(1, need.longest)} rollouts "
         f"of the longest {need.longest}"
     )
+    if need.peak <= need.hbm and need.kv_tokens < need.served:
+        raise UserError(
+            f"{message}; the engine is started for sequences of {need.served} tokens, which do not fit into its KV cache: decrease "
+            "evaluate.max_response_tokens or rl.max_response_tokens, or increase "
+            f"{'engine.memory_share' if need.together else 'engine.memory_utilization in the profile'}"
+        )
     if not need.fits:
         remedy = (
             "decrease engine.memory_share or rl.micro_batch_tokens, or set rl.gradient_checkpointing"

@@ -146,7 +146,7 @@ def _rows(recipe: Recipe, rl: RlSection, profile: Profile, model: Architecture) 
         run = simulate(work, costs, mode, max_staleness=staleness)
         memory = estimate.memory(model, recipe, rl, _with_gpus(profile, trainer))
         fits = (
-            memory.fits if mode == "sync" else memory.training_peak <= memory.hbm and memory.kv_tokens >= memory.longest
+            memory.fits if mode == "sync" else memory.training_peak <= memory.hbm and memory.kv_tokens >= memory.served
         )
         yield PlanRow(
             mode=mode,

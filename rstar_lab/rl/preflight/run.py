@@ -9,7 +9,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight import estimate, machine
+from rstar_lab.rl.preflight import estimate, launch, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.repeated import repeated_problems
@@ -42,6 +42,8 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
     "sandbox": machine.sandbox,
     "memory": machine.gpu_memory,
     "batches": machine.batches,
+    "parallelism": launch.parallelism,
+    "programs": launch.programs,
     "disk": machine.disk,
     "GPU variables": machine.gpu_variables,
     "versions": machine.versions,

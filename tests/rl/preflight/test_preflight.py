@@ -31,6 +31,9 @@ PAPER = {
 }  # fmt: skip
 
 
+SETS = {"sets": {"held": {"file": "data/17k.parquet"}}}
+
+
 @pytest.fixture
 def recipe(tmp_path):
     def write(**changes):
@@ -131,6 +134,13 @@ def test_sft_is_composed_and_unsupported_keys_fail_until_the_model_exists(recipe
         ({}, {}, "mi300x_8x9", "profile", "did you mean 'mi300x_8x8'"),
         ({}, {"rl.problems_per_step": 511}, "mi300x_8x8", "batches", "does not divide among 64 ranks"),
         ({}, {"rl.mini_batches": 3}, "mi300x_8x8", "batches", "is not an integer"),
+        (
+            {"evaluate": SETS | {"max_response_tokens": 700_000}},
+            {},
+            "mi300x_8x8",
+            "memory",
+            "sequences of 702048 tokens",
+        ),
         ({"model": "Qwen/Qwen3-14B"}, {"rl.max_response_tokens": 400_000}, "one_gpu", "memory", "does not fit"),
         ({}, {"rl.token_arrays": "all", "stages.0.steps": 120_000}, "mi300x_8x8", "disk", "sampled"),
     ],
@@ -188,6 +198,42 @@ def test_keys_that_verl_ignores_are_a_warning(recipe):
     assert finding.status is Status.WARN
     assert "engine.memory_share (verl reads the profile's engine.memory_utilization)" in finding.message
     assert "processes (verl reads the profile's GPUs)" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "words"),
+    [
+        ("engine", {"tensor_parallel": 3}, "engine.tensor_parallel: 3"),
+        ("engine", {"tensor_parallel": 16}, "a node has 8 GPUs"),
+        ("parallelism", {"fsdp_size": 7}, "parallelism.fsdp_size: 7"),
+        ("parallelism", {"sequence_parallel": 16}, "parallelism.sequence_parallel: 16"),
+    ],
+)
+def test_a_model_that_does_not_divide_among_the_gpus_fails(recipe, storage, section, changes, words):
+    finding = findings_of(recipe(), storage(**{section: changes}))["parallelism"]
+    assert finding.status is Status.FAIL and words in finding.message
+    assert findings_of(recipe(), storage())["parallelism"].status is Status.PASS
+
+
+def test_programs_and_images_that_the_job_starts_must_exist(recipe, storage, monkeypatch, tmp_path):
+    calls = {"sandbox": {"url": "local"}}
+    container = {"slurm": {"container": "apptainer"}, "image": str(tmp_path / "rstar.sif")}
+    finding = findings_of(recipe(**calls), storage(**container))["programs"]
+    assert finding.status is Status.FAIL and "rstar.sif: no such file" in finding.message
+    (tmp_path / "rstar.sif").touch()
+    monkeypatch.setattr("rstar_lab.rl.preflight.launch.shutil.which", lambda name: None)
+    assert "must contain redis-server" in findings_of(recipe(**calls), storage(**container))["programs"].message
+    on_nodes = findings_of(recipe(**calls), storage())["programs"]
+    assert on_nodes.status is Status.SKIP and "redis-server, for sandbox.redis" in on_nodes.message
+    here = findings_of(recipe(**calls), storage(backend="local"))["programs"]
+    assert here.status is Status.FAIL and "not installed: redis-server" in here.message
+    assert findings_of(recipe(), storage(backend="local"))["programs"].status is Status.PASS, "it has its own service"
+    monkeypatch.setenv("RSTAR_LAB_REDIS_URL", "redis://10.0.0.1")
+    assert findings_of(recipe(**calls), storage(backend="local"))["programs"].status is Status.PASS
+    logger = findings_of(recipe(), storage(backend="local"), {"verl.trainer.logger": ["console", "swanlab"]})[
+        "programs"
+    ]
+    assert logger.status is Status.FAIL and "package swanlab" in logger.message
 
 
 def test_gpu_variables_that_verl_rejects_fail(recipe, monkeypatch):
@@ -327,6 +373,9 @@ def test_the_lora_recipe_fits_24_gb_and_full_training_does_not():
     assert adapters.training_state * 1e9 == 2 * shape.parameters + 16 * estimate.lora_parameters(shape, rl.lora)
     everything = estimate.memory(shape, loaded, rl.model_copy(update={"lora": None}), profile)
     assert not everything.fits and everything.peak == pytest.approx(77.6, abs=0.1)
+    longer = load_recipe("qwen3_4b_lora_24gb", {"evaluate.max_response_tokens": 8192}, profile)
+    memory = estimate.memory(shape, longer, rl, profile)
+    assert memory.peak == adapters.peak and not memory.fits, "vLLM does not start: an evaluation exceeds its KV cache"
 
 
 def test_local_trainer_adds_engine_and_training_memory():
