@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -25,7 +27,7 @@ recipe = "tiny"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"sft.epochs": 2, "sft.problems.synthetic.count": 4000}
 name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 job_id = ""  # attach to this job instead of submitting a new one
 wait = True  # block until the job ends (needed for papermill)
 
@@ -41,11 +43,10 @@ from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.jobs import attach, submit
+from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.rl.chat_format.template import CODE_TOOL, render_segments
-from rstar_lab.runs import find_runs_dir
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if job_id:
     job = attach(job_id, runs_dir=runs_dir)

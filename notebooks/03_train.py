@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -23,7 +25,7 @@ recipe = "tiny"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"stages.0.steps": 20, "rl.roc": "none"}
 name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 job_id = ""  # attach to this job; empty: to a running job of this run, else submit a new one
 wait = True  # block until the job ends (needed for papermill); False: watch live below
 
@@ -32,10 +34,9 @@ from pathlib import Path
 
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
-from rstar_lab.jobs import attach, list_jobs, submit
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.jobs import attach, find_job_runs_dir, list_jobs, submit
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_job_runs_dir(profile, runs_dir)
 run = name or Path(recipe).stem
 running = [job for job in list_jobs(runs_dir) if job.spec.run == f"{run}-rl" and job.status() == "running"]
 if job_id:

@@ -25,8 +25,10 @@
 # the effect of the quotas from the effect of the preference. Every arm runs with several seeds.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
+runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 recipe = "tiny"
+profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+concurrency = 1  # runs at a time
 name = "ablation"
 seeds = [0, 1, 2, 3, 4]
 steps = 24
@@ -55,15 +57,16 @@ from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_faults, plot_frontier, recorded_sums
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
-from rstar_lab.jobs import run_grid
-from rstar_lab.runs import RunStoreError, find_runs_dir
+from rstar_lab.jobs import find_job_runs_dir, run_grid
+from rstar_lab.runs import RunStoreError
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if train:
     made = run_grid(
-        recipe, arms, seeds, runs_dir=runs_dir, name=name, overrides={"stages.0.steps": steps, "rl.token_arrays": "sampled"} | overrides
-    )
+        recipe, arms, seeds, runs_dir=runs_dir, profile=profile, name=name, concurrency=concurrency,
+        overrides={"stages.0.steps": steps, "rl.token_arrays": "sampled"} | overrides,
+    )  # fmt: skip
 else:
     made = [run for run in open_runs(runs_dir).runs().run_id if run.startswith(f"{name}-") and run.endswith("-rl")]
     if not made:

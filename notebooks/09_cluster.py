@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -26,14 +28,16 @@ profile = "laptop"  # laptop, one_gpu, h100x8, mi300x_8x8, or a file
 backend = ""  # local, ray, slurm; empty: the profile's, and Ray on a laptop
 host = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
 address = ""  # address of Ray's dashboard: http://HEAD:8265
-runs_dir = "../runs"
+runs_dir = ""  # folder of runs; empty: the profile's shared storage; on a laptop and with ssh the nearest runs/ folder
 job_id = ""  # attach to this job instead of submitting one
 timeout_s = 3600
 
 # %%
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.figures import plot_curves
-from rstar_lab.jobs import JobBoard, attach, describe, submit
+from rstar_lab.jobs import JobBoard, attach, describe, find_job_runs_dir, submit
+
+runs_dir = find_job_runs_dir(profile, runs_dir, host=host)
 
 # %% [markdown]
 # ## What the job needs

@@ -26,7 +26,7 @@ recipe = "tiny_three_stage"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"stages.one.steps": 10}
 name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = "../runs"
+runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 job_id = ""  # attach to this job instead of submitting one
 wait = True  # block until the job ends (needed for papermill)
 
@@ -54,8 +54,10 @@ from IPython.display import Markdown, display
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves, plot_lengths
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.jobs import attach, submit
+from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.runs.reader import RunReader
+
+runs_dir = find_job_runs_dir(profile, runs_dir)
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
     recipe, profile, form.overrides | overrides, runs_dir=runs_dir, name=name or None

@@ -5,7 +5,7 @@ from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.describe import JobDescription, describe
 from rstar_lab.jobs.grid import Grid, run_grid, submit_grid
 from rstar_lab.jobs.job import Job, JobStatus, attach, job_row, list_jobs
-from rstar_lab.jobs.submit import submit
+from rstar_lab.jobs.submit import find_job_runs_dir, submit
 
 __all__ = [
     "Grid",
@@ -15,6 +15,7 @@ __all__ = [
     "JobStatus",
     "attach",
     "describe",
+    "find_job_runs_dir",
     "job_row",
     "list_jobs",
     "run_grid",

@@ -19,6 +19,7 @@ from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.storage_paths import resolve_recipe_paths
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -135,6 +136,19 @@ def submit(
         raise
     folder.save(replace(spec, handle={**spec.handle, **handle}))
     return Job(folder)
+
+
+def find_job_runs_dir(profile: str, runs_dir: str | Path = "", *, host: str = "") -> Path:
+    """Return the folder of runs for the jobs of a notebook.
+
+    `runs_dir` if it is given; else `storage.runs` of a profile whose nodes share it (an absolute path); else that of
+    `find_runs_dir`, also for jobs sent with ssh, whose runs are copied to this machine.
+    """
+    machine = load_profile(profile)
+    shared = Path(machine.storage.runs)
+    if runs_dir or host or machine.backend == "ssh" or not shared.is_absolute():
+        return find_runs_dir(runs_dir)
+    return shared
 
 
 def run_preflight(

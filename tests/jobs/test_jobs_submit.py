@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs import list_jobs, local, submit
+from rstar_lab.jobs import find_job_runs_dir, list_jobs, local, submit
 from rstar_lab.jobs.cli import app
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -167,3 +167,11 @@ def test_the_list_shows_whole_ids_on_80_columns(submitted, tmp_path):
     assert done.exit_code == 0
     assert set(ids) <= set(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_runs_of_a_notebooks_jobs_are_on_the_storage_that_the_nodes_share(tmp_path, monkeypatch):
+    monkeypatch.setenv("RSTAR_LAB_RUNS", str(tmp_path / "here"))
+    assert find_job_runs_dir("laptop") == tmp_path / "here"
+    assert find_job_runs_dir("mi300x_8x8") == Path("/shared/runs")
+    assert find_job_runs_dir("mi300x_8x8", tmp_path / "given") == tmp_path / "given"
+    assert find_job_runs_dir("mi300x_8x8", host="login") == tmp_path / "here", "ssh copies the runs to this machine"
