@@ -14,7 +14,7 @@ app = typer.Typer()
 MODULES = {
     "trainer": "rl.bench.trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench.rollout",
     "scheduler": "rl.bench.scheduler", "store": "analysis.bench", "verl": "rl.bench.verl", "gpu": "rl.bench.gpu",
-    "async": "rl.bench.asynchronous",
+    "async": "rl.bench.asynchronous", "scale": "rl.bench.scale",
 }  # fmt: skip
 ROW = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
 
@@ -35,12 +35,20 @@ def bench(
             "--verl", help="For `bench rollout`: compare the scheduling policies on the servers of a verl job."
         ),
     ] = None,
+    rollouts: Annotated[
+        int | None, typer.Option(min=64, help="Rollouts of the step, for `bench scale`. Default: 16,384.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure one part of the system against a peer in the same run. `ratio` says how many times better it is."""
     if name not in MODULES:
         raise UserError(f"bench {name}: unknown; choose from {', '.join(MODULES)}")
-    given = {"grid": (grid, "scheduler"), "ranks": (ranks, "verl"), "verl": (verl, "rollout")}
+    given = {
+        "grid": (grid, "scheduler"),
+        "ranks": (ranks, "verl"),
+        "verl": (verl, "rollout"),
+        "rollouts": (rollouts, "scale"),
+    }
     options = {key: value for key, (value, _) in given.items() if value is not None}
     if wrong := next((key for key in options if given[key][1] != name), None):
         raise UserError(f"bench {name}: --{wrong} is an option of `bench {given[wrong][1]}` only")

@@ -1,11 +1,10 @@
 """Tests of the scheduler service with scripted servers."""
 
 import asyncio
-import time
 
-import numpy as np
 import pytest
 
+from rstar_lab.rl.bench.scale import measure_scheduler
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.scheduling.policies import POLICIES
 from rstar_lab.rl.scheduling.service import Scheduler, ServerReport, poll_metrics
@@ -161,34 +160,6 @@ async def test_polling_ends_when_it_is_cancelled_while_a_read_ends():
     assert done
 
 
-async def measure_overhead(policy: str, servers: int, rollouts: int, turns: int = 3) -> tuple[float, float]:
-    """Return the milliseconds of a decision (admit, finish and bookkeeping) and of the policy alone.
-
-    The servers are scripted, so the CPU time of the loop is that of the scheduler and the timers.
-    """
-    scheduler = Scheduler(policy, max_tokens=16_384)
-    for number in range(servers):
-        scheduler.add_server(f"s{number}", 800_000)
-    lengths = np.random.default_rng(0).lognormal(7.0, 0.8, (rollouts, turns)).clip(1, 5000).astype(int)
-    scheduler.begin_step(rollouts)
-
-    async def drive(index: int) -> None:
-        tokens = 300
-        for turn in range(turns):
-            await scheduler.admit(str(index), f"p{index // 32}", tokens)
-            generated = int(lengths[index, turn])
-            await asyncio.sleep(generated * 1e-3)  # turns end one by one, as on real servers
-            tokens += generated + 100
-            scheduler.finish(str(index), generated, done=turn == turns - 1)
-
-    start = time.process_time()
-    await asyncio.gather(*(drive(index) for index in range(rollouts)))
-    seconds = time.process_time() - start
-    assert scheduler.stats()["decisions"] == rollouts * turns
-    return 1000 * seconds / (rollouts * turns), scheduler.stats()["decision_ms"]
-
-
 @pytest.mark.slow
 async def test_decision_takes_under_1_ms_at_16384_rollouts_and_64_servers():
-    total_ms, _ = await measure_overhead("adaptive", servers=64, rollouts=16_384)
-    assert total_ms < 1.0
+    assert await measure_scheduler("adaptive", servers=64, rollouts=16_384) < 1.0
