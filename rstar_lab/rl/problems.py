@@ -18,9 +18,9 @@ class ProblemError(UserError):
 class Problem(BaseModel):
     """A problem.
 
-    answer: the true answer, which `verify` compares with. difficulty: as the data source defines it; if measured here,
-    the share of rollouts that failed. info: free metadata, JSON values by name; tools, rewards and environments can
-    read it.
+    answer: the true answer, which `verify` compares with; may be empty for an environment that needs none. difficulty: as
+    the data source defines it; if measured here, the share of rollouts that failed. info: free metadata, JSON values by
+    name; tools, rewards and environments can read it.
     environment: name of an entry of the recipe key `rl.environments`; empty: the task of `rl.tools` and `rl.reward`.
     """
 
@@ -28,7 +28,7 @@ class Problem(BaseModel):
 
     problem_id: str = Field(min_length=1)
     question: str = Field(min_length=1)
-    answer: str = Field(min_length=1)
+    answer: str = ""
     source: str = ""
     difficulty: float | None = Field(default=None, allow_inf_nan=False)
     info: dict[str, Any] = Field(default_factory=dict)
@@ -99,10 +99,15 @@ def _look_up(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id: str, default_source: str) -> Problem:
-    """Return a row as a Problem. where: file and row, for the error. Raises ProblemError with the field."""
+def read_problem(
+    row: Any, *, where: str, fields: Mapping[str, str], default_id: str, default_source: str, answers: bool = True
+) -> Problem:
+    """Return a row as a Problem. where: file and row, for the error. answers: whether a row that names no environment must
+    have an answer. Raises ProblemError with the field."""
     if not isinstance(row, Mapping):
         raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
+    named = _look_up(row, fields.get("environment", "environment"))
+    answers = answers and not (isinstance(named, str) and named)
     values: dict[str, Any] = {}
     for ours in FIELDS:
         theirs = fields.get(ours, ours)
@@ -110,7 +115,7 @@ def read_problem(row: Any, *, where: str, fields: Mapping[str, str], default_id:
         if ours in _OPTIONAL and ours not in fields and not isinstance(value, str if ours == "environment" else dict):
             value = None  # a column of this name in the source can have another meaning
         if value is None or value == "":
-            if ours in ("question", "answer") or ours in fields:
+            if ours == "question" or (answers if ours == "answer" else ours in fields):
                 raise ProblemError(
                     f"{where}, field {theirs!r}: {'missing' if value is None else 'empty'}; the row has "
                     f"{', '.join(map(str, row))} (map names with --fields {ours}=NAME)"
@@ -175,9 +180,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
                 raise ProblemError(f"{path} row {number}: not JSON in UTF-8: {error}") from None
 
 
-def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None) -> list[Problem]:
+def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
     """Return the problems of a .jsonl, .json or .parquet file.
 
+    answers: whether each problem that names no environment must have an answer.
     fields: our field name -> that of the file, such as {"question": "problem"}. Dots reach into nested objects
     ("reward_model.ground_truth"). Other fields of the file are ignored. Default id: file name and row; default source: file
     name. An answer that is a solution is reduced with `final_answer`; a list of answers is joined by commas.
@@ -192,7 +198,12 @@ def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None) 
     for number, row in read_rows(path):
         where = f"{path} row {number}"
         problem = read_problem(
-            row, where=where, fields=mapping, default_id=f"{path.stem}-{number}", default_source=path.stem
+            row,
+            where=where,
+            fields=mapping,
+            default_id=f"{path.stem}-{number}",
+            default_source=path.stem,
+            answers=answers,
         )
         if (before := rows_of.setdefault(problem.problem_id, number)) != number:
             name = mapping.get("problem_id", "problem_id")

@@ -18,7 +18,7 @@ from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, load_problems
-from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, Stage
+from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_metric, own_trigger
 from rstar_lab.rl.recipe.rl import REWARDS
 from rstar_lab.rl.reward import make_reward, warm_up
@@ -48,6 +48,7 @@ class RunSession:
             name: read_problems(section, key=f"evaluate.sets.{name}: ")
             for name, section in recipe.evaluate.sets.items()
         }
+        check_answers(self.excluded, recipe.rl)
         self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
         load_functions(recipe)  # reports their errors before anything is started
         self.loaded_environments = load_environments(recipe.rl)
@@ -91,18 +92,7 @@ class RunSession:
 
     async def _tool_maker(self) -> Callable[[Sequence[str]], dict[str, Tool]]:
         """Return a function that makes tools by their names in a recipe. Starts the sandbox if a tool of the run needs it."""
-        section, rl = self.recipe.sandbox, self.recipe.rl
-        named = {*rl.tools, *(tool for entry in rl.environments for tool in entry.tools)}
-        sandbox = await self.sandbox() if named & set(CODE_TOOLS) else None
-        return lambda names: make_tools(
-            names,
-            sandbox,
-            section.timeout_s,
-            section.memory_mb,
-            own_timeout_s=rl.tool_timeout_s,
-            prompt_format=rl.prompt_format,
-            fault_share=section.fault_share,
-        )
+        return tool_maker(self.recipe, await self.sandbox() if needs_sandbox(self.recipe) else None)
 
     @property
     def work_dir(self) -> Path:
@@ -154,6 +144,26 @@ class RunSession:
         return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
 
 
+def needs_sandbox(recipe: Recipe) -> bool:
+    """Return whether a tool of the recipe runs code in the sandbox."""
+    named = {*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)}
+    return bool(named & set(CODE_TOOLS))
+
+
+def tool_maker(recipe: Recipe, sandbox: Any) -> Callable[[Sequence[str]], dict[str, Tool]]:
+    """Return a function that makes tools by their names in a recipe. sandbox: None if `needs_sandbox` is False."""
+    section, rl = recipe.sandbox, recipe.rl
+    return lambda names: make_tools(
+        names,
+        sandbox,
+        section.timeout_s,
+        section.memory_mb,
+        own_timeout_s=rl.tool_timeout_s,
+        prompt_format=rl.prompt_format,
+        fault_share=section.fault_share,
+    )
+
+
 async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError, Exception):  # the error is raised where the task is awaited
@@ -198,17 +208,38 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str =
         assert section.file is not None
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
         try:
-            problems = load_problems(section.file, fields=fields)
+            problems = load_problems(section.file, fields=fields, answers=section.environment is None)
         except ProblemError as error:
             raise ProblemError(f"{key}{error}") from None
-        held_out = {problem.question.strip() for problem in exclude}
-        if clash := next((p for p in problems if p.question.strip() in held_out), None):
+    if section.environment is not None:
+        problems = [problem.model_copy(update={"environment": section.environment}) for problem in problems]
+    if section.file is not None:
+        held_out = {_content(problem) for problem in exclude}
+        if clash := next((p for p in problems if _content(p) in held_out), None):
             raise UserError(
                 f"{key}{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
             )
-    if section.environment is not None:
-        problems = [problem.model_copy(update={"environment": section.environment}) for problem in problems]
     return problems[: section.limit] if section.limit else problems
+
+
+def _content(problem: Problem) -> tuple[str, ...]:
+    """Return what two equal problems have in common. The problems of an environment may differ in their metadata only."""
+    question = problem.question.strip()
+    if not problem.environment:
+        return (question,)
+    return (question, problem.environment, problem.answer, json.dumps(problem.info, sort_keys=True))
+
+
+def check_answers(problems: Sequence[Problem], rl: RlSection) -> None:
+    """Raise UserError for a problem without an answer that a built-in reward would compare with."""
+    graded = {
+        entry.name for entry in rl.environments if not entry.environment and (entry.reward or rl.reward) in REWARDS
+    }
+    if found := next((p for p in problems if not p.answer and p.environment in graded), None):
+        raise UserError(
+            f"problem {found.problem_id} has no answer; rl.environments.{found.environment} has a built-in reward, which "
+            "needs one"
+        )
 
 
 def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem] = ()) -> Sequence[Problem]:
@@ -221,6 +252,7 @@ def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem]
     entries = recipe.settings(stage).environments
     if unknown := {problem.environment for problem in problems} - {"", *(entry.name for entry in entries)}:
         raise UserError(f"stages.{stage.name}.problems: rl.environments has no entry {min(unknown)!r}")
+    check_answers(problems, recipe.rl)
     if not entries:
         return problems
     twice = [name for name, count in Counter(problem.problem_id for problem in problems).items() if count > 1]

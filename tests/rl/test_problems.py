@@ -96,6 +96,18 @@ def test_a_bad_row_is_named(tmp_path, row, field, words):
     assert message.startswith(f"{path} row 2, field {field!r}") and words in message and "\n" not in message
 
 
+def test_the_problems_of_an_environment_need_no_answer(tmp_path):
+    rows = [{"problem_id": "a", "question": "Win.", "environment": "game"}]
+    path = jsonl(tmp_path / "p.jsonl", rows)
+    (problem,) = load_problems(path)
+    assert problem.answer == "" and problem.environment == "game"
+    for suffix in ("jsonl", "parquet"):
+        write_problems(tmp_path / f"copy.{suffix}", [problem])
+        assert load_problems(tmp_path / f"copy.{suffix}") == [problem]
+    other = jsonl(tmp_path / "q.jsonl", [{"question": "Win.", "answer": ""}])
+    assert load_problems(other, answers=False)[0].answer == ""
+
+
 def test_bad_files(tmp_path):
     for name, content, words in [
         ("a.jsonl", '{"question": "q", "answer": "1"}\n{"question":', "row 2: not JSON"),

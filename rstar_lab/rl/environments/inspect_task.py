@@ -60,7 +60,7 @@ class InspectTask:
         return [
             Problem(
                 problem_id=f"{self.name.partition(':')[2]}-{key}", question=question_of(sample),
-                answer=" | ".join([sample.target] if isinstance(sample.target, str) else sample.target) or "none",
+                answer=" | ".join([sample.target] if isinstance(sample.target, str) else sample.target),
                 info={"sample": key},
             )
             for key, sample in self.samples.items()

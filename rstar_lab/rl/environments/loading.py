@@ -50,15 +50,18 @@ class EnvironmentClass:
     def open(self, problem: Problem, traj_id: str) -> Episode:
         """Return the environment of a rollout; a rollout that continues keeps its own. Raises EnvironmentFailure."""
         if traj_id not in self.episodes:
-            try:
-                environment = self.make()
-            except Exception as error:
-                cause = f"{type(error).__name__}: {error}"
-                raise EnvironmentFailure(
-                    f"environment {self.name}, problem {problem.problem_id}: the constructor raised {cause}"
-                ) from error
-            self.episodes[traj_id] = Episode(environment, self.name, problem, self.time_limit_s)
+            self.episodes[traj_id] = self._episode(problem)
         return self.episodes[traj_id]
+
+    def _episode(self, problem: Problem) -> Episode:
+        try:
+            environment = self.make()
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise EnvironmentFailure(
+                f"environment {self.name}, problem {problem.problem_id}: the constructor raised {cause}"
+            ) from error
+        return Episode(environment, self.name, problem, self.time_limit_s)
 
     async def close(self, traj_id: str) -> None:
         """Free the environment of a rollout that has ended or will not be continued."""
@@ -77,8 +80,7 @@ class EnvironmentClass:
                 raise MalformedResult(f"returned {len(found)} scores for {len(group)} rollouts")
             return found
 
-        episode = Episode(self.make(), self.name, problem, self.time_limit_s)
-        return await episode.call("score_group", check, group)
+        return await self._episode(problem).call("score_group", check, group)
 
 
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:

@@ -38,9 +38,8 @@ class MathsEnvironment(Environment):
         text, answer = trajectory.text, self.problem.answer
         if not isinstance(self.reward, UserReward):
             return float(await asyncio.to_thread(self.reward, text, answer)), {}
-        states = {
-            name: tool.state(self.traj_id) for name, tool in self.shared_tools.items() if isinstance(tool, UserTool)
-        }
+        own = {name: getattr(tool, "tool", tool) for name, tool in self.shared_tools.items()}  # verl wraps tools
+        states = {name: tool.state(self.traj_id) for name, tool in own.items() if isinstance(tool, UserTool)}
         inputs = RewardInputs(self.problem, trajectory.calls, states)
         return await asyncio.to_thread(self.reward.score, text, answer, inputs)
 

@@ -211,13 +211,15 @@ def data(context: CheckContext) -> str:
         if section.file is None:
             lines.append(f"{stage.name}: synthetic problems")
             continue
-        problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
+        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
+        problems = load_problems(section.file, fields=fields, answers=section.environment is None)
         if not problems:
             raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
         if section.environment is not None:
             lines.append(f"{stage.name}: {len(problems)} problems of {section.environment}")
             continue
-        sampled = problems[:: max(1, len(problems) // SAMPLED_PROBLEMS)][:SAMPLED_PROBLEMS]
+        graded = [problem for problem in problems if not problem.environment]
+        sampled = graded[:: max(1, len(graded) // SAMPLED_PROBLEMS)][:SAMPLED_PROBLEMS]
         wrong = [p for p in sampled if not verify(f"<answer>\\boxed{{{p.answer}}}</answer>", p.answer)]
         if len(wrong) > len(sampled) // 4:
             raise UserError(

@@ -171,7 +171,7 @@ class RlSection(Section):
     """Further metrics of a step, as `module:function` of its trajectories. A function `f` appears as `metrics/f`."""
     lora: Lora | None = None
     """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. One for the whole
-    run; local trainer only. Default: all weights are trained."""
+    run. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
     a GPU, fp32 on a CPU. Default: ours."""

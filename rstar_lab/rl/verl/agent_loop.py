@@ -2,12 +2,14 @@
 
 import asyncio
 import pickle
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe.rl import REWARDS
@@ -16,9 +18,11 @@ from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.plan import rollout_task
-from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.session import needs_sandbox, tool_maker
+from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ServerEngine
+from rstar_lab.rl.verl.group_scores import GroupScores
 from rstar_lab.rl.verl.pending import PENDING, WatchedTool
 from rstar_lab.rl.verl.scheduler import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
@@ -33,32 +37,32 @@ class WorkerState:
     context: RolloutContext
     evaluation: RolloutContext
     transcripts: Any
+    group_scores: GroupScores = field(default_factory=GroupScores)
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
         settings = Settings.of(config)
         keys = settings.keys
-        section = settings.recipe.sandbox
-        sandbox = await settings.open_sandbox()
-        tools = make_tools(
-            keys.tools,
-            sandbox,
-            section.timeout_s,
-            section.memory_mb,
-            own_timeout_s=keys.tool_timeout_s,
-            prompt_format=keys.prompt_format,
-            fault_share=section.fault_share,
+        make_tools = tool_maker(
+            settings.recipe, await settings.open_sandbox() if needs_sandbox(settings.recipe) else None
         )
-        watched = {name: WatchedTool(tool) for name, tool in tools.items()}
+        tools = watch(make_tools(keys.tools))
+        made = make_environments(keys, load_environments(keys), make_tools)
+        environments = {name: replace(one, tools=watch(one.tools)) for name, one in made.items()}
         if keys.reward in REWARDS:
             await asyncio.to_thread(warm_up)  # else the first answers could time out while the verifier starts
         codec, reward = Codec(tokenizer, tools, keys.prompt_style), make_reward(keys.reward, keys.answer)
         return cls(
             settings,
-            RolloutContext.for_training(codec, watched, reward, keys),
-            RolloutContext.for_evaluation(codec, watched, reward, settings.recipe),
+            RolloutContext.for_training(codec, tools, reward, keys).with_environments(environments),
+            RolloutContext.for_evaluation(codec, tools, reward, settings.recipe).with_environments(environments),
             find_writer(settings.run),
         )
+
+
+def watch(tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """Return the tools with their running calls recorded for the watchdog."""
+    return {name: WatchedTool(tool) for name, tool in tools.items()}
 
 
 _worker_state: asyncio.Future[WorkerState] | None = None
@@ -94,10 +98,11 @@ class RstarAgentLoop(AgentLoopBase):
         else:
             step, group = int(kwargs["global_steps"]), int(kwargs["group"])
             task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)
-            context = replace(
-                worker.context, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"]
-            )
-        reward = context.reward
+            context = worker.context
+        own = context.of(problem)
+        if not run:
+            own = replace(own, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"])
+        reward = own.reward
         function = reward.function if isinstance(reward, UserReward) else reward
 
         def watched(*values: Any, **named: Any) -> Any:
@@ -105,13 +110,19 @@ class RstarAgentLoop(AgentLoopBase):
                 return function(*values, **named)
 
         engine = ServerEngine(self.server_manager, task.traj_id, task.problem.problem_id)
-        context = replace(
-            context, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched
-        )
+        own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
+        siblings = None if run else worker.group_scores.join(task, context, worker.settings.rollouts_per_group)
         try:
+            context = replace(own, others={problem.environment: own})
             trajectory = await run_rollout(task, engine, context, on_turn=engine.on_turn)
+        except BaseException:
+            if siblings is not None:
+                await siblings.leave()
+            raise
         finally:
             engine.leave()
+        if siblings is not None:
+            trajectory = await siblings.scored(task, trajectory)
         rollout: Trajectory | RolloutNumbers = trajectory
         if not run:
             rollout, transcript = split(trajectory, whole=worker.settings.reads_texts)

@@ -150,6 +150,10 @@ def overrides(
         # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.
         contents = ["model"] if settings.stage.reset_optimizer else ["model", "optimizer"]
         options["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
+    if keys.lora is not None:
+        options["actor_rollout_ref.model.lora_rank"] = keys.lora.rank
+        options["actor_rollout_ref.model.lora_alpha"] = keys.lora.resolved_alpha
+        options["actor_rollout_ref.model.target_modules"] = list(keys.lora.targets)
     if keys.old_log_probs == "engine":
         options["algorithm.rollout_correction.bypass_mode"] = True
     correction, (low, high) = keys.resolved_correction

@@ -16,6 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.scheduling.service import ServerReport
+from rstar_lab.rl.verl.adapters import AdapterSync
 from rstar_lab.rl.verl.pending import PENDING
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ class ServerAdapter(BaseRollout):
         super().__init__(*args, **kwargs)
         self.rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.folder = tempfile.TemporaryDirectory(prefix="rstar-weights-")
+        self.adapters = AdapterSync()
 
     async def resume(self, tags: list[str]) -> None: ...
 
@@ -200,12 +202,20 @@ class ServerAdapter(BaseRollout):
 
     @torch.no_grad()
     async def update_weights(  # type: ignore[override]
-        self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any
+        self,
+        weights: Iterator[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        peft_config: dict[str, Any] | None = None,
+        base_sync_done: bool = True,
+        **_: Any,
     ) -> None:
         from safetensors.torch import save_file
 
         path = Path(self.folder.name) / "weights.safetensors"
-        tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights}
+        sent = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights}
+        tensors = self.adapters.receive(sent, peft_config, base_sync_done)
+        if tensors is None:
+            return
         await asyncio.to_thread(save_file, tensors, str(path))
         server = ray.get_actor(f"{NAME}_server_{self.rank}")
         for left in reversed(range(SYNC_ATTEMPTS)):

@@ -16,13 +16,14 @@ import yaml
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format.template import render_prompt
+from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.problems import Problem, load_problems, write_problems
+from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.reward import reward
-from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.session import read_stage_problems, tool_maker
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.rl.verl.scripted import ScriptedEngines
 from rstar_lab.runs.reader import RunReader
@@ -86,21 +87,18 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
     limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
     with RunWriter.open(runs_dir, RUN, kind="train", recipe=recipe.model_dump(mode="json"), seed=recipe.seed) as writer:
         async with LocalSandbox(limits, section.workers) as sandbox:
+            make_tools = tool_maker(recipe, sandbox)
             trainer = Trainer(
                 recipe,
                 model=load_model(recipe.model, torch.float32),
                 tokenizer=load_tokenizer(recipe.model),
                 engines=ScriptedEngines(recipe.model),  # type: ignore[arg-type]
-                tools=make_tools(recipe.rl.tools, sandbox, section.timeout_s, section.memory_mb),
+                tools=make_tools(recipe.rl.tools),
                 reward=reward,
                 writer=writer,
-                problems={
-                    stage.name: load_problems(section.file)
-                    for stage in recipe.stages
-                    for section in recipe.stage_problems(stage)
-                    if section.file
-                },
+                problems={stage.name: read_stage_problems(recipe, stage) for stage in recipe.stages},
                 on_step=lambda metrics: None,
+                environments=make_environments(recipe.rl, load_environments(recipe.rl), make_tools),
             )
             await trainer.run()
         return writer.run_dir

@@ -69,8 +69,11 @@ def has_steps_left(settings: Settings) -> bool:
 
 
 def model_before(settings: Settings, start: Path) -> Path:
-    """Return the model at the start of a stage: of the previous stage, or `start`. It is also the reference of the KL term."""
-    if settings.number == 0:
+    """Return the model at the start of a stage: of the previous stage, or `start`. It is also the reference of the KL term.
+
+    With `rl.lora` it is `start` for all stages: the adapters are loaded from verl's checkpoint.
+    """
+    if settings.number == 0 or settings.keys.lora is not None:
         return start
     kept = stage_model(settings.run_dir, settings.recipe.stages[settings.number - 1].name)
     if kept.exists():

@@ -1,16 +1,18 @@
 """The settings of a run that the adapters read, stored in verl's configuration under the key `rstar`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.recipe.rl import is_own
-from rstar_lab.rl.session import read_problems
+from rstar_lab.rl.session import read_problems, read_stage_problems
 from rstar_lab.rl.training.stages import difficulty_file, without_solved
 
 
@@ -72,18 +74,21 @@ class Settings:
     def reads_texts(self) -> bool:
         """Whether the selection or a metric of the recipe reads texts or tokens of the rollouts."""
         config = self.keys.selection_config
+        penalties = [*config.penalties, *(one for own in config.environment_penalties.values() for one in own)]
         return config.rule == "released" or any(
-            [self.keys.metrics, is_own(self.keys.advantage), *map(callable, config.penalties)]
+            [self.keys.metrics, is_own(self.keys.advantage), *map(callable, penalties)]
         )
 
     @cached_property
-    def pool(self) -> list[Problem]:
-        """Return the problems of the stage, without evaluation problems and without those that its filter removed."""
+    def pool(self) -> Sequence[Problem]:
+        """Return the problems of the stage, without evaluation problems and without those that its filter removed. With
+        `rl.environments` a mixture of those of its environments."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
-        problems = [p for section in self.recipe.stage_problems(self.stage) for p in read_problems(section, held_out)]
+        problems = read_stage_problems(self.recipe, self.stage, held_out)
         if self.stage.filter is None:
             return problems
-        return without_solved(problems, difficulty_file(self.run_dir, self.stage.name))
+        left = without_solved(problems, difficulty_file(self.run_dir, self.stage.name))
+        return problems.restricted(left) if isinstance(problems, Mixture) else left
 
     async def open_sandbox(self) -> Any:
         """Start the sandbox of the recipe: embedded, or a client of the cluster's service."""

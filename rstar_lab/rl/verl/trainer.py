@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict
@@ -33,6 +34,7 @@ from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
 from rstar_lab.rl.training.update import check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
@@ -137,13 +139,15 @@ class RstarTrainer(PPOTrainerSync):
     def _export(self, stage: str, *, over: bool) -> None:
         """Copy the checkpoint's model to the models of the run, and keep it if a stage ends with it. Does nothing if it exists."""
         model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
+        if lora := self.settings.keys.lora:
+            export_merged(model, model.with_name("merged"), lora)
+            model = model.with_name("merged")
         if self.settings.keys.prompt_format == "paper":
             export_chat_template(model)
         checkpoint = self.writer.latest_checkpoint()
         if checkpoint is None or checkpoint[0] < self.global_steps:
             with self.writer.checkpoint(self.global_steps) as folder:
-                for path in model.iterdir():
-                    link_or_copy(path, folder / path.name)
+                shutil.copytree(model, folder, copy_function=link_or_copy, dirs_exist_ok=True)
             self.writer.keep_checkpoints(self.settings.keys.keep_checkpoints)
         if over:
             keep_stage_model(model, self.writer.run_dir, stage)

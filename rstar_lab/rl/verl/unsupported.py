@@ -9,12 +9,13 @@ def unsupported_options(recipe: Recipe) -> list[str]:
     lines = []
     if recipe.log_to:
         lines.append("log_to: verl has its own loggers; set verl.trainer.logger=[console, wandb]")
-    if recipe.rl.lora is not None:
-        lines.append("rl.lora: the verl adapter trains all weights; use a profile of the local trainer")
-    for stage in recipe.stages:
+    for number, stage in enumerate(recipe.stages):
         rl = recipe.settings(stage)
-        if rl.environments:
-            lines.append(f"stages.{stage.name}: environments: the verl trainer runs one task, rl.tools and rl.reward")
+        if rl.lora is not None and rl.kl_coefficient and number:
+            lines.append(
+                f"stages.{stage.name}: kl_coefficient with rl.lora: verl's reference is the model without adapters, that of "
+                "the first stage; use 0 in later stages"
+            )
         if rl.fp32_head:
             lines.append(
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"

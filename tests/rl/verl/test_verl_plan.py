@@ -125,6 +125,16 @@ def test_unsupported_options_are_errors_that_name_the_key(rl, words):
     check(recipe_of())
 
 
+def test_lora_keys_are_verls(tmp_path):
+    found = keys_of(tmp_path, lora={"rank": 8, "targets": ["q_proj"]}, kl_coefficient=0.1)
+    names = ("lora_rank", "lora_alpha", "target_modules")
+    assert [found[f"actor_rollout_ref.model.{name}"] for name in names] == [8, 16, ["q_proj"]]
+    assert not any("lora" in key for key in keys_of(tmp_path))
+    recipe = recipe_of(stages=({}, {}), lora={"rank": 8}, kl_coefficient=0.1)
+    with pytest.raises(UserError, match=r"stages\.s1: kl_coefficient with rl\.lora"):
+        check(recipe)
+
+
 def test_a_teacher_is_an_error():
     recipe = recipe_of().model_dump(mode="json")
     recipe["engine"]["teacher_url"] = "http://127.0.0.1:8000"

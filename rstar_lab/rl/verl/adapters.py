@@ -1,0 +1,134 @@
+"""LoRA under verl: verl trains the adapters with peft; this module merges them where whole weights are needed.
+
+vLLM receives the adapters alone (verl's own weight sync). The engines of the CPU platform and the exported checkpoints have
+merged weights: W + alpha / rank * B A, computed in float32 and rounded to the dtype of W.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar_lab.rl.recipe.lora import Lora
+
+PREFIX = "base_model.model."  # of the names of a model that peft has wrapped
+SHARD_BYTES = 4 * 2**30
+_WEIGHTS = "*.safetensors"
+
+
+def base_name(name: str) -> str:
+    """Return the name that a weight has in the model without adapters."""
+    return name.removeprefix(PREFIX).replace(".base_layer.", ".")
+
+
+def adapter_name(name: str) -> str:
+    """Return the name of a weight of an adapter in peft's files: without the name of the adapter, `default`."""
+    return PREFIX + name.removeprefix(PREFIX).replace(".default.weight", ".weight")
+
+
+def merged(name: str, weight: Tensor, adapters: Mapping[str, Tensor], scale: float) -> Tensor:
+    """Return a weight of the base model with its adapter added. name: see `base_name`. adapters: by `adapter_name`."""
+    layer = PREFIX + name.removesuffix(".weight")
+    a, b = (adapters.get(f"{layer}.lora_{part}.weight") for part in "AB")
+    if a is None or b is None:
+        return weight
+    return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+
+
+def export_merged(source: Path, target: Path, lora: Lora) -> None:
+    """Write the model of a verl checkpoint with its adapters merged, and the adapters alone to `target/adapter`.
+
+    source: verl's `huggingface` folder, whose weights have peft's names. One shard of the result is in memory at a time. Does
+    nothing if `target` exists.
+    """
+    from peft import LoraConfig
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    if target.exists():
+        return
+    hidden = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(hidden, ignore_errors=True)
+    shutil.copytree(source, hidden, ignore=shutil.ignore_patterns(_WEIGHTS, "*.safetensors.index.json"))
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, "pt")) for path in sorted(source.glob(_WEIGHTS))]
+        place = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        adapters = {adapter_name(name): place[name].get_tensor(name) for name in place if ".lora_" in name}
+        weights = {base_name(name): (place[name], name) for name in place if ".lora_" not in name}
+        _write_shards(
+            hidden, weights, lambda name, tensor: merged(name, tensor, adapters, lora.resolved_alpha / lora.rank)
+        )
+    (hidden / "adapter").mkdir()
+    save_file(
+        {name: tensor.contiguous() for name, tensor in adapters.items()},
+        hidden / "adapter" / "adapter_model.safetensors",
+        {"format": "pt"},
+    )
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.resolved_alpha,
+        target_modules=list(lora.targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    config.save_pretrained(str(hidden / "adapter"))
+    hidden.replace(target)
+
+
+def _write_shards(
+    folder: Path, weights: Mapping[str, tuple[Any, str]], change: Callable[[str, Tensor], Tensor]
+) -> None:
+    """Write weights in files of at most SHARD_BYTES, with an index if there are several."""
+    from safetensors.torch import save_file
+
+    shard: dict[str, Tensor] = {}
+    shards: list[list[str]] = []
+
+    def flush() -> None:
+        shards.append(list(shard))
+        save_file(shard, folder / f"shard-{len(shards)}", {"format": "pt"})
+        shard.clear()
+
+    for name, (file, stored) in weights.items():
+        shard[name] = change(name, file.get_tensor(stored)).contiguous()
+        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
+            flush()
+    if shard:
+        flush()
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    names = names if len(names) > 1 else ["model.safetensors"]
+    for number, name in enumerate(names, 1):
+        (folder / f"shard-{number}").rename(folder / name)
+    if len(names) > 1:
+        weight_map = {weight: file for file, own in zip(names, shards, strict=True) for weight in own}
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+class AdapterSync:
+    """Merges the adapters that verl sends after the base weights, for engines that load whole weights."""
+
+    def __init__(self) -> None:
+        self.base: dict[str, Tensor] = {}
+
+    def receive(
+        self, weights: Mapping[str, Tensor], peft_config: Mapping[str, Any] | None, base_sync_done: bool
+    ) -> dict[str, Tensor] | None:
+        """Return the weights to load; None for the base weights, which are kept until the adapters follow.
+
+        Arguments: of verl's `update_weights`. Without `peft_config` the weights are whole already.
+        """
+        if peft_config is None:
+            return dict(weights)
+        if not base_sync_done:
+            self.base = {base_name(name): tensor for name, tensor in weights.items()}
+            return None
+        adapters = {adapter_name(name): tensor for name, tensor in weights.items()}
+        scale = peft_config["lora_alpha"] / peft_config["r"]
+        with torch.no_grad():
+            return {name: merged(name, tensor, adapters, scale) for name, tensor in self.base.items()}

@@ -1,0 +1,38 @@
+"""Problem sets of environments: answers are optional, and problems may differ in their metadata only."""
+
+import json
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import Problems, RlSection
+from rstar_lab.rl.session import check_answers, read_problems
+
+
+def jsonl(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_problems_of_an_environment_need_no_answer(tmp_path):
+    path = jsonl(tmp_path / "p.jsonl", [{"question": "Win."}])
+    assert read_problems(Problems(file=path, environment="game"))[0].answer == ""
+    with pytest.raises(UserError, match="field 'answer': missing"):
+        read_problems(Problems(file=path))
+
+
+def test_training_and_evaluation_problems_of_an_environment_may_differ_in_their_metadata_only(tmp_path):
+    files = [jsonl(tmp_path / f"{n}.jsonl", [{"question": "Win.", "info": {"level": n}}]) for n in (1, 2)]
+    held_out = read_problems(Problems(file=files[0], environment="game"))
+    assert len(read_problems(Problems(file=files[1], environment="game"), held_out)) == 1
+    with pytest.raises(UserError, match="is in an evaluation set too"):
+        read_problems(Problems(file=files[0], environment="game"), held_out)
+
+
+def test_a_built_in_reward_needs_an_answer():
+    problem = Problem(problem_id="p", question="q", environment="sums")
+    entry = {"name": "sums", "tools": ["python"]}
+    with pytest.raises(UserError, match=r"problem p has no answer; rl\.environments\.sums has a built-in reward"):
+        check_answers([problem], RlSection(environments=[entry]))
+    check_answers([problem], RlSection(environments=[entry | {"reward": "my:own"}]))
