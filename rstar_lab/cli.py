@@ -44,6 +44,7 @@ EXTRA_OF = {
     "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox", "prometheus_client": "sandbox",
     "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu",
     "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "huggingface_hub": "hub", "inspect_ai": "inspect",
+    "verifiers": "verifiers",
 }  # fmt: skip
 GROUPS = {
     "sandbox": ("rstar_lab.sandbox.cli", "Run untrusted Python: serve the sandbox, start workers, check this machine."),

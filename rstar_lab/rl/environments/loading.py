@@ -10,6 +10,7 @@ from rstar_lab.rl.environments.base import Environment, EnvironmentFailure, Malf
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.environments.tools import describe_tools
+from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset, is_taskset
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import Tool
@@ -91,6 +92,8 @@ def load_environment(name: str, target: str, time_limit_s: float) -> Environment
     made = load_named(target, f"rl.environments.{name}.environment")
     if is_task(made):
         return EnvironmentClass(name, InspectTask(target, made), time_limit_s)
+    if is_taskset(made):
+        return EnvironmentClass(name, VerifiersTaskset(target, made, time_limit_s), time_limit_s)
     if not callable(made):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(made).__name__}; expected a class")
     required = [

@@ -1,0 +1,294 @@
+"""Tasksets of verifiers (v1) as environments: tasks become problems, toolsets become tools, rewards become parts of the reward.
+
+The recipe names the taskset, `environment: my_tasks:Sums` (a class, or an instance with its configuration). This command writes
+its problems to a file:
+
+    python -m rstar_lab.rl.environments.verifiers_taskset my_tasks:Sums problems.jsonl
+
+Harnesses of verifiers are not used: the model is prompted and sampled by the agent loop. Toolsets run in this process.
+"""
+
+import asyncio
+import inspect
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import cached_property
+from itertools import islice
+from threading import Thread
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation, RewardPart, Scores
+from rstar_lab.rl.environments.verifiers_trace import add_turn, new_trace
+from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.tools.base import ToolResult
+from rstar_lab.rl.trajectory import Trajectory
+
+TASKS = 10_000  # most problems that are written
+_STATE: ContextVar[Any] = ContextVar("verifiers_state")  # of the rollout whose tool is called
+
+
+def is_taskset(made: Any) -> bool:
+    """Return whether an object is a taskset of verifiers, or its class."""
+    if "verifiers.v1" not in sys.modules:  # its module would have imported it
+        return False
+    from verifiers.v1 import Taskset
+
+    return isinstance(made, Taskset) or (isinstance(made, type) and issubclass(made, Taskset))
+
+
+class VerifiersTaskset:
+    """A taskset, loaded once; a call makes the environment of a rollout. Tasks are read when a rollout needs them.
+
+    timeout_s: of each tool call. Raises UserError for a taskset whose tasks need a container, change requests, or whose package
+    has an `Env` of its own.
+    """
+
+    def __init__(self, name: str, given: Any, timeout_s: float):
+        self.name, self.timeout_s = name, timeout_s
+        self.taskset = given(_config_of(given)) if isinstance(given, type) else given
+        self.task_type = type(self.taskset).task_type()
+        self._check()
+        self._tasks = enumerate(self.taskset)
+        self._read: dict[str, Any] = {}
+        self._shared = [(toolset, _server(toolset)) for toolset in type(self.taskset).toolsets(self.taskset.config)]
+        self._setting_up, self._ready = asyncio.Lock(), False
+
+    def __call__(self) -> "VerifiersEnvironment":
+        return VerifiersEnvironment(self)
+
+    def problems(self, limit: int = TASKS) -> list[Problem]:
+        """Return one problem per task. Its `info` names the task. limit: for tasksets without end."""
+        numbered = islice(enumerate(self.taskset), limit)
+        name = self.name.partition(":")[2]
+        return [
+            Problem(
+                problem_id=f"{name}-{key}",
+                question=question_of(task.data),
+                answer=_answer(task.data),
+                info={"task": key},
+            )
+            for key, task in ((str(number), task) for number, task in numbered)
+        ]
+
+    def task(self, problem: Problem) -> Any:
+        """Return the task of a problem. Raises UserError if the taskset has none with its number."""
+        key = problem.info.get("task")
+        while key not in self._read:
+            number, task = next(self._tasks, (None, None))
+            if number is None:
+                raise UserError(f"problem {problem.problem_id}: taskset {self.name} has no task {key!r}")
+            if task.data.image:
+                raise UserError(
+                    f"taskset {self.name}: task {number} runs in the container {task.data.image}; not supported"
+                )
+            self._read[str(number)] = task
+        return self._read[key]
+
+    async def shared_toolsets(self) -> list[tuple[Any, Any]]:
+        """Return the toolsets of all rollouts, set up, with their servers."""
+        async with self._setting_up:
+            if not self._ready:
+                for toolset, _ in self._shared:
+                    await toolset.setup()
+                self._ready = True
+        return self._shared
+
+    def own_toolsets(self, config: Any) -> list[tuple[Any, Any]]:
+        """Return new toolsets for one rollout, with their servers. config: of its task."""
+        return [(toolset, _server(toolset)) for toolset in self.task_type.toolsets(config)]
+
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the schemas of all tools. The tools of a rollout do not depend on its task."""
+        config = getattr(self.taskset.config, "task", None) or self.task_type.config_type()()
+        return [schema for _, server in (*self._shared, *self.own_toolsets(config)) for schema in _schemas(server)]
+
+    def _check(self) -> None:
+        from verifiers.v1 import Env, SingleAgentEnv
+        from verifiers.v1.utils.decorators import discover_decorated
+
+        module = type(self.taskset).__module__  # verifiers looks for the Env in the package that exports the taskset
+        places = [vars(sys.modules[name]) for name in {module, module.rpartition(".")[0] or module}]
+        classes = [one for place in places for one in place.values() if isinstance(one, type)]
+        own = [one.__name__ for one in classes if issubclass(one, Env) and one not in (Env, SingleAgentEnv)]
+        if own:
+            raise UserError(f"taskset {self.name} is run by its own {own[0]}, which is not supported")
+        if self.task_type.NEEDS_CONTAINER:
+            raise UserError(f"taskset {self.name}: its tasks run in containers, which is not supported")
+        if discover_decorated(self.task_type.__new__(self.task_type), "intercept"):
+            raise UserError(f"taskset {self.name}: @intercept is not supported")
+
+
+class VerifiersEnvironment(Environment):
+    """One task. Rewards and metrics are those of the task; the rewards have its weights, the metrics weight 0."""
+
+    def __init__(self, taskset: VerifiersTaskset):
+        self.taskset = taskset
+        self.trace: Any = None
+        self.runtime: Any = None
+        self.servers: dict[str, Any] = {}
+        self.lock = asyncio.Lock()
+        self.offered = [ToolsetTool(self, schema) for schema in taskset.schemas]
+
+    @property
+    def tools(self) -> Sequence[Any]:
+        return self.offered
+
+    async def reset(self, problem: Problem, seed: int) -> str:
+        from verifiers.v1.runtimes import SubprocessConfig, make_runtime
+
+        self.task = self.taskset.task(problem)
+        self.trace = new_trace(self.task)
+        self.stops = self.task.hooks("stop")
+        if needs_runtime(self.task):
+            self.runtime = make_runtime(SubprocessConfig())
+            await self.runtime.start()
+        await self.task.setup(self.trace, self.runtime)
+        own = self.taskset.own_toolsets(self.task.config)
+        for toolset, _ in own:
+            await toolset.setup()
+            await toolset.setup_task(self.task.data)
+        for _, server in (*await self.taskset.shared_toolsets(), *own):
+            self.servers |= dict.fromkeys((schema["function"]["name"] for schema in await _schemas_of(server)), server)
+        return question_of(self.task.data)
+
+    async def step(self, message: ModelMessage) -> Observation | None:
+        from verifiers.v1 import Trace
+        from verifiers.v1.utils.decorators import invoke
+
+        add_turn(self.trace, message.text, message.calls)
+        for hook in self.stops:
+            result = invoke(hook, {Trace: self.trace, "trace": self.trace, "task": self.task.data})
+            if await result if inspect.isawaitable(result) else result:
+                self.trace.stop(hook.__name__)
+                return Observation(done=True)
+        return None
+
+    async def score(self, trajectory: Trajectory) -> Scores:
+        if self.trace.num_turns < len(trajectory.turns):  # a cut turn was not passed to `step`
+            add_turn(self.trace, trajectory.turns[-1].text, ())
+        self.trace.ok = True
+        self.trace.stop("max_total_tokens" if trajectory.truncated else "agent_completed")
+        await self.task.finalize(self.trace, self.runtime)
+        await self.task.score(self.trace, self.runtime)
+        rewards = {name: RewardPart(r.score, r.weight) for name, r in self.trace.rewards.items() if r is not None}
+        metrics = {name: RewardPart(value, 0.0) for name, value in self.trace.metrics.items() if value is not None}
+        return metrics | rewards
+
+    async def close(self) -> None:
+        if self.runtime is not None:
+            await self.runtime.stop()
+
+
+class ToolsetTool:
+    """A tool of a toolset, for one environment. Calls of a rollout run one after the other."""
+
+    def __init__(self, environment: VerifiersEnvironment, schema: dict[str, Any]):
+        self.environment, self.schema = environment, schema
+
+    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
+        from mcp.server.mcpserver.exceptions import ToolError
+        from pydantic import ValidationError
+        from verifiers.v1 import ProviderError, SandboxError
+
+        name, began, code = self.schema["function"]["name"], time.monotonic(), json.dumps(arguments, sort_keys=True)
+        server = self.environment.servers[name]
+        try:
+            async with self.environment.lock, asyncio.timeout(self.environment.taskset.timeout_s):
+                _STATE.set(self.environment.trace.state)
+                result = await server.call_tool(server.own_names[name], arguments)
+            outcome, text = Outcome.OK, "\n".join(getattr(block, "text", str(block)) for block in result.content)
+        except TimeoutError:
+            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
+        except ToolError as error:
+            cause, text = error.__cause__, str(error)
+            invalid, ours = isinstance(cause, ValidationError), isinstance(cause, SandboxError | ProviderError)
+            outcome = Outcome.INVALID_ARGUMENTS if invalid else Outcome.SANDBOX_ERROR if ours else Outcome.EXCEPTION
+        return ToolResult(outcome, text, code, run_s=time.monotonic() - began)
+
+    async def close(self, traj_id: str) -> None:
+        """The environment owns the toolsets."""
+
+
+def needs_runtime(task: Any) -> bool:
+    """Return whether a task has hooks or scores that use a runtime, which is then a process on this machine."""
+    from verifiers.v1 import Task
+
+    hooks = any(getattr(type(task), name) is not getattr(Task, name) for name in ("setup", "finalize"))
+    scores = (*task.hooks("reward"), *task.hooks("metric"), *(judge.score for judge in task.plugged_judges()))
+    return hooks or any("runtime" in inspect.signature(function).parameters for function in scores)
+
+
+def question_of(data: Any) -> str:
+    """Return system prompt and prompt of a task as one text."""
+    text = "\n\n".join(filter(None, (data.system_prompt, data.prompt_text)))
+    if not text:
+        raise UserError(f"task {data.name or data.idx} has no prompt; its user would have to speak first")
+    return text
+
+
+def _answer(data: Any) -> str:
+    """Return the field `answer` of a task if it has one; its rewards do not use ours."""
+    answer = getattr(data, "answer", "")
+    return str(answer) if isinstance(answer, str | int | float) else ""
+
+
+def _config_of(taskset: type) -> Any:
+    from verifiers.v1 import TasksetConfig
+    from verifiers.v1.utils.generic import concrete_type
+
+    return (concrete_type(taskset, TasksetConfig) or TasksetConfig)()
+
+
+def _server(toolset: Any) -> Any:
+    """Return an MCP server with the tools of a toolset, whose state is that of the rollout that calls it."""
+    from mcp.server.mcpserver import MCPServer
+
+    async def state() -> Any:
+        return _STATE.get()
+
+    toolset._pull_state = state
+    server = MCPServer(toolset.server_name or type(toolset).__name__)
+    toolset.register(server)
+    server.prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+    return server
+
+
+async def _schemas_of(server: Any) -> list[dict[str, Any]]:
+    """Return the schemas of the tools of a server under the names that verifiers gives them: `<toolset>_<tool>`."""
+    tools = await server.list_tools()
+    server.own_names = {f"{server.prefix}{tool.name}": tool.name for tool in tools}
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": f"{server.prefix}{tool.name}", "description": tool.description or "", "parameters": tool.input_schema,
+            },
+        }
+        for tool in tools
+    ]  # fmt: skip
+
+
+def _schemas(server: Any) -> list[dict[str, Any]]:
+    """As `_schemas_of`, also where an event loop is running."""
+    found: list[list[dict[str, Any]]] = []
+    thread = Thread(target=lambda: found.append(asyncio.run(_schemas_of(server))))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m rstar_lab.rl.environments.verifiers_taskset MODULE:TASKSET PROBLEMS.jsonl")
+    try:
+        loaded = VerifiersTaskset(sys.argv[1], load_named(sys.argv[1], "taskset"), 30.0)
+        write_problems(sys.argv[2], loaded.problems())
+    except UserError as error:
+        sys.exit(f"error: {error}")

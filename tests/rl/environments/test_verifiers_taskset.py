@@ -1,0 +1,215 @@
+"""Tasksets of verifiers (v1) as environments. verifiers pins an older `mcp` than the rest of the tests, so it is not among the
+test requirements: install it into a copy of the environment to run these tests."""
+
+import sys
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins conflict with those of the tests")
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.rl.environments.loading import load_environment
+from rstar_lab.rl.environments.mixture import RunEnvironment
+from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset
+from rstar_lab.rl.environments.verifiers_trace import split_reply
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.trajectory import StopReason
+
+MODULE = '''
+import verifiers.v1 as vf
+
+
+class ShopState(vf.State):
+    seen: int = 0
+
+
+class ShopData(vf.TaskData):
+    answer: str
+
+
+class ShelfConfig(vf.ToolsetConfig):
+    stock: dict[str, int] = {"apples": 3}
+
+
+class Shelf(vf.Toolset[ShelfConfig, ShopState]):
+    async def setup_task(self, task):
+        self.name = task.name
+
+    @vf.tool
+    async def count(self, item: str, extra: int = 0) -> str:
+        """Return how many items there are."""
+        self.state.seen += 1
+        return f"{self.config.stock[item] + extra} on shelf {self.name}"
+
+
+class Index(vf.Toolset[vf.SharedToolsetConfig, ShopState]):
+    TOOL_PREFIX = None
+
+    async def setup(self):
+        self.items = ["apples"]
+
+    @vf.tool
+    def items_of(self) -> str:
+        """List the items."""
+        self.state.seen += 10
+        return ",".join(self.items)
+
+
+class ShopTask(vf.Task[ShopData, ShopState, vf.TaskConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Shelf(ShelfConfig())]
+
+    async def setup(self, trace, runtime):
+        await runtime.write("note.txt", b"three")
+
+    @vf.reward(weight=2.0)
+    async def right(self, trace) -> float:
+        return float(vf.extract_boxed_answer(trace.last_reply) == self.data.answer)
+
+    @vf.reward(weight=0.5)
+    async def note(self, trace, runtime) -> float:
+        return float((await runtime.read("note.txt")) == b"three")
+
+    @vf.metric
+    async def looks(self, trace) -> float:
+        return trace.state.seen
+
+    @vf.metric
+    async def calls(self, trace) -> float:
+        return float(len(trace.tool_messages))
+
+    @vf.stop
+    def bored(self, trace: vf.Trace) -> bool:
+        return "bored" in trace.last_reply
+
+
+class Shop(vf.Taskset[ShopTask, vf.TasksetConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Index(vf.SharedToolsetConfig())]
+
+    def load(self):
+        for name in ("north", "south"):
+            yield ShopTask(ShopData(name=name, prompt=f"How many apples are in the {name}?", system_prompt="Count.", answer="3"),
+                           self.config.task)
+
+
+class BrokenTask(ShopTask):
+    @vf.reward
+    async def right(self, trace) -> float:
+        raise KeyError("grader")
+
+
+class Broken(vf.Taskset[BrokenTask, vf.TasksetConfig]):
+    def load(self):
+        yield BrokenTask(ShopData(prompt="q", answer="3"))
+
+
+class BoxTask(vf.Task[ShopData, vf.State, vf.TaskConfig]):
+    NEEDS_CONTAINER = True
+
+
+class Box(vf.Taskset[BoxTask, vf.TasksetConfig]):
+    def load(self):
+        yield BoxTask(ShopData(prompt="q", answer="3"))
+'''
+TOKENIZER = train_tokenizer(["How many apples are in the north?"], 300)
+COUNT = f"I look.</reason>\n{render_tool_call('shelf_count', {'item': 'apples'})}"
+ITEMS = f"I list.</reason>\n{render_tool_call('items_of', {})}"
+RIGHT = "Three.</reason>\n<answer>\\boxed{3}</answer>"
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "shop_tasks.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop_tasks", raising=False)
+
+
+def problems(target="shop_tasks:Shop"):
+    made = VerifiersTaskset(target, load_named(target, "taskset"), 5.0).problems()
+    return [problem.model_copy(update={"environment": "shop"}) for problem in made]
+
+
+async def roll(*turns, problem=None, target="shop_tasks:Shop", environment=None):
+    environment = environment or load_environment("shop", target, 5.0)
+    context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, RolloutLimits(4000))
+    own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
+    engine = ScriptedEngine(TOKENIZER, lambda prompt, turn: turns[turn])
+    task = RolloutTask(problem or problems(target)[0], "t", "g", 0, seed=1)
+    return await run_rollout(task, engine, context.with_environments({"shop": own})), engine
+
+
+def test_tasks_become_problems():
+    first, second = problems()
+    assert (first.problem_id, first.question) == ("Shop-0", "Count.\n\nHow many apples are in the north?")
+    assert second.info == {"task": "1"} and first.answer == "3"
+
+
+async def test_toolsets_state_rewards_and_metrics_are_those_of_the_task():
+    trajectory, engine = await roll(COUNT, ITEMS, COUNT, RIGHT, problem=problems()[1])
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert [call.response for call in trajectory.calls] == ["3 on shelf south", "apples", "3 on shelf south"]
+    assert trajectory.reward == 2.0 + 0.5
+    assert trajectory.metrics == {"right": 1.0, "note": 1.0, "looks": 12.0, "calls": 3.0}
+    prompt = TOKENIZER.decode(engine.prompts[0])
+    assert '"name": "shelf_count"' in prompt and "Return how many items there are." in prompt
+
+
+async def test_outcomes_of_calls_are_mapped():
+    wrong = f"</reason>\n{render_tool_call('shelf_count', {'item': 'apples', 'extra': 'many'})}"
+    missing = f"</reason>\n{render_tool_call('shelf_count', {'item': 'pears'})}"
+    trajectory, _ = await roll(wrong, missing, "</reason>\n<answer>\\boxed{4}</answer>")
+    assert [call.outcome for call in trajectory.calls] == [Outcome.INVALID_ARGUMENTS, Outcome.EXCEPTION]
+    assert "pears" in trajectory.calls[1].response and trajectory.reward == 0.5 and trajectory.p_err == 1.0
+
+
+async def test_a_stop_hook_ends_the_rollout():
+    trajectory, _ = await roll("I am bored</reason>\nbored", RIGHT)
+    assert trajectory.stop_reason is StopReason.DONE and len(trajectory.turns) == 1
+
+
+async def test_rollouts_do_not_share_state():
+    environment = load_environment("shop", "shop_tasks:Shop", 5.0)
+    for _ in range(2):
+        trajectory, _ = await roll(ITEMS, COUNT, RIGHT, environment=environment)
+        assert trajectory.metrics["looks"] == 11.0
+    assert not environment.episodes
+
+
+async def test_a_reward_that_raises_is_an_environment_error():
+    trajectory, _ = await roll(RIGHT, target="shop_tasks:Broken")
+    assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert trajectory.error.startswith("environment shop, problem Broken-0: score raised TaskError")
+
+
+def test_tasks_in_containers_are_refused():
+    with pytest.raises(UserError, match="taskset shop_tasks:Box: its tasks run in containers"):
+        load_environment("shop", "shop_tasks:Box", 5.0)
+
+
+def test_harbor_is_refused():
+    with pytest.raises(UserError, match="HarborTaskset is run by its own HarborEnv, which is not supported"):
+        load_environment("terminal", "verifiers.v1.tasksets.harbor.taskset:HarborTaskset", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RIGHT, ("Three.", "\\boxed{3}")),
+        (COUNT, ("I look.", "")),
+        ("<think>\nhm\n</think>\n\nFour", ("hm", "Four")),
+        ("plain", ("", "plain")),
+    ],
+)
+def test_a_turn_is_split_into_reasoning_and_reply(text, expected):
+    assert split_reply(text) == expected
