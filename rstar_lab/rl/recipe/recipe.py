@@ -32,7 +32,7 @@ class Recipe(Section):
     """Training processes on a CPU, with one thread each. They share the batches of SFT and the updates of RL."""
     runs: Path = Path("runs")
     """Folder of runs."""
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    log_to: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
     """Experiment trackers that also receive the metrics of each RL step, local trainer only; under verl set
     `verl.trainer.logger`. Each requires its package. Default: only the run store."""
     sft: SftSection | None = None

@@ -76,6 +76,42 @@ def test_wandb_offline_writes_the_steps_into_the_run_folder(tmp_path, monkeypatc
     assert seen == [(1, 0.25), (2, 0.5)]
 
 
+@pytest.mark.slow
+def test_trackio_writes_the_steps_to_its_database_also_after_a_resume(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("trackio", reason="trackio is not among the test requirements")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
+    for metrics in STEPS:
+        log_steps(["trackio"], tmp_path / "tiny-rl", [metrics])
+    rows = SQLiteStorage.get_logs("rstar_lab", "tiny-rl")
+    assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.25), (2, 0.5)]
+    assert rows[1]["entropy"] == 1.5 and capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uri", [None, "other.db"])
+def test_mlflow_has_metrics_and_recipe_also_after_a_resume(tmp_path, monkeypatch, uri):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not among the test requirements")
+    pytest.importorskip("sqlalchemy")
+    database = f"sqlite:///{tmp_path / (uri or 'mlflow.db')}"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    for metrics in STEPS:
+        log_steps(["mlflow"], tmp_path / "tiny-rl", [metrics | {"metrics/a(b)": 1.0}])
+    with pytest.raises(KeyError), open_loggers(["mlflow"], tmp_path / "other-rl", {"name": "x" * 900}):
+        raise KeyError
+    client = mlflow.MlflowClient(tracking_uri=database)
+    experiment = client.get_experiment_by_name("rstar_lab").experiment_id
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    assert {name: run.info.status for name, run in runs.items()} == {"tiny-rl": "FINISHED", "other-rl": "FAILED"}
+    run = runs["tiny-rl"]
+    assert run.data.params == {"name": "test", "rl.lr": "1e-06"} and "metrics/a_b_" in run.data.metrics
+    found = client.get_metric_history(run.info.run_id, "reward")
+    assert [(m.step, m.value) for m in found] == [(1, 0.25), (2, 0.5)]
+
+
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
