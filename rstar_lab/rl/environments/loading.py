@@ -87,7 +87,7 @@ class EnvironmentClass:
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
     """Load the environment that `target` names as `module:name`. Raises UserError.
 
-    `name` is a class, a function that returns an instance, or an Inspect task.
+    `name` is a class, a function that returns an instance, an Inspect task, or a taskset of verifiers.
     """
     made = load_named(target, f"rl.environments.{name}.environment")
     if is_task(made):
