@@ -12,6 +12,8 @@ from rstar_lab.key_reads import record_reads
 from rstar_lab.resources import resource_folder
 
 FOLDER = resource_folder("cluster") / "profiles"
+# Environment variable of a job: the GPUs that its profile promises. The local trainer stops if torch finds none.
+EXPECTED_GPUS = "RSTAR_LAB_EXPECTED_GPUS"
 
 
 @record_reads

@@ -18,7 +18,7 @@ from rstar_lab.jobs.job import Job, backend_module
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
-from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.profiles import EXPECTED_GPUS, Profile, load_profile
 from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.storage_paths import resolve_recipe_paths
 
@@ -84,7 +84,7 @@ def submit(
     backend_api = backend_module(backend)
     folder = JobFolder.of(runs, job_id)
     if preflight:
-        run_preflight(recipe, profile, overrides, trainer, log)
+        run_preflight(recipe, profile, overrides, trainer, log, runs_here=backend == "local")
     root = tree_root()
     try:
         folder.path.mkdir(parents=True)
@@ -120,7 +120,7 @@ def submit(
             overrides=overrides,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             run=f"{run_name}-rl",
-            environment=dict(machine.env),
+            environment=dict(machine.env) | _expected_gpus(machine, trainer),
             handle={"address": address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
             if backend == "ray"
             else {},
@@ -152,16 +152,35 @@ def find_job_runs_dir(profile: str, runs_dir: str | Path = "", *, host: str = ""
 
 
 def run_preflight(
-    recipe: str | Path, profile: str, overrides: Mapping[str, Any], trainer: str, log: Callable[[str], None] = print
+    recipe: str | Path,
+    profile: str,
+    overrides: Mapping[str, Any],
+    trainer: str,
+    log: Callable[[str], None] = print,
+    *,
+    runs_here: bool = False,
 ) -> None:
-    """Run `rstar-lab preflight` for the trainer that will run. Raises UserError with the failed checks."""
+    """Run `rstar-lab preflight` for the trainer that will run. Raises UserError with the failed checks.
+
+    runs_here: the job runs on this machine, so that missing GPUs are a failure.
+    """
     rows = preflight_rows(recipe, profile, overrides, trainer)
     for row in rows:
         if row.get("status") == "warn":
             log(f"preflight: {row['check']}: {row['message']}")
-    failed = [f"{row['check']}: {row['message']}" for row in rows if row.get("status") == "fail"]
+    failed = [
+        f"{row['check']}: {row['message']}"
+        for row in rows
+        if row.get("status") == "fail" or (runs_here and row.get("check") == "devices" and row.get("status") == "skip")
+    ]
     if failed:
         raise UserError("preflight failed: " + "; ".join(failed))
+
+
+def _expected_gpus(profile: Profile, trainer: str) -> dict[str, str]:
+    """Return the variable that keeps the local trainer from training on a CPU where the profile has GPUs."""
+    gpus = profile.hardware.gpus_per_node
+    return {EXPECTED_GPUS: str(gpus)} if trainer == "local" and gpus else {}
 
 
 def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:

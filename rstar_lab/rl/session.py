@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -12,6 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
@@ -306,7 +308,15 @@ def _difference(old: Any, new: Any, key: str) -> str | None:
 
 
 def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the device of the trainer. Raises UserError if the job's profile has GPUs and torch finds none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if expected := os.environ.get(EXPECTED_GPUS):
+        raise UserError(
+            f"no GPU: the profile of this job has {expected} per node, but torch {torch.__version__} finds none; check the driver, "
+            "the build of torch and CUDA_VISIBLE_DEVICES, or use a profile without GPUs"
+        )
+    return torch.device("cpu")
 
 
 def vocabulary(tokenizer: Any) -> list[str]:

@@ -13,7 +13,7 @@ from rstar_lab.jobs import find_job_runs_dir, list_jobs, local, submit
 from rstar_lab.jobs.cli import app
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import load_profile
+from rstar_lab.profiles import EXPECTED_GPUS, load_profile
 from rstar_lab.storage_paths import resolve_file, resolve_model, resolve_recipe_paths
 
 ROOT = Path(__file__).parent.parent.parent
@@ -175,3 +175,15 @@ def test_runs_of_a_notebooks_jobs_are_on_the_storage_that_the_nodes_share(tmp_pa
     assert find_job_runs_dir("mi300x_8x8") == Path("/shared/runs")
     assert find_job_runs_dir("mi300x_8x8", tmp_path / "given") == tmp_path / "given"
     assert find_job_runs_dir("mi300x_8x8", host="login") == tmp_path / "here", "ssh copies the runs to this machine"
+
+
+def test_a_job_for_gpus_does_not_run_on_a_machine_without_one(tmp_path, monkeypatch):
+    rows = [{"check": "devices", "status": "skip", "message": "no GPU on this machine"}]
+    monkeypatch.setattr(sys.modules["rstar_lab.jobs.submit"], "preflight_rows", lambda *arguments: rows)
+    with pytest.raises(UserError, match="devices: no GPU on this machine"):
+        submit("tiny_fast", "one_gpu", runs_dir=tmp_path)
+    assert not list_jobs(tmp_path)
+    job = submit("tiny_fast", "one_gpu", runs_dir=tmp_path, preflight=False, start=False)
+    assert job.spec.environment[EXPECTED_GPUS] == "1"
+    laptop = submit("tiny_fast", "laptop", runs_dir=tmp_path, preflight=False, start=False)
+    assert EXPECTED_GPUS not in laptop.spec.environment

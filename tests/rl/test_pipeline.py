@@ -6,6 +6,8 @@ import pytest
 import torch
 from helpers.scripted_training import TOKENIZER, Player, problem, right, train
 
+from rstar_lab.errors import UserError
+from rstar_lab.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.engines.group import EngineGroup
@@ -15,7 +17,7 @@ from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.session import RunSession
+from rstar_lab.rl.session import RunSession, device
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
@@ -107,3 +109,11 @@ def test_progress_line_shows_the_share_of_correct_answers():
         "kept": 4, "generate_s": 1.0, "update_s": 2.0,
     }  # fmt: skip
     assert pipeline.step_line(metrics).startswith("pass 25%")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_job_whose_profile_has_gpus_does_not_train_on_the_cpu(monkeypatch):
+    assert device().type == "cpu"
+    monkeypatch.setenv(EXPECTED_GPUS, "1")
+    with pytest.raises(UserError, match="the profile of this job has 1 per node, but torch"):
+        device()
