@@ -277,6 +277,25 @@ print(json.dumps([met, ctypes.CDLL(None).shmget(4711, 4096, 0) >= 0, os.path.exi
     assert json.loads(heard.stdout) == [False] * 4
 
 
+async def test_calls_share_no_writable_memory(sandbox):
+    """A mark that one call writes into all its shared mappings must not appear in a concurrent call."""
+    scan = """
+import ctypes, time
+mine = []
+for line in open("/proc/self/maps"):
+    span, mode = line.split()[:2]
+    if mode.startswith("rw") and mode.endswith("s"):
+        low, high = (int(end, 16) for end in span.split("-"))
+        mine.append((ctypes.c_char * (high - low)).from_address(low))
+{}
+print(sum(b"MARKED" in bytes(memory) for memory in mine))"""
+    write = scan.format("for memory in mine: memory[256:262] = b'MARKED'\ntime.sleep(1.0)")
+    read = scan.format("time.sleep(0.5)")
+    marked, seen_marks = await asyncio.gather(sandbox.run(write), sandbox.run(read))
+    assert int(marked.stdout) >= 1, marked
+    assert (seen_marks.outcome, seen_marks.stdout) == (Outcome.OK, "0\n")
+
+
 async def test_a_call_leaves_no_state_for_the_next_call(sandbox):
     litter = """
 import os, random, sys, builtins, math

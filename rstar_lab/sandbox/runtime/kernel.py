@@ -113,7 +113,8 @@ def run_and_exit(action: Callable[..., None], *arguments: Any) -> NoReturn:
         os._exit(1)
 
 
-_STUB_STACK = mmap.mmap(-1, 16384)
+# Private: a program is a fork with the same mappings, and could otherwise write the return addresses of every init.
+_STUB_STACK = mmap.mmap(-1, 16384, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 _STUB_STACK_TOP = ctypes.addressof(ctypes.c_char.from_buffer(_STUB_STACK)) + 16384 - 64
 _PAUSE = ctypes.cast(libc.pause, ctypes.c_void_p)
 
