@@ -17,7 +17,7 @@ from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, chec
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.session_fork import Forker
-from rstar_lab.sandbox.sessions import ENDED, Session, Sessions
+from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Session, Sessions
 from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorDied, SupervisorPool, SupervisorUnresponsive
 
 ATTEMPTS = 4
@@ -173,8 +173,10 @@ class LocalSandbox:
             raise ValueError(f"session: {session!r} is not live; run a cell in it first")
         original.users += 1
         try:
-            async with original.lock, self._slot():
-                forker = Forker(await self._running_pool(), self._sessions, self._request(Call("", session=session)))
+            async with original.lock, self._slot() as slot:
+                request = self._request(Call("", session=session))
+                forker = Forker(await self._running_pool(), self._sessions, request)
+                forker.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
                 names = await forker.fork(original, n)
                 self.events["session_forked"] += n
                 return names
@@ -238,12 +240,13 @@ class LocalSandbox:
                     except SupervisorDied:
                         self.events["supervisor_died"] += 1
                         continue
-                    except SupervisorUnresponsive:
+                    except SupervisorUnresponsive as error:
                         self.events["supervisor_unresponsive"] += 1
-                        break
-                return _infrastructure_failure(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
+                        outcome = Outcome(error.outcome or Outcome.SANDBOX_ERROR)
+                        return _without_output(outcome, time.monotonic() - started, started - queued)
+                return _without_output(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
         except TimeoutError:
-            return _infrastructure_failure(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return _without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
     async def _run_on_supervisor(self, tier: str, message: bytes, wall_s: float, slot: Slot) -> protocol.Result:
         pool = await self._running_pool()
@@ -270,33 +273,36 @@ class LocalSandbox:
                 started = time.monotonic()
                 note = ""
                 if session.link is not None and not session.alive:
-                    self._sessions.record_loss(session.name, "it was lost")
-                if not session.alive:
+                    self._sessions.record_loss(
+                        session.name, IDLE_ENDED if session.link.session_ended else "it was lost"
+                    )
+                    session.end()
+                if session.link is None:
                     reason = self._sessions.pop_loss(session.name)
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
-                    session.link = None
                 try:
                     result = await self._on_session(session, tier, message, wall_s, slot)
                 except SessionRefused:
                     self.events["session_refused"] += 1
                     session.link = None
                     refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
-                    return _infrastructure_failure(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
+                    return _without_output(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
                 except (SupervisorDied, SupervisorUnresponsive) as error:
                     died = isinstance(error, SupervisorDied)
                     self.events["supervisor_died" if died else "supervisor_unresponsive"] += 1
                     session.link = None
                     self._sessions.record_loss(session.name, "it was lost")
-                    return _infrastructure_failure(
-                        Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued, note
-                    )
+                    outcome = Outcome.SANDBOX_ERROR
+                    if isinstance(error, SupervisorUnresponsive) and error.outcome:
+                        outcome = Outcome(error.outcome)
+                    return _without_output(outcome, time.monotonic() - started, started - queued, note)
                 if not result.alive and session.link is not None:
                     session.end()
                     self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
                 return _to_call_result(result, self.limits.output_bytes, started - queued, note)
         except TimeoutError:
-            return _infrastructure_failure(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return _without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
         finally:
             self._sessions.done(session)
 
@@ -387,5 +393,5 @@ def _text(data: bytes, cut: bool, output_bytes: int) -> str:
     return text + note
 
 
-def _infrastructure_failure(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
+def _without_output(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
     return CallResult(outcome, "", note, None, duration_s, queue_s)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from collections.abc import Callable
 
 from rstar_lab.sandbox.call import COPY_SEPARATOR, ForkError, first_session
 from rstar_lab.sandbox.runtime import protocol
@@ -19,6 +20,8 @@ from rstar_lab.sandbox.supervisor_pool import (
 AT_ONCE = 16
 # Seconds in which an interpreter must fork AT_ONCE copies.
 ANSWER_S = 5.0
+# Seconds after which a fork without an answer counts as waiting, so that it does not hold a slot.
+BLOCKED_S = 0.1
 
 
 class Forker:
@@ -28,6 +31,8 @@ class Forker:
         self.pool = pool
         self.sessions = sessions
         self.request = request._replace(timeout_s=ANSWER_S)
+        # Called when the interpreter does not answer soon, and when it has answered.
+        self.on_waiting: Callable[[bool], None] = lambda waiting: None
 
     async def fork(self, original: Session, n: int) -> list[str]:
         """Return the names of `n` copies. Raises ForkError; then no copy is left."""
@@ -45,10 +50,14 @@ class Forker:
         link = original.link
         if link is None or not link.alive:
             raise ForkError("the session has ended")
+        timer = asyncio.get_running_loop().call_later(BLOCKED_S, self.on_waiting, True)
         try:
             result = await link.call(self._message(protocol.FORK, str(count)), ANSWER_S)
         except (SupervisorDied, SupervisorUnresponsive) as error:
             raise ForkError("the session has ended") from error
+        finally:
+            timer.cancel()
+            self.on_waiting(False)
         offered = [protocol.Copy(*fields) for fields in json.loads(result.value or b"[]")]
         if offered and original.family is None:
             Family(original).join(original)

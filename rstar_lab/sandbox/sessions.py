@@ -10,6 +10,8 @@ from rstar_lab.sandbox.supervisor_pool import SupervisorConnection
 REMEMBERED = 10_000
 # Prefix of the stderr of the last cell of a session.
 ENDED = "[the session's interpreter has ended; the next call starts a new one]\n"
+# Why a session was ended between two cells.
+IDLE_ENDED = "it used CPU time, or kept many processes or much memory, between its cells"
 
 
 class Session:
@@ -29,7 +31,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        return self.link is not None and self.link.alive
+        return self.link is not None and self.link.alive and not self.link.session_ended
 
     def end(self) -> None:
         """End the interpreter; copies of it live on."""

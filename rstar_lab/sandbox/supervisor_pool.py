@@ -37,7 +37,11 @@ class SupervisorDied(Exception):
 
 
 class SupervisorUnresponsive(Exception):
-    """A supervisor did not answer in time and is killed."""
+    """A supervisor did not answer in time and is killed. outcome: the limit that it reported to be exceeded before, or None."""
+
+    def __init__(self, outcome: str | None) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
 
 
 class SessionRefused(Exception):
@@ -56,10 +60,15 @@ class SupervisorConnection(asyncio.Protocol):
         self.number = number
         self.alive = True
         self.refused = False
+        # Whether the supervisor has ended its session between two cells.
+        self.session_ended = False
         self.dying = False
+        # The outcome of the running call if it has exceeded a limit.
+        self.exceeded: str | None = None
         self.on_long: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
         self.on_ready: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._pending_result: asyncio.Future[protocol.Result] | None = None
@@ -71,6 +80,7 @@ class SupervisorConnection(asyncio.Protocol):
         self.alive = False
         if self._pending_result and not self._pending_result.done():
             self._pending_result.set_exception(SupervisorDied())
+        self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -89,6 +99,10 @@ class SupervisorConnection(asyncio.Protocol):
                 self.refused = True
                 if self._pending_result and not self._pending_result.done():
                     self._pending_result.set_exception(SessionRefused())
+            elif kind == protocol.EXCEEDED:
+                self.exceeded = protocol.OUTCOMES[body[0]]
+            elif kind == protocol.ENDED:
+                self.session_ended = True
             elif kind == protocol.READY:
                 self.dying = False
                 self.on_ready()
@@ -108,6 +122,7 @@ class SupervisorConnection(asyncio.Protocol):
             raise SupervisorDied
         loop = asyncio.get_running_loop()
         self.on_ready = lambda: None
+        self.exceeded = None
         self._pending_result = loop.create_future()
         self._transport.write(message)
         timer = loop.call_later(wall_s + SILENCE_S, self._on_no_answer)
@@ -123,7 +138,7 @@ class SupervisorConnection(asyncio.Protocol):
 
     def _on_no_answer(self) -> None:
         if self._pending_result and not self._pending_result.done():
-            self._pending_result.set_exception(SupervisorUnresponsive())
+            self._pending_result.set_exception(SupervisorUnresponsive(self.exceeded))
         self.close()
 
     def preempt(self) -> None:
@@ -263,10 +278,12 @@ class SupervisorPool:
     def discard(self, link: SupervisorConnection) -> None:
         """Close the connection to a supervisor, which then ends its program and exits. It is killed if it does not."""
         link.close()
+
+    def _forget(self, link: SupervisorConnection) -> None:
+        """Handle a closed connection."""
         self.supervisors.discard(link)
         if self._process is not None:
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().call_later(END_S, self._kill, link)
+            asyncio.get_running_loop().call_later(END_S, self._kill, link)
 
     def _kill(self, link: SupervisorConnection) -> None:
         """Ask the zygote to kill a supervisor. Has no effect if it has exited."""
@@ -287,6 +304,7 @@ class SupervisorPool:
                 ours.close()
                 raise SupervisorDied from error
         link = SupervisorConnection(tier, name, number)
+        link.on_lost = lambda: self._forget(link)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self.supervisors.add(link)
@@ -296,6 +314,7 @@ class SupervisorPool:
         """End all zygotes and supervisors."""
         loop = asyncio.get_running_loop()
         for link in self.supervisors:
+            link.on_lost = lambda: None
             link.close()
         self.supervisors.clear()
         for control in self._controls.values():

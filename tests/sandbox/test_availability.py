@@ -168,6 +168,48 @@ async def test_a_cell_cannot_forge_the_results_of_later_cells(sandbox, name):
             assert result.outcome in MODEL
 
 
+async def test_a_session_cannot_seal_its_streams(sandbox):
+    """The supervisor empties them before each cell."""
+    code = "import fcntl\nfor seal in (2, 4, 8):\n try: fcntl.fcntl(1, fcntl.F_ADD_SEALS, seal)\n except OSError: pass\nprint('x')"
+    assert (await sandbox.run(code, session="seals")).stdout == "x\n"
+    assert (await sandbox.run("print(2)", session="seals")).stdout == "2\n"
+
+
+async def test_a_session_that_truncates_its_input_does_not_hold_its_supervisor(sandbox):
+    code = (
+        "import os, threading\nfd = os.open('/proc/self/fd/0', os.O_RDWR)\ndef cut():\n while True: os.ftruncate(fd, 0)\n"
+        "for _ in range(4): threading.Thread(target=cut, daemon=True).start()"
+    )
+    assert (await sandbox.run(code, session="cut")).outcome == Outcome.OK
+    assert (await sandbox.run("1", "x" * 30_000_000, session="cut")).value == "1"
+
+
+async def test_a_session_that_is_ended_between_cells_is_not_lost(sandbox):
+    """The next cell starts a new interpreter and states the reason; it is not a `sandbox_error`."""
+    code = (
+        "import threading, time\ndef many():\n time.sleep(0.3)\n for _ in range(100):\n"
+        "  threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nthreading.Thread(target=many).start()"
+    )
+    for _ in range(2):
+        assert (await sandbox.run(code, session="later")).outcome == Outcome.OK
+        await asyncio.sleep(2.0)
+        result = await sandbox.run("1", session="later")
+        assert result.value == "1" and "between its cells" in result.stderr, result
+
+
+async def test_memory_without_a_process_to_kill_does_not_end_the_supervisor(sandbox):
+    """Page tables and files in memory are not part of the size by which the kernel chooses a process to kill."""
+    tables = (
+        "import mmap\nk = []\nwhile True:\n k.append(mmap.mmap(-1, 1 << 30, flags=0x4022))\n"
+        " for i in range(0, 1 << 30, 2 << 20): k[-1][i]"
+    )
+    files = "for i in range(10**5): open(f'/tmp/{i}', 'wb').write(bytes(1 << 20))"
+    died = sandbox.events["supervisor_died"]
+    for code in [tables, files] * 3:
+        assert (await sandbox.run(code, memory_mb=16)).outcome == Outcome.MEMORY
+    assert sandbox.events["supervisor_died"] == died
+
+
 async def test_a_session_that_never_reads_does_not_block_its_supervisor(sandbox):
     """300 cells fill the channel of an interpreter that does not read."""
     stop = "import os, time\nos.dup2(os.open('/dev/null', 0), 3)\n"
@@ -176,11 +218,16 @@ async def test_a_session_that_never_reads_does_not_block_its_supervisor(sandbox)
     assert (await sandbox.run("print(1)", session="unread", timeout_s=1.0)).outcome in MODEL
 
 
-async def test_a_loop_with_a_sleeping_thread_can_be_preempted():
+LOOPS = {
+    "with a sleeping thread": "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "in 31 threads": "for _ in range(30): threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()",
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+async def test_a_loop_can_be_preempted(name):
     """Without preemption each loop would keep half of the workers until its time limit."""
-    loop = (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nwhile True: pass"
-    )
+    loop = f"import threading, time\n{LOOPS[name]}\nwhile True: pass"
     async with LocalSandbox(Limits(timeout_s=20.0, wall_slack_s=4.0), workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("print(1)") for _ in range(64)))
         alone = await rate_of_short_calls(sandbox, 1.5)

@@ -75,14 +75,16 @@ REFUSED_ARGUMENTS = {
     "mmap": [(0, 4096, 3, 0x40022)],
     "memfd_create": [(0, 4)],
     "shmget": [(0, 4096, 0o4000)],
+    "membarrier": [(1, 0), (2, 0), (4, 0)],
 }
 ALLOWED_ARGUMENTS = {
     "socket": (1,), "socketpair": (1,), "clone": (0x3D0F00,), "prctl": (15,), "ioctl": (0, 0x5401), "fcntl": (3, 2),
     "setsockopt": (3, 1, 7), "sendto": (3, 0, 1, 0x4000), "recvmsg": (3, 0, 0), "mmap": (0, 4096, 3, 0x22),
-    "memfd_create": (0, 1), "shmget": (0, 4096, 0o1600), "setrlimit": (7, 1), "prlimit64": (0, 4, 0, 1),
+    "membarrier": (8, 0), "memfd_create": (0, 1), "shmget": (0, 4096, 0o1600), "setrlimit": (7, 1), "prlimit64": (0, 4, 0, 1),
 }  # fmt: skip
 # The filter reports success without executing the call.
 IGNORED_ARGUMENTS = {
+    "fsync": [(3,)], "fdatasync": [(3,)], "sync_file_range": [(3, 0, 0, 2)], "msync": [(4096, 4096, 4)],
     "flock": [(3, 2)], "fcntl": [(3, 6), (3, 7), (3, 37), (3, 38)], "setrlimit": [(4, 1)],
     "prlimit64": [(0, 4, 1, 0), (0, 4, 1 << 32, 0)],
 }  # fmt: skip
@@ -99,6 +101,12 @@ def test_arguments_are_checked(machine):
     for name, cases in IGNORED_ARGUMENTS.items():
         for arguments in cases:
             assert decide(program, arch, number_of(name, machine), *arguments) == ERRNO, (name, arguments)
+
+
+def test_memory_that_no_process_has_mapped_needs_a_control_group(machine):
+    program, arch = seccomp.build(machine, memory_files=False), seccomp._AUDIT_ARCH[machine]
+    for name in ("memfd_create", "shmget"):
+        assert decide(program, arch, number_of(name, machine), 0, 0, 0) == ERRNO | 38
 
 
 def test_the_description_names_every_listed_call():

@@ -32,6 +32,10 @@ async def main():
                  "import tempfile\\ntempfile.TemporaryFile().write(b'x')",
                  "import os\\nif os.fork() == 0:\\n os.setsid()\\n import time\\n time.sleep(60)\\nprint('left')"]
         results = [await sandbox.run(call) for call in calls]
+        calls = ["import mmap\\nm = mmap.mmap(-1, 600 << 20)\\nfor i in range(0, len(m), 4096): m[i] = 1\\nwhile True: pass",
+                 "import os\\nif os.fork() == 0:\\n if os.fork() == 0:\\n  x = b'x' * (500 << 20)\\n  while True: pass\\n"
+                 " os._exit(0)\\nwhile True: pass"]
+        memory = [await sandbox.run(call) for call in calls]
         await sandbox.run("x = 20", session="s")
         names = await sandbox.fork("s", 2)
         session = [await sandbox.run("x + 1", session=name) for name in ("s", *names)]
@@ -43,7 +47,8 @@ async def main():
         strict = "started"
     except LayersMissing as error:
         strict = str(error)
-    print(json.dumps([[r.outcome, r.stdout] for r in results] + [[session[1].outcome, session[1].value], missing, strict]))
+    print(json.dumps([[r.outcome, r.stdout] for r in results] + [[session[1].outcome, session[1].value],
+                     [r.outcome for r in memory], missing, strict]))
 asyncio.run(main())
 """
 
@@ -70,7 +75,8 @@ def _as_ordinary_user(tmp_path: Path, wrapper: list[str]):
         [*become, *wrapper, python, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, cwd="/"
     )
     assert done.returncode == 0, done.stderr
-    *results, missing, strict = json.loads(done.stdout)
+    *results, memory, missing, strict = json.loads(done.stdout)
+    assert memory == ["memory", "memory"]
     return results, missing, strict, done.stderr
 
 

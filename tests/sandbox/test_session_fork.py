@@ -207,3 +207,34 @@ async def test_1000_forks_of_a_session_with_libraries_and_50_mb():
             *(sandbox.run(f"x[0] = {i}\nx[0]", session=copy) for i, copy in enumerate(copies))
         )
         assert [result.value for result in results] == [f"np.float64({i}.0)" for i in range(1000)]
+
+
+@pytest.mark.slow
+async def test_an_interpreter_that_does_not_fork_holds_no_slot(sandbox):
+    code = "from rstar_lab.sandbox.runtime import program\nimport time\nprogram.fork_copies = lambda *_: time.sleep(99)"
+    async with session(sandbox, "deaf", code) as name, session(sandbox, "deaf too", code) as other:
+        forks = [asyncio.create_task(sandbox.fork(each, 1)) for each in (name, other)]
+        await asyncio.sleep(0.5)
+        started = time.monotonic()
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+        assert time.monotonic() - started < 2
+        for fork in forks:
+            with pytest.raises(ForkError):
+                await fork
+
+
+@pytest.mark.slow
+async def test_an_interpreter_cannot_truncate_the_report_of_its_copy(sandbox):
+    """The supervisor of the copy maps that file, and would end with SIGBUS."""
+    code = """
+import os
+from rstar_lab.sandbox.runtime import program
+become_copy = program.become_copy
+def truncate(channel, cell, fds):
+    try: os.ftruncate(fds[5], 0)
+    except OSError: pass
+    return become_copy(channel, cell, fds)
+program.become_copy = truncate"""
+    async with session(sandbox, "cut", code) as name:
+        copies = await sandbox.fork(name, 2)
+        assert await values(sandbox, copies, "1 + 1") == ["2", "2"]

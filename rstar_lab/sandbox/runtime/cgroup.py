@@ -82,7 +82,7 @@ class Group:
         self._cpu_base = 0.0
         self._out = self._back = -1
         self._entries: list[int] = []
-        self.in_background = False
+        self.in_background = self._supervisor_outside = False
 
     def child(self, name: str) -> "Group":
         """Create a child group."""
@@ -152,22 +152,24 @@ class Group:
         return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
 
     def enter_background(self) -> None:
-        """Give this group's processes only CPU time that nothing else wants.
-
-        The calling supervisor leaves the group first: it must still get CPU time to end the call.
-        Raises OSError if the kernel refuses the move.
-        """
-        if not self.in_background:
-            os.write(self._out, b"0")
-            self.in_background = True
+        """Give this group's processes only CPU time that nothing else wants. Raises OSError if the kernel refuses."""
+        self.move_supervisor_out()
+        self.in_background = True
         self.set_weight(BACKGROUND)
+
+    def move_supervisor_out(self) -> None:
+        """Let the calling supervisor not share the group's CPU time: it must get enough to end the call. Raises OSError."""
+        if not self._supervisor_outside:
+            os.write(self._out, b"0")
+            self._supervisor_outside = True
 
     def leave_background(self) -> None:
         """Restore the normal weight and move the supervisor back, so that it forks the next program in this group."""
         self.set_weight(NORMAL)
-        if self.in_background:
+        self.in_background = False
+        if self._supervisor_outside:
             os.write(self._back, b"0")
-            self.in_background = False
+            self._supervisor_outside = False
 
     def limit(self, memory_mb: int, processes: int) -> None:
         """Set the limits on memory (MiB) and on the number of processes and threads."""
@@ -251,6 +253,10 @@ class Group:
         folder = next(iter(self.folders.values()))
         name = "tasks" if self.version == 1 else "cgroup.threads"
         return [int(line) for line in read_file(folder, name).split()]
+
+    def processes(self) -> list[int]:
+        """Return the process ids in this group, as seen in this process's PID namespace."""
+        return [int(line) for line in read_file(next(iter(self.folders.values())), "cgroup.procs").split()]
 
 
 def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:

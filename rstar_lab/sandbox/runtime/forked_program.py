@@ -23,11 +23,11 @@ _CREDENTIALS = struct.Struct("=iII")
 class Streams:
     """The program's standard streams as memory files, so that no process has to copy them while the program runs."""
 
-    def __init__(self, fds: list[int] | None = None) -> None:
-        """fds: existing files for stdin, stdout and stderr."""
+    def __init__(self, fds: list[int] | None = None, *, sealable: bool = True) -> None:
+        """fds: existing files for stdin, stdout and stderr. sealable: for one program. A session could seal them against reuse."""
         if fds is None:
-            outputs = [os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) for name in ("stdout", "stderr")]
-            fds = [os.memfd_create("stdin"), *outputs]
+            flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
+            fds = [os.memfd_create("stdin"), *(os.memfd_create(name, flags) for name in ("stdout", "stderr"))]
         self.fds = fds
         self.stdin, self.stdout, self.stderr = fds
 
@@ -38,7 +38,7 @@ class Streams:
     def forbid_truncation(self) -> None:
         """Make `> /dev/stdout` fail where it would delete earlier output."""
         for fd in self.outputs:
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
 
     def attach(self) -> None:
         """In the program: open the files as descriptors 0, 1 and 2."""
@@ -49,9 +49,10 @@ class Streams:
         for fd in self.fds:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
-        size = os.fstat(stdin).st_size
-        while (at := os.fstat(self.stdin).st_size) < size:
-            os.sendfile(self.stdin, stdin, at, size - at)
+        # Not until the copy has the size of the original: a thread of the session can truncate it again and again.
+        size, at = os.fstat(stdin).st_size, 0
+        while at < size and (sent := os.sendfile(self.stdin, stdin, at, size - at)):
+            at += sent
 
     def close(self) -> None:
         for fd in self.fds:
@@ -140,6 +141,16 @@ class Program:
     def started(self) -> bool:
         """Whether the program has reached user code. False means that isolating it failed."""
         return self._started[0] == 1
+
+    def processes(self) -> list[int]:
+        """Return the ids of its processes. Used without a control group, which would list them.
+
+        Orphans are children of the namespace's init, or of this supervisor. A program with copies shares its init with them;
+        its orphans are then missing.
+        """
+        if self.has_copies:
+            return [self.pid, *procfs.descendants(self.pid)]
+        return [pid for pid in procfs.descendants(os.getpid()) if pid != self.init]
 
     def submit(self, request: Request, code: memoryview, stdin: int) -> None:
         """Send a session its next cell, and the input of the cell."""
@@ -242,7 +253,7 @@ class Program:
         if self.group:
             self.group.kill({os.getpid(), self.init})
             return
-        for pid in (self.pid, *procfs.descendants(self.pid)):
+        for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -298,8 +309,11 @@ class _CopyFiles:
         self._ours, self._theirs = socket.socketpair()
         # The kernel adds the process id of the sender to its messages, as seen in this process's namespace.
         self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        files = [os.memfd_create("cell"), *Streams().fds, os.memfd_create("report")]
-        os.ftruncate(files[-1], program.REPORT_BYTES)
+        report = os.memfd_create("report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(report, program.REPORT_BYTES)
+        # The supervisor maps it: a smaller file would end the supervisor with SIGBUS.
+        fcntl.fcntl(report, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        files = [os.memfd_create("cell"), *Streams(sealable=False).fds, report]
         self.theirs = [self._theirs.fileno(), *files]
         self.ours = [self._ours.fileno(), *files]
 

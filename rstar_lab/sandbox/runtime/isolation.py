@@ -140,7 +140,7 @@ class Isolation:
         else:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
         try:
-            self._filter = seccomp.Filter()
+            self._filter = seccomp.Filter(memory_files=self.has("cgroup"))
         except OSError as error:
             self.missing.setdefault("seccomp", str(error))
 

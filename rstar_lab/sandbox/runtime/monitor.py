@@ -7,6 +7,7 @@ import time
 
 from rstar_lab.sandbox.runtime import procfs
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, NORMAL, PREEMPTED, Group
+from rstar_lab.sandbox.runtime.forked_program import Program
 from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
 
@@ -21,10 +22,13 @@ BACKGROUND_TICK_S = 0.2
 WAITING_TICK_SHARE, WAITING_TICK_MOST_S = 1 / 8, 1.0
 # A preempted call moves to the background after this share of its time limit, but not before the given seconds.
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
-# A call waits if none of its threads is ready and it has used less than this share of one CPU since the last check.
+# A call waits if none of its threads runs or is ready to run, and it has used less than this share of one CPU since the last
+# check.
 WAITING_CPU_SHARE = 0.5
 # Only small process trees move to the background: forks of a zygote share kernel locks, which a large tree would hold there.
-BACKGROUND_TASKS = 8
+BACKGROUND_PROCESSES = 8
+# From this number of processes and threads on, the supervisor does not share the CPU time of its group.
+CROWD_TASKS = 16
 # At most this many threads of a call are looked at in one check; a random sample if it has more.
 MEASURED_TASKS = 64
 
@@ -38,14 +42,13 @@ class CallMonitor:
     for a CPU for at least half of the slack because of other work (run delay in schedstat), else `timeout`.
     """
 
-    def __init__(
-        self, request: Request, pid: int, group: Group | None, pressure: Pressure | None, outputs: tuple[int, int]
-    ) -> None:
+    def __init__(self, request: Request, running: Program, group: Group | None, pressure: Pressure | None) -> None:
         self.request = request
-        self.pid = pid
+        self.running = running
+        self.pid = running.pid
         self.group = group
         self.pressure = pressure
-        self.outputs = outputs
+        self.outputs = running.streams.outputs
         self.start = self._last = time.monotonic()
         self.preempted = False
         self.waiting = False
@@ -58,7 +61,7 @@ class CallMonitor:
         self._starved_s = 0.0
         self._schedstat: dict[int, tuple[float, float]] = {}
         self._tasks: list[int] = []
-        self._base_s = procfs.usage([pid])[0] if request.session and not group else 0.0
+        self._base_s = procfs.cpu_s([self.pid]) if request.session and not group else 0.0
         if group:
             group.start_accounting()
 
@@ -97,15 +100,17 @@ class CallMonitor:
         self.ticks += 1
         request = self.request
         if self.group is None:
-            tree = [self.pid, *procfs.descendants(self.pid)]
-            cpu_s, memory_mb = procfs.usage(tree)
-            self.last_cpu_s = cpu_s - self._base_s
-            if memory_mb > request.memory_mb:
+            tree = self.running.processes()
+            self.last_cpu_s = procfs.cpu_s(tree) - self._base_s
+            if procfs.exceeds_memory(tree, request.memory_mb):
                 return "memory"
         else:
             if self.group.out_of_memory():
                 return "memory" if self.group.limit_was_reached() else "sandbox_error"
             tree = self.group.tasks()
+            if len(tree) > CROWD_TASKS:
+                with contextlib.suppress(OSError):
+                    self.group.move_supervisor_out()
             if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
                 return outcome
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
@@ -130,10 +135,11 @@ class CallMonitor:
         elapsed_s, self._last = now - self._last, now
         cpu_s = self.cpu_s() - self._checked_cpu_s
         self._checked_cpu_s = self.last_cpu_s
-        ready = any(procfs.ready(task) for task in tasks)
-        if not ready:
+        states = {procfs.state(task) for task in tasks}
+        # Seconds in state D are not charged, because forks of one zygote share kernel locks, which a fork bomb may hold.
+        if not states & {"R", "D"}:
             self._idle_s += max(0.0, elapsed_s - cpu_s)
-        self.waiting = not ready and cpu_s < WAITING_CPU_SHARE * elapsed_s
+        self.waiting = "R" not in states and cpu_s < WAITING_CPU_SHARE * elapsed_s
         if not self.waiting:
             self._active = now
         stats = {task: procfs.schedstat(task) for task in tasks}
@@ -162,7 +168,7 @@ class CallMonitor:
                     os.setpriority(os.PRIO_PROCESS, self.pid, 19)
             return
         # A tree that forks all the time has other processes at every check, and keeps its weight so that it ends soon.
-        stable = len(others) <= 1 or (len(others) <= BACKGROUND_TASKS and others == self._tasks)
+        stable = len(others) <= 1 or (others == self._tasks and len(self.group.processes()) <= BACKGROUND_PROCESSES)
         self._tasks = others
         if stable and self._belongs_in_background():
             with contextlib.suppress(OSError):

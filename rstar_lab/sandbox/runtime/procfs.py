@@ -4,8 +4,9 @@ import contextlib
 import os
 import signal
 
+# Proportions of shared memory are read for at most this many processes.
+EXACT_PROCESSES = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _read(path: str) -> str:
@@ -33,19 +34,38 @@ def descendants(pid: int) -> list[int]:
     return pids[1:]
 
 
-def usage(pids: list[int]) -> tuple[float, float]:
-    """Return CPU seconds (with those of reaped children) and resident memory in MiB, summed over these processes.
-
-    Pages that are still shared with the zygote are not counted.
-    """
-    ticks = pages = 0
+def cpu_s(pids: list[int]) -> float:
+    """Return CPU seconds (with those of reaped children), summed over these processes."""
+    ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
             ticks += sum(int(field) for field in fields[11:15])
-            fields = _read(f"/proc/{pid}/statm").split()
-            pages += int(fields[1]) - int(fields[2])
-    return ticks / _TICKS, pages * _PAGE / 2**20
+    return ticks / _TICKS
+
+
+def exceeds_memory(pids: list[int], memory_mb: int) -> bool:
+    """Return whether these processes use more than `memory_mb` MiB of anonymous and shared memory together.
+
+    Files in memory are counted if they are mapped. Pages that several processes share, also with the zygote, are counted in
+    proportion if there are few processes, and otherwise once for each process: proportions take long to read.
+    """
+    if _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) <= memory_mb << 10:
+        return False
+    if len(pids) > EXACT_PROCESSES:
+        return True
+    return _sum_kb(pids, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) > memory_mb << 10
+
+
+def _sum_kb(pids: list[int], file: str, names: tuple[str, ...]) -> int:
+    """Return the sum of these values, in KiB, over a file of all processes."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            for line in _read(f"/proc/{pid}/{file}").splitlines():
+                if line.startswith(names):
+                    total += int(line.split()[1])
+    return total
 
 
 def threads(pid: int) -> int:
@@ -66,17 +86,17 @@ def threads_of_user(uid: int) -> int:
     return count
 
 
-def ready(task: int) -> bool:
-    """Return whether a thread runs, waits for a CPU, or waits in the kernel for a lock (state R or D).
+def state(task: int) -> str:
+    """Return the state of a thread as one letter; "" if it is gone.
 
-    Forks of one zygote share kernel locks, which a fork bomb in the background may hold. A thread in state D that has
-    children is not counted: it waits for its own child (vfork).
+    R: it runs or waits for a CPU. D: it waits in the kernel, for a lock or for a disk. A thread in state D that has children
+    is reported as S: it waits for its own child (vfork).
     """
     try:
-        state = _read(f"/proc/{task}/stat").rpartition(")")[2][1]
+        letter = _read(f"/proc/{task}/stat").rpartition(")")[2][1]
     except (OSError, IndexError):
-        return False
-    return state == "R" or (state == "D" and not children(task))
+        return ""
+    return "S" if letter == "D" and children(task) else letter
 
 
 def schedstat(task: int) -> tuple[float, float] | None:

@@ -1,10 +1,21 @@
 """Messages between the sandbox and its supervisors over a socket pair: a length, a kind, a body of fixed layout.
 
-CALL (a request) and YIELD (preempt the call) go to the supervisor, and for forks of a session: FORK (copy the interpreter, code
-is the number of copies), ADOPT (become the supervisor of a copy, code is a Copy), RELEASE (the copies are adopted) and END
-(end the interpreter, not its copies). FORK and ADOPT have the layout of CALL. LONG (the call has used LONG_CPU_S), WAITING and ACTIVE
-(the call sleeps or runs), RESULT and READY (killed processes are gone) come from it. A zygote answers REFUSED instead of
-forking a supervisor for a session, when the sandbox is short of memory or processes.
+To a supervisor:
+CALL     a request
+YIELD    preempt the call
+FORK     copy the interpreter of the session; the code is the number of copies. Layout of CALL
+ADOPT    become the supervisor of a copy; the code is a Copy. Layout of CALL
+RELEASE  the copies are adopted
+END      end the interpreter, not its copies
+
+From a supervisor:
+LONG            the call has used LONG_CPU_S
+WAITING, ACTIVE the call sleeps or is blocked; it runs again
+EXCEEDED        the call has exceeded a limit; one byte: its outcome
+RESULT          the result of the call
+READY           killed processes are gone
+ENDED           the session was ended between two cells
+REFUSED         sent by a zygote: no supervisor for a session, because the sandbox is short of memory or processes
 
 Nothing is unpickled on either side. A supervisor keeps no copy of what programs read and wrote, because the next program is
 a fork of it: it receives into one buffer, wipes it, and sends output directly from the file that the program wrote.
@@ -18,7 +29,7 @@ from typing import NamedTuple
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
 FORK, ADOPT, RELEASE, END = b"k", b"o", b"e", b"x"
-LONG, WAITING, ACTIVE, RESULT, READY, REFUSED = b"l", b"w", b"a", b"r", b"d", b"f"
+LONG, WAITING, ACTIVE, RESULT, READY, REFUSED, ENDED, EXCEEDED = b"l", b"w", b"a", b"r", b"d", b"f", b"n", b"t"
 _REQUEST = struct.Struct("=?q?ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16
@@ -186,8 +197,8 @@ class Channel:
             self._buffer[: self._used] = bytes(self._used)
         self._used = 0
 
-    def send_message(self, kind: bytes) -> None:
-        self._send(HEAD.pack(0, kind))
+    def send_message(self, kind: bytes, body: bytes = b"") -> None:
+        self._send(HEAD.pack(len(body), kind) + body)
 
     def send_result(
         self,

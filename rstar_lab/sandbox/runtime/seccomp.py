@@ -13,11 +13,11 @@ from rstar_lab.sandbox.runtime.syscalls import NUMBERS
 
 ALLOWED = {
     "files": "access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 "
-    "fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fdatasync fstat fstatfs fsync ftruncate futimesat getcwd "
+    "fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fstat fstatfs ftruncate futimesat getcwd "
     "getdents getdents64 lchown link linkat lseek lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 "
     "preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat renameat2 rmdir sendfile splice "
-    "stat statfs statx symlink symlinkat sync_file_range tee truncate umask unlink unlinkat utime utimensat utimes write writev",
-    "memory": "brk get_mempolicy madvise membarrier mincore mprotect mremap msync munmap",
+    "stat statfs statx symlink symlinkat tee truncate umask unlink unlinkat utime utimensat utimes write writev",
+    "memory": "brk get_mempolicy madvise mincore mprotect mremap munmap",
     "processes": "execve exit exit_group fork getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority "
     "getresgid getresuid getrusage getsid gettid getuid kill pidfd_open pidfd_send_signal sched_get_priority_max "
     "sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval sched_yield "
@@ -75,6 +75,8 @@ _FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1031, 1032, 1033, 1034)
 # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: locks on files of the read-only root file system are visible to all calls.
 _FCNTL_LOCKS = (6, 7, 37, 38)
 _RLIMIT_CORE = 4
+# QUERY, PRIVATE_EXPEDITED, PRIVATE_EXPEDITED_SYNC_CORE and _RSEQ with their registrations. Not GLOBAL, which waits for all CPUs.
+_MEMBARRIER = (0, 8, 16, 32, 64, 128, 256)
 # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
 _SOCKET_FILTERS = (26, 50, 51, 52)
 _MSG_OOB, _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x1, 0x40000, 0x4, 0o4000
@@ -156,6 +158,9 @@ def _argument_rules() -> dict[str, list[Instruction]]:
         "ioctl": _allow_values(1, _IOCTL, _ENOTTY),
         "fcntl": _fcntl(),
         "flock": _errno(_SUCCESS),
+        # All writable files are in memory; on a file of the host, opened for reading, these would wait for its disk.
+        **dict.fromkeys(("fsync", "fdatasync", "sync_file_range", "msync"), _errno(_SUCCESS)),
+        "membarrier": _allow_values(0, _MEMBARRIER, _EINVAL),
         "setrlimit": _refuse_values(0, (_RLIMIT_CORE,), _SUCCESS),
         "prlimit64": _prlimit(),
         # Huge pages are not charged to the memory control group.
@@ -180,8 +185,11 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def build(machine: str) -> bytes:
-    """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine."""
+def build(machine: str, *, memory_files: bool = True) -> bytes:
+    """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine.
+
+    memory_files: allow memfd_create and shmget. Only a control group counts memory that no process has mapped.
+    """
     column = _COLUMN[machine]
     blocks: dict[int, list[Instruction]] = {0: _errno(_EPERM), _LAST + 1: _errno(_ENOSYS), 0x40000000: _errno(_EPERM)}
     decisions = dict.fromkeys(allowed_numbers(machine), _allow())
@@ -189,6 +197,8 @@ def build(machine: str) -> bytes:
         number = NUMBERS[name][column]
         if number is not None:
             decisions[number] = block
+    for name in () if memory_files else ("memfd_create", "shmget"):
+        decisions[NUMBERS[name][column] or 0] = _errno(_ENOSYS)
     for number in sorted(decisions):
         if decisions.get(number - 1) != decisions[number]:
             blocks[number] = decisions[number]
@@ -219,11 +229,11 @@ def build(machine: str) -> bytes:
 class Filter:
     """A compiled filter that many forks can install."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory_files: bool) -> None:
         machine = platform.machine()
         if machine not in _COLUMN or sys.maxsize < 2**32:
             raise OSError(f"no seccomp filter for {machine}")
-        program = build(machine)
+        program = build(machine, memory_files=memory_files)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 

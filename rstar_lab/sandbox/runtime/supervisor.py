@@ -12,9 +12,10 @@ import signal
 import socket
 import time
 
-from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime import idle_session, kernel, program
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
 from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram, Program, ProgramEnvironment, Streams
+from rstar_lab.sandbox.runtime.idle_session import IDLE_TASKS, OWN_PROCESSES
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
 from rstar_lab.sandbox.runtime.pressure import Pressure
@@ -22,8 +23,11 @@ from rstar_lab.sandbox.runtime.protocol import (
     ACTIVE,
     ADOPT,
     END,
+    ENDED,
+    EXCEEDED,
     FORK,
     LONG,
+    OUTCOMES,
     READY,
     RELEASE,
     WAITING,
@@ -40,17 +44,11 @@ ENDINGS = {
     program.INVALID: "syntax_error",
     program.NO_MEMORY: "memory",
 }
-# Processes of a group that do not belong to the program: the supervisor and the namespace's init.
-OWN_PROCESSES = 2
 OWN_MEMORY_MB = 16
 # Seconds that an interrupted cell has to stop before its session is ended.
 GRACE_S = 0.5
 # If killed processes take longer to die, the result is sent before they are gone.
 DEATH_S = 1.0
-# Between its cells a session may use this much CPU time per interval, and keep this many processes and threads.
-IDLE_TICK_S = 10.0
-IDLE_CPU_S = 1.0
-IDLE_TASKS = 64
 
 
 class Supervisor:
@@ -70,13 +68,15 @@ class Supervisor:
         self.offered: list[int] = []
         # PID namespaces of interpreters that have ended, in which copies can live on.
         self.inits: list[int] = []
+        # Whether the session was ended between two cells.
+        self.session_ended = False
 
     def serve(self) -> None:
         """Run calls until the socket closes."""
         try:
             while True:
                 if self.running is not None and not self.channel.pending:
-                    self._watch_idle_session(self.running)
+                    self._wait_between_cells(self.running)
                 streams = Streams()
                 kind, request, code = self.channel.receive(streams.stdin)
                 if request is None:
@@ -112,15 +112,19 @@ class Supervisor:
             self._report_failed_fork(request, streams)
             return
         self.channel.wipe()
-        monitor = CallMonitor(request, running.pid, self.group, self.pressure, streams.outputs)
+        monitor = CallMonitor(request, running, self.group, self.pressure)
         exceeded, _ = self._wait(monitor, running)
         self._finish_call(request, exceeded, running, monitor)
 
     def _run_cell(self, request: Request, code: memoryview, streams: Streams) -> None:
         """Run one cell of a session; the first one starts the interpreter."""
+        if self.session_ended:  # the cell was sent before the message that the session has ended arrived
+            self.channel.wipe()
+            self._send_result(request, "killed", None, streams, 0.0, 0.0)
+            return
         self._prepare(request)
         if self.running is None:
-            session_streams = Streams()
+            session_streams = Streams(sealable=False)
             try:
                 self.running = Program(self._environment(), request, code, session_streams)
             except OSError:
@@ -130,7 +134,7 @@ class Supervisor:
         running = self.running
         running.submit(request, code, streams.stdin)
         self.channel.wipe()
-        monitor = CallMonitor(request, running.pid, self.group, self.pressure, running.streams.outputs)
+        monitor = CallMonitor(request, running, self.group, self.pressure)
         exceeded, done = self._wait(monitor, running)
         if exceeded == "timeout":
             # An interrupt keeps the session's state, unless the cell catches it.
@@ -144,7 +148,7 @@ class Supervisor:
         ending, value = self.report.read(request.value_bytes)
         outcome = exceeded or ENDINGS.get(ending, "killed")
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
-        alive = self._session_usage(running)[1] <= IDLE_TASKS
+        alive = idle_session.usage(running, self.group)[1] <= IDLE_TASKS
         if not alive:
             running.end()
             self._keep_namespace(running)
@@ -186,10 +190,19 @@ class Supervisor:
                 os.close(fd)
             self.offered.clear()
         elif kind == END and self.running is not None:
-            self.running.end()
-            self.running.streams.close()
-            self._keep_namespace(self.running)
-            self.running = None
+            self._end_session(self.running)
+
+    def _wait_between_cells(self, running: Program) -> None:
+        if not idle_session.wait_for_message(self.channel, running, self.group, self.pressure):
+            self._end_session(running)
+            self.session_ended = True
+            self.channel.send_message(ENDED)
+
+    def _end_session(self, running: Program) -> None:
+        running.end()
+        running.streams.close()
+        self._keep_namespace(running)
+        self.running = None
 
     def _keep_namespace(self, ended: Program) -> None:
         """Keep the PID namespace of an interpreter that has ended if copies of it can live on."""
@@ -275,33 +288,11 @@ class Supervisor:
                 return done
         return False
 
-    def _watch_idle_session(self, running: Program) -> None:
-        """Wait for the session's next cell.
-
-        Raises Closed to end a session that meanwhile works, keeps many processes, or keeps much of what the sandbox lacks.
-        """
-        poller = select.poll()
-        poller.register(self.channel, select.POLLIN)
-        cpu_s, tasks = self._session_usage(running)
-        if tasks > IDLE_TASKS:
-            raise Closed
-        while not poller.poll(IDLE_TICK_S * 1000):
-            before_s = cpu_s
-            cpu_s, tasks = self._session_usage(running)
-            if cpu_s - before_s > IDLE_CPU_S or tasks > IDLE_TASKS:
-                raise Closed
-            if self.group and self.pressure and self.pressure.exceeded_limit(self.group, tasks):
-                raise Closed
-
-    def _session_usage(self, running: Program) -> tuple[float, int]:
-        """Return the CPU seconds so far and the number of processes and threads of a session."""
-        if self.group:
-            return self.group.cpu_s(), len(self.group.tasks()) - OWN_PROCESSES
-        tree = [running.pid, *procfs.descendants(running.pid)]
-        return procfs.usage(tree)[0], sum(procfs.threads(pid) for pid in tree)
-
     def _finish_call(self, request: Request, exceeded: str | None, running: Program, monitor: CallMonitor) -> None:
         """End the program and send its result."""
+        if exceeded:
+            # Sent first: should it take too long to end the processes, the outcome is known.
+            self.channel.send_message(EXCEEDED, bytes([OUTCOMES.index(exceeded)]))
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
         if self.group:
             # Processes need CPU time to die; those of a fork bomb need seconds in the background.
@@ -386,7 +377,7 @@ def run_supervisor(
     with contextlib.suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         try:
-            os.write(fd, b"-999")
+            os.write(fd, b"-1000")
         finally:
             os.close(fd)
     # Higher priority than programs, so that a fork bomb cannot delay its own end.

@@ -1,0 +1,38 @@
+"""Tests of the decisions about a running call, without a running program."""
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from rstar_lab.sandbox.runtime import procfs, protocol
+from rstar_lab.sandbox.runtime.monitor import CallMonitor
+from rstar_lab.sandbox.supervisor_pool import SupervisorConnection, SupervisorUnresponsive
+
+
+@pytest.mark.parametrize(("state", "waiting", "charged"), [("S", True, True), ("D", True, False), ("R", False, False)])
+def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch, state, waiting, charged):
+    """A call that waits for a disk or for a lock of the kernel needs no CPU, but may not be responsible for its wait."""
+    request = protocol.Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
+    running = SimpleNamespace(pid=os.getpid(), streams=SimpleNamespace(outputs=()), processes=lambda: [os.getpid()])
+    monitor = CallMonitor(request, running, None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(procfs, "state", lambda task: state)
+    monkeypatch.setattr(procfs, "cpu_s", lambda pids: 0.0)
+    monitor.start = monitor._last = monitor.start - 1.0
+    assert monitor.exceeded_limit() is None
+    assert monitor.waiting is waiting
+    assert (monitor._idle_s > 0.5) is charged
+
+
+def test_the_outcome_is_known_although_the_supervisor_falls_silent():
+    async def silent() -> str | None:
+        link = SupervisorConnection("bare", "bare", 1)
+        link._pending_result = asyncio.get_running_loop().create_future()
+        link.data_received(protocol.HEAD.pack(1, protocol.EXCEEDED) + bytes([protocol.OUTCOMES.index("timeout")]))
+        link._on_no_answer()
+        with pytest.raises(SupervisorUnresponsive) as error:
+            await link._pending_result
+        return error.value.outcome
+
+    assert asyncio.run(silent()) == "timeout"
