@@ -15,6 +15,7 @@ from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader, read_steps
+from rstar_lab.verify import AnswerFormat
 
 
 def read_trajectories(reader: RunReader, step: int) -> tuple[list[Trajectory], dict[str, float]]:
@@ -41,14 +42,23 @@ def read_trajectories(reader: RunReader, step: int) -> tuple[list[Trajectory], d
     rows = tables["trajectories"]
     if missing := [row["traj_id"] for row in rows if row["traj_id"] not in transcripts]:
         raise RunStoreError(f"trajectory {missing[0]} of run {reader.run_id} has no transcript")
-    trajectories = [stored_trajectory(row, transcripts[row["traj_id"]], calls.get(row["traj_id"], ())) for row in rows]
+    answer_format = reader.info["recipe"].get("rl", {}).get("answer", "tagged")
+    trajectories = [
+        stored_trajectory(row, transcripts[row["traj_id"]], calls.get(row["traj_id"], ()), answer_format)
+        for row in rows
+    ]
     return trajectories, {row["traj_id"]: row["advantage"] for row in rows if row["kept"]}
 
 
-def stored_trajectory(row: dict[str, Any], transcript: dict[str, Any], calls: Sequence[dict[str, Any]]) -> Trajectory:
+def stored_trajectory(
+    row: dict[str, Any],
+    transcript: dict[str, Any],
+    calls: Sequence[dict[str, Any]],
+    answer_format: AnswerFormat = "tagged",
+) -> Trajectory:
     """Return the trajectory of a row of `trajectories`, its row of `transcripts` and its rows of `calls`.
 
-    The penalties are computed again, because they are stored in single precision.
+    answer_format: recipe key `rl.answer`, by which a turn counts as void. The penalties are computed again, because they are stored in single precision.
     """
     messages = json.loads(transcript["messages"])
     ids, mask, log_probs, prompt_ids = _arrays(row, transcript)
@@ -60,7 +70,7 @@ def stored_trajectory(row: dict[str, Any], transcript: dict[str, Any], calls: Se
     turns = tuple(
         Turn(
             start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0,
-            void=is_void_turn(message["content"], parse_stored_calls(message["content"])),
+            void=is_void_turn(message["content"], parse_stored_calls(message["content"]), answer_format),
         )
         for (start, end), message in zip(spans, said, strict=True)
     )  # fmt: skip

@@ -1,0 +1,31 @@
+"""Trajectories that are read back from a run."""
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+from helpers.scripted_training import recipe_of
+
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.records import step_rows
+from rstar_lab.rl.rollout.stored import read_trajectories
+from rstar_lab.runs import RunWriter
+from rstar_lab.runs.reader import RunReader
+
+
+@pytest.mark.parametrize(("answer", "void"), [("tagged", True), ("boxed", False), ("last_number", False)])
+async def test_void_turns_of_stored_rollouts_follow_the_answer_format_of_the_recipe(tmp_path, answer, void):
+    recipe = recipe_of([], answer=answer)
+    tokenizer = train_tokenizer(["text"], 300)
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: r"so \boxed{42}")
+    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, make_reward("verify", answer), recipe.rl)
+    task = RolloutTask(Problem(problem_id="p", question="6 * 7?", answer="42"), "t", "g", sample=0, seed=1)
+    rollout = await run_rollout(task, engine, context)
+    with RunWriter.open(tmp_path, "r", kind="train", recipe=recipe.model_dump(mode="json"), seed=0) as writer:
+        writer.write_step("rl", 1, **step_rows([rollout], {}, "all"), metrics={})
+        writer.finish("finished")
+    (stored,), _ = read_trajectories(RunReader(tmp_path / "r"), 1)
+    assert [turn.void for turn in stored.turns] == [turn.void for turn in rollout.turns] == [void]
