@@ -13,7 +13,9 @@ app = typer.Typer()
 @app.command(
     context_settings={"allow_extra_args": True},
     epilog=examples(
-        "rstar-lab serve runs/tiny_fast-rl", "rstar-lab serve MODEL --replicas 2 --port 8000 -- --enforce-eager"
+        "rstar-lab serve runs/tiny_fast-rl",
+        "rstar-lab serve MODEL --replicas 2 --port 8000 -- --enforce-eager",
+        "rstar-lab serve models/rStar2-Agent-14B --prompt-format released",
     ),
 )
 def serve(
@@ -41,6 +43,12 @@ def serve(
     hung_after: Annotated[
         float, typer.Option(min=10, help="Restart a server that does not answer for this many seconds.")
     ] = 120.0,
+    prompt_format: Annotated[
+        str | None,
+        typer.Option(
+            help="Chat template of chat completions: paper, or released (the prompts of microsoft/rStar). Default: the model's."
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,6 +62,6 @@ def serve(
 
     options = ServeOptions(
         model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
-        kv_cache_gb, memory_share, tensor_parallel, hung_after, tuple(context.args),
+        kv_cache_gb, memory_share, tensor_parallel, hung_after, prompt_format, tuple(context.args),
     )  # fmt: skip
     run_async(serve_command(options, as_json))

@@ -21,13 +21,13 @@ from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_ha
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
-from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
-from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
+from rstar_lab.rl.synthetic.traces import Segments, SftFormat, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers
 from rstar_lab.rl.training.sft import sft
@@ -44,7 +44,7 @@ NOTHING_SAMPLES = 1
 _SHOWN_TRACES = 500
 
 
-SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft")
+SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft", "rl.prompt_format")
 RL_KEYS = (*SFT_KEYS, "rl", "stages")
 
 
@@ -87,7 +87,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             try:
                 result = await asyncio.to_thread(
                     sft, model, tokenizer, dataset, config=config,
-                    out_dir=writer.run_dir / "sft", helpers=helpers, on_step=on_step,
+                    out_dir=writer.run_dir / "sft", helpers=helpers, on_step=on_step, prompt_format=recipe.rl.prompt_format,
                 )  # fmt: skip
             finally:
                 stopped.set()
@@ -107,10 +107,11 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     traces = await make_sft_traces(session)
     with atomic_write(run_dir / "traces.jsonl") as file:
         file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
-    dataset = [trace.segments() for trace in traces]
+    prompt_format: SftFormat = "released" if recipe.rl.prompt_format == "released" else "paper"
+    dataset = [trace.segments(prompt_format) for trace in traces]
     tokens = CONTROL_TOKENS if recipe.model == "tiny" else control_tokens(load_tokenizer(recipe.model))
     conversations = read_mix(recipe.sft.conversations, seed=recipe.seed)
-    dataset += [conversation.segments(tokens) for conversation in conversations]
+    dataset += [conversation.segments(tokens, prompt_format) for conversation in conversations]
     make_base(recipe, dataset, run_dir / "base")
     return dataset
 
@@ -140,6 +141,7 @@ async def make_sft_traces(session: RunSession) -> list[Trace]:
             sandbox,
             seed=session.recipe.seed,
             mix=TraceMix(**session.recipe.sft.mix),
+            prompt_format="released" if session.recipe.rl.prompt_format == "released" else "paper",
             cache=session.runs_dir / ".cache",
             progress=progress,
         )
@@ -154,8 +156,8 @@ def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None
         return
     # Pieces are encoded separately, so the tokenizer must not merge across them.
     texts = [text for pieces in dataset[:4000] for text, _ in pieces]
-    tokenizer = train_tokenizer(texts, recipe.vocabulary)
-    save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer)
+    tokenizer = train_tokenizer(texts, recipe.vocabulary, single_tokens=repeated_texts(recipe.rl.prompt_format))
+    save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer, prompt_format=recipe.rl.prompt_format)
 
 
 # RL

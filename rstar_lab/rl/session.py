@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
                 f" (key {key}): choose --set name=..., or another --runs-dir"
             ) from None
         for key in matters:
-            if differ := _difference(old.get(key), recipe[key], key):
+            if differ := _difference(_value(old, key), _value(recipe, key), key):
                 raise RecipeError(
                     f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
                 )
@@ -298,6 +299,11 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
     return RunWriter.open(
         session.runs_dir, session.run_id(piece), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
     )
+
+
+def _value(recipe: dict[str, Any], key: str) -> Any:
+    """Return the value of a key such as `sft` or `rl.prompt_format`."""
+    return reduce(lambda section, name: section.get(name), key.split("."), recipe)
 
 
 def _difference(old: Any, new: Any, key: str) -> str | None:

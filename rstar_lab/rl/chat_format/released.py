@@ -6,7 +6,7 @@ rstar2_agent/config/tool_config/*.yaml (tool schemas), rstar2_agent/tools/code_j
 rstar2_agent/tools/tool_parser.py and rstar2_agent/rollout/rstar2_agent_loop.py (errors, truncation).
 
 Like the release, this module inserts questions and tool output unchanged: text such as `<|im_end|>` in them becomes a
-control token. The `paper` format (`template.py`) escapes it.
+control token. Its callers in rollouts and SFT neutralise such text first.
 """
 
 import json
@@ -31,11 +31,11 @@ QUESTION_PREFIX = (
     "You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here </answer>. And your final "
     "answer will be extracted automatically by the \\boxed{} tag.\nThis is the problem:\n"
 )
-_TOOLS_BEGIN = (
+TOOLS_BEGIN = (
     "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_TOOLS_END = (
+TOOLS_END = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
     "</tool_call>"
@@ -69,12 +69,18 @@ JUPYTER_TOOL = _schema(
 
 def render_prompt(question: str, tools: Sequence[Mapping[str, Any]], system: str = SYSTEM_PROMPT) -> str:
     """Return the first prompt of a rollout, up to the start of generation. tools: function schemas."""
-    schemas = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-    system += f"{_TOOLS_BEGIN}{schemas}{_TOOLS_END}" if tools else ""
     return (
-        f"<|im_start|>system\n{system}{END_OF_TURN}\n"
+        f"<|im_start|>system\n{system}{render_tools(tools)}{END_OF_TURN}\n"
         f"<|im_start|>user\n{QUESTION_PREFIX}{question}{END_OF_TURN}\n{GENERATION_PREFIX}"
     )
+
+
+def render_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the part of the system turn that describes the tools; empty without tools. tools: function schemas."""
+    if not tools:
+        return ""
+    schemas = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"{TOOLS_BEGIN}{schemas}{TOOLS_END}"
 
 
 def render_next_question(question: str) -> str:

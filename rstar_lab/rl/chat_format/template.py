@@ -92,7 +92,8 @@ def render_tool_call(name: str, arguments: Mapping[str, Any] | str) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {encoded}}}\n</tool_call>'
 
 
-def _assistant_text(message: Mapping[str, Any]) -> str:
+def assistant_text(message: Mapping[str, Any]) -> str:
+    """Return what the model writes in an assistant message, without the opening `<reason>` of the prompt."""
     text = message.get("content") or ""
     for call in message.get("tool_calls") or ():
         function = call.get("function", call)
@@ -129,7 +130,7 @@ def render_segments(
     for i, message in enumerate(messages):
         role, content = message["role"], message.get("content") or ""
         if role == "assistant":
-            pieces += [(GENERATION_PREFIX, False), (_assistant_text(message) + END_OF_TURN, True), ("\n", False)]
+            pieces += [(GENERATION_PREFIX, False), (assistant_text(message) + END_OF_TURN, True), ("\n", False)]
         elif role == "tool":
             first = i == 0 or messages[i - 1]["role"] != "tool"
             last = i + 1 == len(messages) or messages[i + 1]["role"] != "tool"

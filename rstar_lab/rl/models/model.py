@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.chat_format.formats import PromptFormat
+from rstar_lab.rl.chat_format.released_template import CHAT_TEMPLATE as RELEASED_TEMPLATE
 from rstar_lab.rl.chat_format.template import chat_template, control_tokens
 
 if TYPE_CHECKING:
@@ -115,13 +117,13 @@ def save_model(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    own_template: bool = True,
+    prompt_format: PromptFormat = "paper",
     state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write model (safetensors), tokenizer and the chat template of training to `folder`.
 
     state: weights to write; None: those of the model.
-    own_template: False keeps the template of the tokenizer, for a model trained with the released prompt format.
+    prompt_format: in which the model is trained. `model` keeps the chat template of the tokenizer.
     transformers and vLLM can load the folder. It is filled in place: to replace a folder atomically, write to a temporary
     one and rename it.
     """
@@ -131,14 +133,19 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder, state_dict=state)
-    if own_template:
-        tokenizer.chat_template = chat_template(control_tokens(tokenizer))
+    if prompt_format != "model":
+        tokenizer.chat_template = chat_template_of(tokenizer, prompt_format)
     tokenizer.save_pretrained(folder)
 
 
-def export_chat_template(folder: Path) -> None:
-    """Replace the chat template of the tokenizer in `folder` by the one that training uses."""
-    text = chat_template(control_tokens(load_tokenizer(folder)))
+def chat_template_of(tokenizer: "PreTrainedTokenizerBase", prompt_format: str) -> str:
+    """Return the Jinja chat template of the format paper or released."""
+    return RELEASED_TEMPLATE if prompt_format == "released" else chat_template(control_tokens(tokenizer))
+
+
+def export_chat_template(folder: Path, prompt_format: PromptFormat = "paper") -> None:
+    """Replace the chat template of the tokenizer in `folder` by that of the format paper or released."""
+    text = chat_template_of(load_tokenizer(folder), prompt_format)
     path = folder / "chat_template.jinja"
     path.unlink(missing_ok=True)  # the file may be a hard link to another folder's
     path.write_text(text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.chat_format.formats import PromptFormat, render_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -19,10 +20,11 @@ END_OF_TEXT = "<|endoftext|>"
 _SPECIAL = list(chat.SPECIAL_TOKENS)
 
 
-def repeated_texts() -> list[str]:
+def repeated_texts(prompt_format: PromptFormat = "paper") -> list[str]:
     """Return the long texts that every prompt contains: the system turn with tools, and the request for the answer format."""
     mark = "\0"
-    pieces = re.split("|".join(map(re.escape, (mark, *_SPECIAL))), chat.render_prompt(mark))
+    prompt = render_prompt(mark, prompt_format=prompt_format)
+    pieces = re.split("|".join(map(re.escape, (mark, *_SPECIAL))), prompt)
     return [piece for piece in pieces if len(piece) > 40]
 
 

@@ -94,9 +94,11 @@ class Recipe(Section):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
-        if self.sft is not None and self.rl.prompt_format != "paper":
-            raise ValueError("rl.prompt_format: sft supports only paper; set sft=null or rl.prompt_format=paper")
-        if self.sft is not None and self.sft.problems is not None and self.rl.prompt_style != PromptStyle():
+        prompt_format = self.rl.prompt_format
+        if self.sft is not None and prompt_format == "model":
+            raise ValueError("rl.prompt_format: sft supports only paper and released; set sft=null or another format")
+        default = PromptStyle(prompt_format, answer=self.rl.answer)
+        if self.sft is not None and self.sft.problems is not None and self.rl.prompt_style != default:
             raise ValueError(
                 "rl.system_prompt, question_wrapper and answer_instruction: the SFT traces of sft.problems have the default "
                 "prompt; leave the keys out, or set sft.problems=null"

@@ -88,7 +88,7 @@ class RlSection(Section):
     prompt_format: PromptFormat = "paper"
     """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as
     microsoft/rStar renders them, for the released rStar2-Agent-14B. `model`: by the model's own chat template, with its own
-    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports only `paper`. One for the whole run."""
+    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports `paper` and `released`. One for the whole run."""
     system_prompt: str | None = None
     """System prompt; "" for none. Not with `released`. Default: that of the prompt format."""
     question_wrapper: str | None = None

@@ -58,7 +58,8 @@ def stored_trajectory(
 ) -> Trajectory:
     """Return the trajectory of a row of `trajectories`, its row of `transcripts` and its rows of `calls`.
 
-    answer_format: recipe key `rl.answer`, by which a turn counts as void. The penalties are computed again, because they are stored in single precision.
+    answer_format: recipe key `rl.answer`, which decides whether a turn is void. The penalties are computed again, because
+    they are stored in single precision.
     """
     messages = json.loads(transcript["messages"])
     ids, mask, log_probs, prompt_ids = _arrays(row, transcript)
@@ -67,13 +68,11 @@ def stored_trajectory(
     said = [message for message in messages if message["role"] == "assistant"]
     if len(spans) != len(said):  # no arrays, or an empty turn
         spans = [(0, 0)] * len(said)
+    void = [is_void_turn(text, parse_stored_calls(text), answer_format) for text in (m["content"] for m in said)]
     turns = tuple(
-        Turn(
-            start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0,
-            void=is_void_turn(message["content"], parse_stored_calls(message["content"]), answer_format),
-        )
-        for (start, end), message in zip(spans, said, strict=True)
-    )  # fmt: skip
+        Turn(start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0, void=is_void)
+        for (start, end), message, is_void in zip(spans, said, void, strict=True)
+    )
     text, records = "\n".join(turn.text for turn in turns), _calls(messages, calls)
     return Trajectory(
         traj_id=row["traj_id"], problem_id=row["problem_id"], group_id=row["group_id"], sample=row["sample"],

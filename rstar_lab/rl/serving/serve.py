@@ -23,6 +23,7 @@ import httpx
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.devices import environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
+from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
 
@@ -34,6 +35,7 @@ CPU_ENVIRONMENT = {
     # Run the model in the engine process. The HTTP server stays a separate process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 # Pauses before the 1st, 2nd ... restart in a row; further restarts use the last value.
 RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)
 
@@ -43,8 +45,9 @@ class ServeOptions:
     """Options of `rstar-lab serve`.
 
     port: port of the first server; the others have the following ones. 0: free ports. updatable: accept new weights
-    from clients with the token. max_model_len: maximum context; None: the model's own. hung_after_s: seconds without an
-    answer after which a server is restarted.
+    from clients with the token. max_model_len: maximum context; None: the model's own. prompt_format: `paper` or
+    `released`: use the chat template of this format instead of the model's own. hung_after_s: seconds without an answer
+    after which a server is restarted.
     extra: options passed to vLLM.
     """
 
@@ -61,11 +64,14 @@ class ServeOptions:
     memory_share: float = 0.85
     tensor_parallel: int = 1
     hung_after_s: float = 120.0
+    prompt_format: str | None = None
     extra: tuple[str, ...] = ()
 
 
 def check(options: ServeOptions) -> None:
     """Raise UserError for options that cannot work."""
+    if options.prompt_format not in (None, "paper", "released"):
+        raise UserError(f"--prompt-format {options.prompt_format}: choose from paper, released")
     if not (options.model / "config.json").is_file():
         raise UserError(f"model {options.model}: no folder with a config.json")
     if options.api_key is None and not _is_loopback(options.host):
@@ -168,6 +174,8 @@ class Replica:
             "hermes",
         ]
         command += ["--generation-config", "vllm"]  # ignore the sampling defaults in the model's folder
+        if options.prompt_format:
+            command += ["--chat-template", str(self.log.parent / CHAT_TEMPLATE_FILE)]
         if options.max_model_len:
             command += ["--max-model-len", str(options.max_model_len)]
         if options.updatable:
@@ -268,6 +276,9 @@ async def serving(
     """
     check(options)
     folder = Path(tempfile.mkdtemp(prefix="rstar-lab-serve-"))
+    if options.prompt_format:
+        template = chat_template_of(load_tokenizer(options.model), options.prompt_format)
+        (folder / CHAT_TEMPLATE_FILE).write_text(template)
     replicas = [Replica(number, port, options, folder) for number, port in enumerate(reserve_ports(options))]
     watchers: list[asyncio.Task[None]] = []
     keep_logs = True

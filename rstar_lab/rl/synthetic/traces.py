@@ -8,14 +8,14 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.rl.chat_format import parser
+from rstar_lab.rl.chat_format import parser, released, released_template
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.tool_calls import execute_call
@@ -23,6 +23,7 @@ from rstar_lab.rl.synthetic import families
 from rstar_lab.sandbox.call import Call, CallResult
 
 Segments = list[tuple[str, bool]]
+SftFormat = Literal["paper", "released"]
 
 _BATCH = 512
 _COMPUTE = ("Let me compute this.", "Python can do this.")
@@ -84,8 +85,10 @@ class Trace:
     outcomes: list[str]
     correct: bool
 
-    def segments(self) -> Segments:
-        """Return (text, trained on) pieces, to be tokenized one by one."""
+    def segments(self, prompt_format: SftFormat = "paper") -> Segments:
+        """Return (text, trained on) pieces, to be tokenized one by one. prompt_format: that of `make_traces`."""
+        if prompt_format == "released":
+            return released_template.render_segments(self.messages, tools=[released.PYTHON_TOOL])
         return chat.render_segments(self.messages, tools=[chat.CODE_TOOL])
 
 
@@ -101,16 +104,19 @@ async def make_traces(
     *,
     seed: int,
     mix: TraceMix = TraceMix(),
+    prompt_format: SftFormat = "paper",
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Trace]:
     """Return one executed trace per problem, in order. The same arguments give the same traces.
 
+    prompt_format: of prompts, calls and tool responses. Execution times in responses of the released format are drawn at
+    random, because measured times would differ in each run.
     cache: folder for finished traces, under a hash of everything that determines them. progress: called with the number of
     different programs that have run and their total.
     Raises UserError if a problem is not synthetic, RuntimeError if the sandbox fails.
     """
-    path = cache / f"traces-{_content_key(problems, seed, mix)}.jsonl" if cache else None
+    path = cache / f"traces-{_content_key(problems, seed, mix, prompt_format)}.jsonl" if cache else None
     if path and path.is_file():
         return [Trace(**json.loads(line)) for line in path.read_text().splitlines()]
     scripts = [_script(problem, mix, random.Random(f"{seed}/{problem.problem_id}")) for problem in problems]
@@ -123,7 +129,10 @@ async def make_traces(
             progress(len(results), len(codes))
     if failed := [result for result in results.values() if result.outcome in INFRASTRUCTURE_FAILURES]:
         raise RuntimeError(f"the sandbox could not run {len(failed)} of {len(codes)} programs: {failed[0].stderr}")
-    traces = [await _execute(problem, script, results) for problem, script in zip(problems, scripts, strict=True)]
+    traces = [
+        await _execute(problem, script, results, prompt_format)
+        for problem, script in zip(problems, scripts, strict=True)
+    ]
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -132,12 +141,12 @@ async def make_traces(
     return traces
 
 
-def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix) -> str:
+def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix, prompt_format: SftFormat) -> str:
     digest = hashlib.sha256()
-    for module in (families, chat):
+    for module in (families, chat, released, released_template):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
-    digest.update(f"{seed} {mix.model_dump_json()}".encode())
+    digest.update(f"{seed} {mix.model_dump_json()} {prompt_format}".encode())
     for problem in problems:
         digest.update(problem.model_dump_json().encode())
     return digest.hexdigest()[:16]
@@ -193,29 +202,40 @@ def _broken(good: str, rng: random.Random) -> str:
     return rng.choice(mistakes)
 
 
-async def _execute(problem: Problem, script: _Script, results: dict[str, CallResult]) -> Trace:
+async def _execute(
+    problem: Problem, script: _Script, results: dict[str, CallResult], prompt_format: SftFormat
+) -> Trace:
+    as_released = prompt_format == "released"
     messages: list[dict[str, Any]] = [
-        {"role": "system", "content": chat.SYSTEM_PROMPT},
-        {"role": "user", "content": chat.format_question(problem.question)},
+        {"role": "system", "content": released.SYSTEM_PROMPT if as_released else chat.SYSTEM_PROMPT},
+        {"role": "user", "content": problem.question if as_released else chat.format_question(problem.question)},
     ]
-    outcomes, text = [], ""
-    name = chat.CODE_TOOL["function"]["name"]
+    outcomes, text, output = [], "", ""
+    name = (released.PYTHON_TOOL if as_released else chat.CODE_TOOL)["function"]["name"]
     for reason, code, well_formed in script.steps:
         content = f"<reason>{reason}</reason>"
         arguments = {"code": code, "input": ""}
         if well_formed:
             call = {"type": "function", "function": {"name": name, "arguments": arguments}}
             messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
-            text = chat.render_tool_result(results[code])
+            output = text = chat.render_tool_result(results[code])
+            if as_released:
+                text = released.render_result(_timed(results[code], code))
             outcomes.append(results[code].outcome.value)
         else:
             malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')
             messages.append({"role": "assistant", "content": f"{content}\n{malformed}"})
-            result = await execute_call(parser.parse_tool_calls(malformed)[0], {}, seed=0, traj_id="", max_chars=4096)
-            text = result.text
+            (call_text,) = parser.parse_tool_calls(malformed)
+            result = await execute_call(call_text, {}, seed=0, traj_id="", max_chars=4096, prompt_format=prompt_format)
+            output = text = result.text
             outcomes.append(result.outcome.value)
         messages.append({"role": "tool", "content": text})
-    answer = script.answer or text
+    answer = script.answer or output
     tags = "\n".join([f"<answer>\\boxed{{{answer}}}</answer>"] * script.answer_tags)
     messages.append({"role": "assistant", "content": f"<reason>{script.finish}</reason>\n{tags}"})
     return Trace(problem.problem_id, script.kind, messages, outcomes, answer == problem.answer)
+
+
+def _timed(result: CallResult, code: str) -> CallResult:
+    """Return the result with a short duration that depends on the code only."""
+    return replace(result, duration_s=random.Random(code).uniform(0.01, 0.2))

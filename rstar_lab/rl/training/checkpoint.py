@@ -58,9 +58,7 @@ def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, to
     """Write the checkpoint of `state.step` and delete all but the newest `rl.keep_checkpoints`."""
     assert learner.optimizer is not None
     with writer.checkpoint(state.step) as folder:
-        save_model(
-            folder, learner.model, tokenizer, own_template=rl.prompt_format == "paper", state=full_state(learner.model)
-        )
+        save_model(folder, learner.model, tokenizer, prompt_format=rl.prompt_format, state=full_state(learner.model))
         if has_lora(learner.model):
             save_adapter(folder / ADAPTER, learner.model)
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from rstar_lab.errors import UserError
 from rstar_lab.memory import release_free_heap
 from rstar_lab.rl.chat_format.encoding import Example, encode
+from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.models.model import has_bf16, load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, HelperProcesses, Ranks
@@ -52,6 +53,7 @@ def sft(
     out_dir: Path,
     helpers: HelperProcesses | None = None,
     on_step: Callable[[dict[str, float]], None] | None = None,
+    prompt_format: PromptFormat = "paper",
 ) -> dict[str, Any]:
     """Fine-tune `model` in place; leaves out_dir/model (Hugging Face format) and out_dir/metrics.jsonl.
 
@@ -73,7 +75,12 @@ def sft(
     ranks.share((type(model), model.config, examples, config, out_dir, key))
     history = _train(model, examples, config, out_dir, key, ranks, on_step)
     result = summary(history, len(examples), left_out, time.monotonic() - started)
-    finish(out_dir, lambda folder: save_model(folder, model, tokenizer), history, {"key": key, "result": result})
+    finish(
+        out_dir,
+        lambda folder: save_model(folder, model, tokenizer, prompt_format=prompt_format),
+        history,
+        {"key": key, "result": result},
+    )
     return result
 
 

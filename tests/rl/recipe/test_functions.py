@@ -19,6 +19,7 @@ from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.pipeline import SFT_KEYS
 from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.session import RunSession, load_functions, open_run
@@ -168,6 +169,20 @@ def test_helper_processes_load_own_losses(module):
         seen.append(update.metrics)
     assert seen[1] == pytest.approx(seen[0], rel=1e-3, abs=1e-5)
     assert 0 < seen[0]["importance_weight"] < 1
+
+
+def test_an_sft_run_in_another_prompt_format_is_refused():
+    def start(prompt_format):
+        keys = {"sft": {"problems": {"synthetic": {"count": 1}}}, "rl": {"prompt_format": prompt_format}}
+        recipe = parse_recipe({"name": "formats", "model": "tiny", **keys})
+        return open_run(RunSession(recipe, Reporter()), "sft", "train", SFT_KEYS)
+
+    with start("paper"):
+        pass
+    with pytest.raises(RecipeError, match=r"rl\.prompt_format: paper then, released now"):
+        start("released")
+    with pytest.raises(RecipeError, match="sft supports only paper and released"):
+        start("model")
 
 
 async def test_the_same_run_with_another_source_is_refused(module):

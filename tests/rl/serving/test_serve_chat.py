@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 
+import httpx
 import psutil
 import pytest
 from helpers.memorized_model import ANSWER, CALL, CODE, QUESTION
@@ -19,11 +20,13 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
-from rstar_lab.rl.chat_format.formats import render_next_question, render_prompt
+from rstar_lab.rl.chat_format import released
+from rstar_lab.rl.chat_format.formats import render_next_question, render_prompt, render_tool_results
 from rstar_lab.rl.commands.evaluate import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
+from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.serving.serve import ServeOptions, check, reserve_ports
+from rstar_lab.rl.serving.serve import ServeOptions, check, reserve_ports, serving
 from rstar_lab.runs.reader import RunReader
 
 GREEDY = ChatOptions(temperature=0.0, seed=0)
@@ -269,12 +272,33 @@ def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
 # Serving
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_server_renders_chat_completions_in_the_released_format(memorized_model):
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "<reason>r</reason>"},
+        {"role": "tool", "content": "a", "tool_call_id": "1"},
+        {"role": "tool", "content": "b", "tool_call_id": "2"},
+    ]
+    expected = (
+        render_prompt("q", ["jupyter"], "released") + "r</reason><|im_end|>" + render_tool_results("ab", "released")
+    )
+    options = ServeOptions(memorized_model[0], port=0, api_key=KEY, prompt_format="released")
+    async with serving(options) as (replica,), httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
+        body = {"messages": messages, "tools": [released.JUPYTER_TOOL]}
+        answer = await client.post(f"{replica.url}/tokenize", json=body, timeout=60)
+    tokens = answer.raise_for_status().json()["tokens"]
+    assert load_tokenizer(memorized_model[0]).decode(tokens, skip_special_tokens=False) == expected
+
+
 @pytest.mark.slow
 def test_what_cannot_be_served_is_one_line(memorized_model, tmp_path):
     folder = memorized_model[0]
     for options, message in (
         (ServeOptions(tmp_path), f"model {tmp_path}: no folder with a config.json"),
         (ServeOptions(folder, host="0.0.0.0"), "--host 0.0.0.0 can be reached by others: set a token"),
+        (ServeOptions(folder, prompt_format="hermes"), "--prompt-format hermes: choose from paper, released"),
         (ServeOptions(folder, updatable=True), "--updatable lets clients change the model: set a token"),
     ):
         with pytest.raises(UserError, match=message):

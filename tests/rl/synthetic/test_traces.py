@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
+from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.rollout.tool_calls import execute_call
@@ -86,6 +87,28 @@ async def test_segments_are_what_a_rollout_sees(traces):
         results = [message["content"] for message in trace.messages if message["role"] == "tool"]
         for before, after, text in zip(own, own[1:], results, strict=False):
             assert "".join(piece for piece, _ in pieces[before + 1 : after]) == chat.render_tool_responses([text])
+
+
+async def test_segments_of_the_released_format_are_what_a_rollout_sees():
+    async with LocalSandbox() as sandbox:
+        mix = TraceMix(malformed_then_fix=0.5)
+        made, again = [
+            await make_traces(PROBLEMS[:30], sandbox, seed=0, mix=mix, prompt_format="released") for _ in range(2)
+        ]
+    assert made == again
+    texts = []
+    for trace, problem in zip(made, PROBLEMS, strict=False):
+        pieces = trace.segments("released")
+        own = [i for i, (_, mine) in enumerate(pieces) if mine]
+        assert pieces[0][0] == render_prompt(problem.question, ["python_released"], "released")
+        results = [message["content"] for message in trace.messages if message["role"] == "tool"]
+        for before, after, text in zip(own, own[1:], results, strict=False):
+            assert pieces[before + 1 : after] == [(render_tool_results([text], "released"), False)]
+        texts += results
+        if trace.correct:
+            assert verify("".join(text for text, mine in pieces if mine), problem.answer)
+    starts = {text.split("\n")[0].split(":")[0] for text in texts}
+    assert starts == {"Tool call success", "Tool call failure", "Failed to decode tool call"}
 
 
 async def test_answers_are_repeated_in_the_share_asked_for(traces):
