@@ -84,7 +84,7 @@ def extract_answer(response_text: str, answer_format: AnswerFormat = "tagged") -
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
-_PERCENTAGE = re.compile(r"([+-]?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+))\s*\\?%")
+_PERCENTAGE = re.compile(r"([+-]?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+))(?:\s|\\[ ,:;!]|~)*\\?%")
 
 
 def canonical_integer(text: str) -> str | None:
@@ -103,7 +103,7 @@ def _strip(text: str) -> str:
     text = text.strip()
     if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
         text = text[1:-1].strip()
-    return text
+    return text[:-1] if text[-1:] == "." and text[-2:-1].isdigit() else text  # the period of a sentence
 
 
 def same_answer(candidate: str, answer: str, *, slice_s: float | None = None) -> bool:
