@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FaultResult:
     """step: the step in which a check noticed the fault; 0: before the first step; None: not noticed. check: name of
     the check."""
 
@@ -142,7 +142,7 @@ NONE = Fault("none", "nothing is broken: no check may fire")
 
 async def inject(
     recipe: str, names: Sequence[str], reporter: Reporter, *, runs_dir: Path | None = None
-) -> list[Finding]:
+) -> list[FaultResult]:
     """Run each fault for MAX_STEPS steps of the recipe's first stage, all from one SFT model. Returns the findings in order.
 
     names: names in FAULTS, or "none". runs_dir: keeps the runs; default: a temporary folder. Raises UserError for an
@@ -164,7 +164,7 @@ async def inject(
         return findings
 
 
-async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: Reporter) -> Finding:
+async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: Reporter) -> FaultResult:
     """Train with a fault and return the first check that notices it."""
     overrides: dict[str, Any] = {
         "runs": str(folder), "name": f"faults-{fault.name}", "model": str(model.resolve()), "sft": None,
@@ -176,8 +176,8 @@ async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: R
         overrides |= _write_problems(loaded, fault.problems, folder / fault.name)
         for finding in preflight(recipe, "laptop", overrides):
             if finding.status in (Status.FAIL, Status.WARN):
-                return Finding(fault.name, True, 0, f"preflight: {finding.check}", finding.message)
-        return Finding(fault.name, False, None, None, "preflight passed")
+                return FaultResult(fault.name, True, 0, f"preflight: {finding.check}", finding.message)
+        return FaultResult(fault.name, False, None, None, "preflight passed")
     with fault.patch():
         try:
             async with RunSession.open(loaded, reporter) as opened:
@@ -185,12 +185,12 @@ async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: R
         except UserError as error:
             run = folder / f"{loaded.name}-rl"
             step = len(RunReader(run).metrics()) + 1 if (run / "run.json").exists() else 0
-            return Finding(fault.name, True, step, type(error).__name__, str(error))
+            return FaultResult(fault.name, True, step, type(error).__name__, str(error))
     alerts = find_alerts(open_runs(folder, run_ids=[f"{loaded.name}-rl"]))
     if alerts.empty:
-        return Finding(fault.name, False, None, None, f"no check fired in {MAX_STEPS} steps")
+        return FaultResult(fault.name, False, None, None, f"no check fired in {MAX_STEPS} steps")
     alert = alerts.iloc[0]
-    return Finding(fault.name, True, int(alert.step), f"alert: {alert.alert}", str(alert.evidence))
+    return FaultResult(fault.name, True, int(alert.step), f"alert: {alert.alert}", str(alert.evidence))
 
 
 def _write_problems(
@@ -209,7 +209,7 @@ def _write_problems(
     }
 
 
-def to_json(findings: Sequence[Finding]) -> str:
+def to_json(findings: Sequence[FaultResult]) -> str:
     """Return the findings as the last line of `rstar-lab inject --json`."""
     faults = [finding for finding in findings if finding.fault != NONE.name]
     return json.dumps(

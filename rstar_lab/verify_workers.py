@@ -346,7 +346,7 @@ def _math_verify_response(response: str, answer: str) -> bool:
     logging.disable(logging.CRITICAL)
     truths = parse(f"\\boxed{{{answer}}}", [LatexExtractionConfig()], parsing_timeout=None)
     found = parse(response, [ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=None)
-    return any(expressions_equal(truth, one, timeout_seconds=None) for one in found for truth in truths)
+    return any(expressions_equal(truth, expression, timeout_seconds=None) for expression in found for truth in truths)
 
 
 def _released(response: str, answer: str) -> bool:

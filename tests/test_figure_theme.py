@@ -13,7 +13,7 @@ from rstar_lab.rl.bench.figures import plot_calibration
 from rstar_lab.rl.scheduling.baselines import Static
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
-from rstar_lab.rl.scheduling.simulator import Result, ScriptedRollout, ScriptedTurn, simulate
+from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
 from rstar_lab.sandbox.figures import plot_load, plot_outcomes
 from rstar_lab.sandbox.load_generator import Sample
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1] / "rstar_lab"
 SAMPLES = [Sample("print", Outcome.OK, 0.1 * i, 0.02, 0.0, 0.01) for i in range(20)]
 
 
-def simulated() -> Result:
+def simulated() -> SimulationResult:
     rollouts = [ScriptedRollout(i, f"p{i}", 100, (ScriptedTurn(50),)) for i in range(4)]
     return simulate(rollouts, Static(), [EngineSpec(Rates(0.01, 0.002, 1e-5, 1e-7), kv_tokens=10_000)] * 2, spans=True)
 

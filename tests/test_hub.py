@@ -70,7 +70,7 @@ def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_is_sent_with_its_evaluation_and_without_optimizer_or_pickles(hub, command, tmp_path):
+def test_a_model_is_sent_with_its_evaluation_but_without_optimizer_states(hub, command, tmp_path):
     runs = tmp_path / "runs"
     with RunWriter.open(
         runs, "a-rl", kind="train", recipe={"model": "/secret/place/Qwen3-4B", "rl": {"lr": 0.5}}, seed=7

@@ -124,7 +124,7 @@ def test_tagged_format_ignores_text_outside_the_answer_tags():
         ("", None, None),
     ],
 )
-def test_boxed_and_last_number_formats_read_the_whole_response(text, boxed, number):
+def test_boxed_and_last_number_formats_read_the_complete_response(text, boxed, number):
     assert extract_answer(text, "boxed") == boxed
     assert extract_answer(text, "last_number") == number
 

@@ -73,10 +73,10 @@ def tool_use(
     read = list(rollouts(runs, where, limit))
     calls = pd.DataFrame([row for rollout in read for row in rollout["calls"]], columns=CALL_COLUMNS)
     keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
-    whole = pd.DataFrame([{key: rollout[key] for key in keys} for rollout in read], columns=keys)
+    all_rollouts = pd.DataFrame([{key: rollout[key] for key in keys} for rollout in read], columns=keys)
     rows = []
     for name, (_, column, _, unit) in METRICS.items():
-        table = calls if unit == "call" else whole
+        table = calls if unit == "call" else all_rollouts
         table = table[table[column].notna()]
         for key, group in table.groupby(list(by)):
             problems = group.groupby("problem_id")[column].agg(["sum", "size"])

@@ -105,7 +105,7 @@ def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
     except RunStoreError as error:
         if len(folders) == 1:
             return {folders[0]: OverviewRow(folders[0].name, _UNREADABLE, error=str(error))}
-        return {folder: row for one in folders for folder, row in _read_rows([one]).items()}
+        return {folder: row for path in folders for folder, row in _read_rows([path]).items()}
 
 
 def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:

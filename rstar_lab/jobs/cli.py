@@ -74,6 +74,9 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
         for row in rows:
             typer.echo(json.dumps(row))
         return
+    if not rows:
+        typer.echo(f"no jobs in {runs_dir}/ yet: `rstar-lab jobs submit RECIPE` starts one")
+        return
     # Ids are never truncated, because `jobs logs` and `jobs stop` need them. The other columns wrap.
     table = Table("id", "status", "backend", "profile", box=box.SIMPLE, padding=(0, 1))
     table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(row["id"]) for row in rows), default=2)

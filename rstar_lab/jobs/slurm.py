@@ -100,5 +100,6 @@ def _run(*command: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]} did not answer within 60 s; check that the Slurm controller runs") from error
     if done.returncode:
-        raise UserError(f"{' '.join(command[:3])}: {done.stderr.strip() or done.stdout.strip()}")
+        message = "; ".join(dict.fromkeys((done.stderr.strip() or done.stdout.strip()).splitlines()))
+        raise UserError(f"{' '.join(command[:3])}: {message}")
     return done.stdout

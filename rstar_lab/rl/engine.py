@@ -43,8 +43,8 @@ class Completion:
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
         """(policy version, tokens) of the parts, in order; () without tokens."""
-        whole = ((self.policy_version, len(self.token_ids)),) if self.token_ids else ()
-        return self.versions or whole
+        single_part = ((self.policy_version, len(self.token_ids)),) if self.token_ids else ()
+        return self.versions or single_part
 
 
 class EngineError(RuntimeError):

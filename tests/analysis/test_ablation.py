@@ -151,7 +151,7 @@ def evaluated(tmp_path):
     return ablation_sums(open_runs(tmp_path))
 
 
-def test_held_out_and_informative_groups_are_read_from_the_trainers_metrics(evaluated):
+def test_held_out_and_informative_groups_are_read_from_metrics_jsonl(evaluated):
     report = ablation_report(evaluated, control="2x at random")
     assert report.steps == (5, 6)
     found = report.table.set_index(["arm", "metric"])

@@ -34,7 +34,7 @@ def write(folder: Path, groups: dict[tuple[int, str], tuple[int, int]]) -> Runs:
     return open_runs(folder)
 
 
-def test_cells_are_the_pass_rates_of_the_groups_with_the_easiest_problem_at_the_top(tmp_path):
+def test_cells_are_pass_rates_of_groups_with_the_easiest_problem_on_top(tmp_path):
     runs = write(tmp_path, {(1, "hard"): (0, 4), (1, "it's"): (3, 4), (2, "hard"): (1, 4), (4, "it's"): (2, 2)})
     figure = plot_heatmap(runs, "a")
     heatmap = figure.data[0]

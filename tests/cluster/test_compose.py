@@ -35,7 +35,7 @@ def test_the_file_follows_the_compose_specification():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_secrets_come_from_variables_and_ports_are_open_on_this_machine_only():
+def test_secrets_come_from_variables_and_ports_listen_on_loopback():
     assert set(SECRETS) == {"REDIS_PASSWORD", "SANDBOX_TOKEN", "JUPYTER_TOKEN", "MONITOR_TOKEN", "GRAFANA_PASSWORD"}
     assert set(re.findall(r"\$\{(\w+)", TEXT)) == set(SECRETS)
     for name, service in SERVICES.items():

@@ -108,7 +108,7 @@ def test_ray_job_uses_the_settings_of_the_profile():
         assert secret["valueFrom"]["secretKeyRef"]["name"] == "mine"
 
 
-def test_ray_of_the_image_has_the_version_that_kuberay_is_told():
+def test_ray_of_the_image_has_the_version_of_the_kuberay_manifest():
     # KubeRay rejects token authentication without a version, and finds the dashboard by the name of its port.
     cluster = job(load_profile("h100x8"))["spec"]["rayClusterSpec"]
     assert f"\nray=={cluster['rayVersion']}\n" in (ROOT / "constraints" / "cuda.txt").read_text()
@@ -155,7 +155,7 @@ def test_manifests_refer_to_each_other_and_have_no_secret():
     assert "Secret" not in {item["kind"] for item in DOCUMENTS}, "the user makes it with kubectl"
 
 
-def test_pods_that_run_model_written_code_have_no_api_token_and_no_way_out():
+def test_pods_that_run_model_written_code_have_no_api_token_and_no_network():
     with_token = [pod for pod in pods() if pod.get("automountServiceAccountToken") is not False]
     assert [pod["containers"][0]["name"] for pod in with_token] == ["submitter"]
     policy = find("NetworkPolicy", "rstar-lab-sandbox-worker")["spec"]

@@ -77,7 +77,7 @@ def test_hostile_text_of_a_log_is_not_markup(tmp_path):
     assert "<script>" not in JobBoard(tmp_path).to_html()
 
 
-def test_an_empty_folder_says_how_to_start_a_job(tmp_path):
+def test_the_board_of_an_empty_folder_names_the_command_that_starts_a_job(tmp_path):
     assert "jobs submit" in JobBoard(tmp_path).to_html()
 
 
@@ -90,7 +90,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_200_jobs_of_one_host_are_asked_for_with_one_request(server, tmp_path, monkeypatch):
+def test_200_jobs_of_one_host_are_read_with_one_request(server, tmp_path, monkeypatch):
     far, here = tmp_path / "far", tmp_path / "here"
     settings = Ssh(host="cluster", config=str(server.config), backend="local", python=sys.executable)
     handle = {"ssh": settings.model_dump(), "code": str(ROOT), "runs": str(far)}

@@ -172,7 +172,7 @@ def test_a_ray_job_that_somebody_deleted_is_stopped(sent, api):
     assert job.status() == JobStatus.STOPPED
 
 
-def test_logs_say_why_pods_wait_and_hide_secrets(sent, api, monkeypatch):
+def test_logs_contain_the_reason_why_pods_wait_and_hide_secrets(sent, api, monkeypatch):
     job = sent()
     name = job.spec.handle["name"]
     cluster = api.ray_jobs[name]["status"]["rayClusterName"]
@@ -201,7 +201,7 @@ def test_logs_say_why_pods_wait_and_hide_secrets(sent, api, monkeypatch):
     assert kuberay._Namespace(None, None).pod_log("a-pod-that-is-gone") == []
 
 
-def test_follow_prints_the_log_whole_after_the_output_of_the_backend(sent, api):
+def test_follow_prints_the_complete_log_after_the_output_of_the_backend(sent, api):
     job = sent()
     name = job.spec.handle["name"]
     api.submit(name)

@@ -145,7 +145,7 @@ def test_an_unreachable_host_is_named(profile, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_job_goes_on_while_the_connection_is_lost(server, profile, tmp_path, capsys):
+def test_the_job_continues_while_the_connection_is_lost(server, profile, tmp_path, capsys):
     here = tmp_path / "here"
     job = submit("tiny_fast", profile, command="sft", runs_dir=here, name="cut", preflight=False, log=print,
                  overrides={"sft.problems.synthetic.count": 800})  # fmt: skip

@@ -161,7 +161,7 @@ def test_one_unreachable_cluster_does_not_break_the_list(submitted, tmp_path):
     assert rows[other.id]["status"] == "queued" and rows[other.id]["error"] is None
 
 
-def test_the_list_shows_whole_ids_on_80_columns(submitted, tmp_path):
+def test_the_list_shows_complete_ids_on_80_columns(submitted, tmp_path):
     ids = [submitted("tiny", runs_dir=tmp_path, name=name).id for name in ("qwen3_14b_mi300x-second-try", "short")]
     done = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["list", "--runs-dir", str(tmp_path)])
     assert done.exit_code == 0
@@ -187,3 +187,8 @@ def test_a_job_for_gpus_does_not_run_on_a_machine_without_one(tmp_path, monkeypa
     assert job.spec.environment[EXPECTED_GPUS] == "1"
     laptop = submit("tiny_fast", "laptop", runs_dir=tmp_path, preflight=False, start=False)
     assert EXPECTED_GPUS not in laptop.spec.environment
+
+
+def test_the_list_of_an_empty_folder_names_the_command_that_starts_a_job(tmp_path):
+    done = CliRunner().invoke(app, ["list", "--runs-dir", str(tmp_path)])
+    assert "rstar-lab jobs submit RECIPE" in done.stdout

@@ -43,7 +43,7 @@ def rewards(run: str | Path) -> list[tuple[str, int, float, str]]:
 
 
 @pytest.mark.slow
-async def test_a_repeated_evaluation_returns_its_result_and_other_settings_sample_again(evaluate):
+async def test_a_repeated_evaluation_is_not_sampled_again_unless_settings_differ(evaluate):
     first = await evaluate()
     metrics = Path(first["run"], "metrics.jsonl")
     written = metrics.stat().st_mtime_ns

@@ -183,8 +183,8 @@ def _tool_answers(
             high = low + len(content)
         first, starts = stream.tokens(begin + low, begin + high)
         yield Segment("tool", window[low:high], turn, message.get("tool"), message.get("outcome"), first, starts)
-    if said := _USER.findall(window):
-        yield Segment("user", said[-1], turn)  # message of the environment
+    if user_texts := _USER.findall(window):
+        yield Segment("user", user_texts[-1], turn)  # message of the environment
     elif "<tool_response>" not in window and (text := _SPECIAL.sub("", window)).strip():
         message = next(responses, {})
         first, starts = stream.tokens(begin, end) if text == window else (0, ())

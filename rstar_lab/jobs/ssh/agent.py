@@ -92,7 +92,7 @@ class Operations:
             if _writes(job, RunReader(folder)):
                 names = ("run.json", "metrics.jsonl", "rollup.parquet", "tokens.json")
                 status = [(folder / name).stat() for name in names if (folder / name).exists()]
-                found[folder.name] = ",".join(f"{one.st_mtime_ns}-{one.st_size}" for one in status)
+                found[folder.name] = ",".join(f"{file.st_mtime_ns}-{file.st_size}" for file in status)
         return found
 
     def files(self, run_id: str) -> dict[str, Any]:

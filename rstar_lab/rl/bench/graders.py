@@ -59,7 +59,7 @@ def responses(path: Path) -> Iterator[tuple[str, str, str, AnswerFormat]]:
 def grade(path: Path) -> list[Graded]:
     """Return the verdicts of all graders on the responses of a set."""
 
-    def one(item: tuple[str, str, str, AnswerFormat]) -> Graded:
+    def grade_response(item: tuple[str, str, str, AnswerFormat]) -> Graded:
         kind, response, truth, answer_format = item
         verdicts = {"ours": verify(response, truth, answer_format=answer_format)}
         for name in OTHERS:
@@ -67,7 +67,7 @@ def grade(path: Path) -> list[Graded]:
         return Graded(path.stem, kind, response, truth, verdicts)
 
     with ThreadPoolExecutor(IDLE_WORKERS) as threads:
-        return list(threads.map(one, responses(path)))
+        return list(threads.map(grade_response, responses(path)))
 
 
 def table(graded: list[Graded]) -> list[dict[str, Any]]:

@@ -253,7 +253,7 @@ class FakeSandbox:
 
 
 @dataclass(frozen=True)
-class ScriptedEngine:
+class TwoTurnEngine:
     """An engine that returns a tool call in the first turn and then the answer, at once."""
 
     first_prompt: int  # tokens
@@ -278,7 +278,7 @@ async def cpu_per_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
         RolloutTask(Problem(problem_id=f"p{i // 32:04d}", question="What is 1?", answer="1"), f"t{i}", f"g{i // 32}", i % 32, i)
         for i in range(rollouts)
     ]  # fmt: skip
-    engine = ScriptedEngine(len(codec.prompt_ids("What is 1?")), (codec.encode(texts[0]), codec.encode(texts[1])))
+    engine = TwoTurnEngine(len(codec.prompt_ids("What is 1?")), (codec.encode(texts[0]), codec.encode(texts[1])))
     policy = make_policy(EngineSection().scheduler, max_context=4096, predictor=LengthPredictor(4096))
     states = [EngineState(f"e{i}", 250_000) for i in range(engines)]
     dispatcher = Dispatcher([engine] * engines, policy, states)

@@ -65,7 +65,7 @@ class Regime(BaseModel):
         return self.prompt_tokens + self.max_tokens + self.max_turns * (self.answer_tokens + 1)
 
 
-class Grid(BaseModel):
+class WorkloadGrid(BaseModel):
     """All combinations of the lists. The defaults are the reference grid."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -137,16 +137,16 @@ def makespans(regime: Regime, seed: int) -> dict[str, float]:
     return times | {"bound": lower_bound(rollouts, engines)}
 
 
-def read_grid(path: Path) -> Grid:
+def read_grid(path: Path) -> WorkloadGrid:
     """Read a grid from a YAML file. Raises UserError with the key."""
     try:
-        return Grid(**(yaml.safe_load(path.read_text()) or {}))
+        return WorkloadGrid(**(yaml.safe_load(path.read_text()) or {}))
     except (OSError, yaml.YAMLError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as a YAML file of a grid: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {field}: {first['msg']}; keys are {', '.join(Grid.model_fields)}") from None
+        raise UserError(f"{path}: {field}: {first['msg']}; keys are {', '.join(WorkloadGrid.model_fields)}") from None
 
 
 def bench(against: str | None, grid: Path | None = None) -> Iterator[dict[str, Any]]:
@@ -154,7 +154,7 @@ def bench(against: str | None, grid: Path | None = None) -> Iterator[dict[str, A
 
     adaptive_over_best is the ratio in the worst workload.
     """
-    chosen = read_grid(grid) if grid else Grid()
+    chosen = read_grid(grid) if grid else WorkloadGrid()
     regimes = chosen.regimes()
     jobs = [(regime, seed) for seed in range(chosen.seeds) for regime in regimes]
     workers = min(len(os.sched_getaffinity(0)), len(jobs))

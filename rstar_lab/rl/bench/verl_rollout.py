@@ -30,7 +30,7 @@ from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
 from rstar_lab.rl.scheduling.simulator import ScriptedRollout, simulate
 
 if TYPE_CHECKING:
-    from rstar_lab.rl.verl.engine import ServerEngine
+    from rstar_lab.rl.verl.engine import ScheduledEngine
     from rstar_lab.rl.verl.fleet import Fleet
 
 SERVERS, ROUNDS, MAX_RUNNING, MAX_TOKENS = 3, 2, 64, 2048
@@ -91,6 +91,6 @@ async def measure(servers: dict[str, Any], rollouts: list[ScriptedRollout]) -> d
     }
 
 
-def make_slot(fleet: "Fleet", run: str, index: int, script: ScriptedRollout) -> "ServerEngine":
+def make_slot(fleet: "Fleet", run: str, index: int, script: ScriptedRollout) -> "ScheduledEngine":
     """Return the engine that generates one rollout. run: prefix that makes the ids of rollouts unique across runs."""
     return fleet.slot(f"{run}-{index}", script.problem)

@@ -100,7 +100,7 @@ class Reply:
         }
 
 
-class Conversation(Codec):
+class ConversationCodec(Codec):
     """A codec whose prompts continue the conversation so far."""
 
     def __init__(self, tokenizer: Any, tools: Mapping[str, Tool], prompt_format: PromptFormat):
@@ -121,7 +121,9 @@ class Conversation(Codec):
 class TokenChat:
     """A chat through token ids, with the agent loop of training and evaluation."""
 
-    def __init__(self, engine: StreamingEngine, codec: Conversation, tools: Mapping[str, Tool], options: ChatOptions):
+    def __init__(
+        self, engine: StreamingEngine, codec: ConversationCodec, tools: Mapping[str, Tool], options: ChatOptions
+    ):
         self.engine, self.codec, self.tools, self.options = engine, codec, tools, options
 
     def reset(self) -> None:
@@ -341,9 +343,9 @@ def _check_plain_format(options: ChatOptions) -> None:
         )
 
 
-def _conversation(folder: Path, tools: Mapping[str, Tool], options: ChatOptions) -> Conversation:
+def _conversation(folder: Path, tools: Mapping[str, Tool], options: ChatOptions) -> ConversationCodec:
     try:
-        return Conversation(load_tokenizer(folder), tools, options.prompt_format)
+        return ConversationCodec(load_tokenizer(folder), tools, options.prompt_format)
     except ValueError as error:
         raise UserError(
             f"{folder}: {error}; give another --tokenizer, or use --plain for the server's own template"

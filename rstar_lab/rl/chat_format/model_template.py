@@ -76,16 +76,16 @@ class ModelTemplate:
             messages = [_user(f"{system}\n\n{question}")]
         return self._render(messages, schemas if self.uses_tools else (), generate=True)
 
-    def continuation(self, results: Sequence[str], said: str = "") -> str:
+    def continuation(self, results: Sequence[str], user_text: str = "") -> str:
         """Return the text that follows the token that ends a turn, up to the start of generation.
 
-        results: tool responses. said: text of the environment, or of the user of a chat, that follows them.
+        results: tool responses. user_text: text of the environment, or of the user of a chat, that follows them.
         """
-        results, said = [self._plain(text) for text in results], self._plain(said)
+        results, user_text = [self._plain(text) for text in results], self._plain(user_text)
         if not self.uses_tools:
             blocks = [f"<tool_response>\n{text}\n</tool_response>" for text in results]
             return self._after_turn(
-                {"role": "assistant", "content": _TURN}, [_user("\n".join([*blocks, said]).strip())]
+                {"role": "assistant", "content": _TURN}, [_user("\n".join([*blocks, user_text]).strip())]
             )
         turn: dict[str, Any] = {"role": "assistant", "content": _TURN}
         tools = [
@@ -95,7 +95,7 @@ class ModelTemplate:
         if results and self.calls_needed:
             calls = [_call(index, {"code": _TURN}) for index in range(len(results))]
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        return self._after_turn(turn, [*tools, *([_user(said)] if said else [])])
+        return self._after_turn(turn, [*tools, *([_user(user_text)] if user_text else [])])
 
     def calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ToolCall]:
         """Return the calls of a turn. Text before `</think>` is reasoning; calls in it are not executed."""

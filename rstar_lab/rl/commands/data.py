@@ -109,7 +109,7 @@ def prepare(
     for bad in [] if as_json else card.bad_rows:
         print(f"bad row: {bad}")
     if as_json:
-        overlaps = {one["name"]: one["overlaps"] for one in card.against}
+        overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
         print(json.dumps({"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}))
     else:
         print(f"{card.kept:,} problems in {out}; the card is {out.stem}.card.md beside it")
@@ -140,7 +140,7 @@ def convert(
     else:
         print(f"{report.converted:,} of {report.rows:,} conversations in {out}")
         for reason, count in report.refused.most_common():
-            print(f"{count:>9,} refused: {reason} (for one, {report.examples[reason]})")
+            print(f"{count:>9,} refused: {reason} (example: {report.examples[reason]})")
     raise typer.Exit(0 if report.converted else 1)
 
 

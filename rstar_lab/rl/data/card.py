@@ -24,7 +24,7 @@ def text_hash(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Example:
+class DroppedProblem:
     """A problem that a filter dropped. where: source and row; why: the reason."""
 
     problem_id: str
@@ -44,7 +44,7 @@ class FilterCount:
     before: int
     dropped: int
     note: str = ""
-    examples: list[Example] = field(default_factory=list)
+    examples: list[DroppedProblem] = field(default_factory=list)
 
 
 @dataclass
@@ -77,13 +77,13 @@ class Card:
             ["source", "read from", "problems", "kept", "sha256"],
             [
                 [
-                    one["name"],
-                    one["from"],
-                    f"{one['rows']:,}",
-                    f"{self.kept_by_source.get(one['name'], 0):,}",
-                    _short(one["sha256"]),
+                    source["name"],
+                    source["from"],
+                    f"{source['rows']:,}",
+                    f"{self.kept_by_source.get(source['name'], 0):,}",
+                    _short(source["sha256"]),
                 ]
-                for one in self.sources
+                for source in self.sources
             ],
         )
         lines += ["", "## Filters, in order", ""]
@@ -91,21 +91,27 @@ class Card:
             ["filter", "rule", "before", "dropped", "after"],
             [
                 [
-                    one.name,
-                    one.rule + (f" ({one.note})" if one.note else ""),
-                    f"{one.before:,}",
-                    f"{one.dropped:,}",
-                    f"{one.before - one.dropped:,}",
+                    count.name,
+                    count.rule + (f" ({count.note})" if count.note else ""),
+                    f"{count.before:,}",
+                    f"{count.dropped:,}",
+                    f"{count.before - count.dropped:,}",
                 ]
-                for one in self.filters
+                for count in self.filters
             ],
         )
         lines += ["", "## Evaluation sets whose problems were removed", ""]
         lines += _table(
             ["set", "read from", "problems", "overlaps found", "sha256"],
             [
-                [one["name"], one["from"], f"{one['rows']:,}", f"{one['overlaps']:,}", _short(one["sha256"])]
-                for one in self.against
+                [
+                    against["name"],
+                    against["from"],
+                    f"{against['rows']:,}",
+                    f"{against['overlaps']:,}",
+                    _short(against["sha256"]),
+                ]
+                for against in self.against
             ],
         )
         if not self.against:
@@ -115,14 +121,14 @@ class Card:
         if self.bad_rows:
             lines += ["", f"## Invalid rows: {len(self.bad_rows):,}", "", *(f"- {row}" for row in self.bad_rows[:50])]
         lines += ["", "## Examples of dropped problems"]
-        for one in self.filters:
-            if one.examples:
-                lines += ["", f"### {one.name}", ""]
+        for count in self.filters:
+            if count.examples:
+                lines += ["", f"### {count.name}", ""]
                 lines += _table(
                     ["problem", "why", "answer", "question", "hash"],
                     [
                         [example.where, example.why, example.answer, example.question, example.question_hash]
-                        for example in one.examples
+                        for example in count.examples
                     ],
                 )
         settings = [f"- {name}: {value}" for name, value in self.settings.items()]

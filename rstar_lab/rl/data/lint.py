@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """A fault. message: index of the message; None: the whole conversation."""
 
     message: int | None
@@ -35,7 +35,7 @@ class Finding:
         return f"{place}: {self.rule}: {self.text}"
 
 
-def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[Finding]:
+def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[LintFinding]:
     """Return all faults of a conversation. With an empty list it can be used for training."""
     findings = [*_roles(conversation), *_calls(conversation), *_turns(conversation), *_control(conversation)]
     if not findings:
@@ -45,7 +45,7 @@ def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | Non
     return findings
 
 
-def _roles(conversation: "Conversation") -> list[Finding]:
+def _roles(conversation: "Conversation") -> list[LintFinding]:
     findings = []
     waiting, expected = 0, "user"
     for place, message in enumerate(conversation.messages):
@@ -54,57 +54,59 @@ def _roles(conversation: "Conversation") -> list[Finding]:
             continue
         if role == "tool":
             if not waiting:
-                findings.append(Finding(place, "roles", "tool message without a call"))
+                findings.append(LintFinding(place, "roles", "tool message without a call"))
             waiting = max(0, waiting - 1)
             expected = "assistant"
             continue
         if waiting:
-            findings.append(Finding(place, "roles", f"{waiting} calls before it have no tool message"))
+            findings.append(LintFinding(place, "roles", f"{waiting} calls before it have no tool message"))
         if role != expected:
-            findings.append(Finding(place, "roles", f"{role} message, expected {expected}"))
+            findings.append(LintFinding(place, "roles", f"{role} message, expected {expected}"))
         waiting = len(parser.parse_tool_calls(message.content)) if role == "assistant" else 0
         expected = "user" if role == "assistant" else "assistant"
     if conversation.messages[-1].role != "assistant":
-        findings.append(Finding(None, "roles", "the last message is not from the assistant"))
+        findings.append(LintFinding(None, "roles", "the last message is not from the assistant"))
     if waiting:
-        findings.append(Finding(None, "roles", f"{waiting} calls at the end have no tool message"))
+        findings.append(LintFinding(None, "roles", f"{waiting} calls at the end have no tool message"))
     return findings
 
 
-def _calls(conversation: "Conversation") -> list[Finding]:
+def _calls(conversation: "Conversation") -> list[LintFinding]:
     findings = []
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in conversation.tools}
     for place, message in enumerate(conversation.messages):
         for call in parser.parse_tool_calls(message.content) if message.role == "assistant" else []:
             if call.error or call.arguments is None:
-                findings.append(Finding(place, "tool call", str(call.error)))
+                findings.append(LintFinding(place, "tool call", str(call.error)))
             elif call.name not in schemas:
-                findings.append(Finding(place, "tool call", f"there is no tool {call.name!r}"))
+                findings.append(LintFinding(place, "tool call", f"there is no tool {call.name!r}"))
             else:
                 required = schemas[call.name].get("required") or []
                 if missing := [name for name in required if name not in call.arguments]:
-                    findings.append(Finding(place, "tool call", f"{call.name} lacks {', '.join(map(str, missing))}"))
+                    findings.append(
+                        LintFinding(place, "tool call", f"{call.name} lacks {', '.join(map(str, missing))}")
+                    )
     return findings
 
 
-def _turns(conversation: "Conversation") -> list[Finding]:
+def _turns(conversation: "Conversation") -> list[LintFinding]:
     findings = []
     for place, message in enumerate(conversation.messages):
         if message.role != "assistant":
             if not message.content.strip() and message.role != "tool":
-                findings.append(Finding(place, "empty", f"the {message.role} message is empty"))
+                findings.append(LintFinding(place, "empty", f"the {message.role} message is empty"))
             continue
         reason, closed, rest = message.content.removeprefix("<reason>").partition("</reason>")
         answers = parser.count_answers(rest)
         if not closed or "<answer>" in reason or "<tool_call>" in reason:
-            findings.append(Finding(place, "turn", "no closed <reason> at the beginning"))
+            findings.append(LintFinding(place, "turn", "no closed <reason> at the beginning"))
         elif "<tool_call>" in rest:
             if "<answer>" in _outside_calls(rest):
-                findings.append(Finding(place, "turn", "both a call and an answer"))
+                findings.append(LintFinding(place, "turn", "both a call and an answer"))
         elif answers != 1:
-            findings.append(Finding(place, "turn", f"{answers} answers and no call"))
+            findings.append(LintFinding(place, "turn", f"{answers} answers and no call"))
         elif not re.sub(r"</?answer>", "", rest).strip():
-            findings.append(Finding(place, "empty", "the answer is empty"))
+            findings.append(LintFinding(place, "empty", "the answer is empty"))
     return findings
 
 
@@ -114,9 +116,9 @@ def _outside_calls(text: str) -> str:
     return text
 
 
-def _control(conversation: "Conversation") -> list[Finding]:
+def _control(conversation: "Conversation") -> list[LintFinding]:
     return [
-        Finding(place, "control token", token)
+        LintFinding(place, "control token", token)
         for place, message in enumerate(conversation.messages)
         for token in chat.SPECIAL_TOKENS
         if token in message.content
@@ -135,7 +137,7 @@ def read_back(text: str) -> list[tuple[str, str]]:
     return turns
 
 
-def _round_trip(conversation: "Conversation") -> list[Finding]:
+def _round_trip(conversation: "Conversation") -> list[LintFinding]:
     text = "".join(piece for piece, _ in conversation.segments())
     found = [turn for turn in read_back(text) if turn[0] != "system"]
     written = [
@@ -148,22 +150,22 @@ def _round_trip(conversation: "Conversation") -> list[Finding]:
     ]
     for place, (ours, theirs) in enumerate(zip(written, found, strict=False)):
         if ours != theirs:
-            return [Finding(place, "round trip", f"{ours[0]} is parsed as {theirs[0]}: {theirs[1][:60]!r}")]
+            return [LintFinding(place, "round trip", f"{ours[0]} is parsed as {theirs[0]}: {theirs[1][:60]!r}")]
     return (
         []
         if len(written) == len(found)
-        else [Finding(None, "round trip", f"{len(written)} messages are parsed as {len(found)}")]
+        else [LintFinding(None, "round trip", f"{len(written)} messages are parsed as {len(found)}")]
     )
 
 
-def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
+def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
     from rstar_lab.rl.chat_format.encoding import encode
 
     (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
     return check_mask(example.ids, example.mask, tokenizer)
 
 
-def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedTokenizerBase") -> list[Finding]:
+def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
     """Check the loss mask of one rendered conversation.
 
     It must be True exactly on the tokens after an assistant's `<reason>`, up to and including the end-of-turn token.
@@ -174,7 +176,7 @@ def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedT
     for place, (token, trained) in enumerate(zip(ids, mask, strict=True)):
         if trained != own:
             fault = "trained on, but not from the assistant" if trained else "from the assistant, but not trained on"
-            return [Finding(None, "loss mask", f"token {place} ({tokenizer.decode([token])!r}) is {fault}")]
+            return [LintFinding(None, "loss mask", f"token {place} ({tokenizer.decode([token])!r}) is {fault}")]
         if token == start:
             head, own = [token], False
         elif token == end:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data import filters
-from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, Example, FilterCount, file_hash, text_hash
+from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, file_hash, text_hash
 from rstar_lab.rl.data.filters import Drops
 from rstar_lab.rl.data.similarity import Corpus, Texts
 from rstar_lab.rl.data.sources import Candidate, Reading, parse_source, read_source
@@ -266,10 +266,10 @@ def _source_of(candidate: Candidate, card: Card) -> str:
     return next(entry["name"] for entry in card.sources if entry["from"] == origin)
 
 
-def _example(candidate: Candidate, why: str) -> Example:
+def _example(candidate: Candidate, why: str) -> DroppedProblem:
     problem = candidate.problem
     question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
-    return Example(
+    return DroppedProblem(
         problem.problem_id, candidate.where, question, problem.answer[:EXCERPT], text_hash(problem.question), why
     )
 

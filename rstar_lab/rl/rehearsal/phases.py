@@ -20,7 +20,7 @@ class Phase:
 
 
 @dataclass
-class Report:
+class RehearsalReport:
     """The result of a rehearsal, and its JSON form."""
 
     phases: list[Phase] = field(default_factory=list)

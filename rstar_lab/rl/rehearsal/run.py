@@ -23,7 +23,7 @@ from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.rehearsal.coverage import coverage
 from rstar_lab.rl.rehearsal.data import make_model, write_data
 from rstar_lab.rl.rehearsal.job import RehearsalJob
-from rstar_lab.rl.rehearsal.phases import Phase, Report
+from rstar_lab.rl.rehearsal.phases import Phase, RehearsalReport
 from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
@@ -42,10 +42,10 @@ class Rehearsal:
     ):
         self.recipe_name, self.profile_name, self.overrides = recipe, profile, overrides
         self.folder, self.on_phase = folder, on_phase
-        self.report = Report()
+        self.report = RehearsalReport()
         self.ray: Any = None  # the local Ray cluster, under verl
 
-    def run(self) -> Report:
+    def run(self) -> RehearsalReport:
         """Run all phases. A phase after a failed one is not run."""
         with ExitStack() as stack:
             self._phase("resolve", self.resolve)

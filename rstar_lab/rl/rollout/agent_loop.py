@@ -169,8 +169,8 @@ class _Rollout:
             if step_ended and step_ended.is_set():
                 return at_step_end
             start = self.open_turn.start if self.open_turn else len(self.ids)
-            asked = time.monotonic()
-            remaining_s = None if limits.time_limit_s is None else started + limits.time_limit_s - asked
+            requested = time.monotonic()
+            remaining_s = None if limits.time_limit_s is None else started + limits.time_limit_s - requested
             try:
                 async with asyncio.timeout(remaining_s) as timeout:
                     completion = await engine.generate(self.prompt_ids + self.ids, self._sampling(task, context, start))
@@ -180,7 +180,7 @@ class _Rollout:
                 return StopReason.TIME_LIMIT
             except EngineError:
                 return StopReason.ENGINE_ERROR
-            generate_s = time.monotonic() - asked
+            generate_s = time.monotonic() - requested
             versions: tuple[tuple[int, int], ...] = ()
             if self.open_turn:
                 generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
@@ -193,10 +193,10 @@ class _Rollout:
             calls = written if completion.finish_reason is FinishReason.STOP else []
             may_continue = len(self.turns) + 1 < limits.max_turns
             tools_started = time.monotonic()
-            said = Observation()
+            observation = Observation()
             if not calls and completion.finish_reason is FinishReason.STOP:
-                said = await self._step(text, ())
-            continues = may_continue and not said.done and bool(calls or said.text)
+                observation = await self._step(text, ())
+            continues = may_continue and not observation.done and bool(calls or observation.text)
             if on_turn:
                 on_turn(text, not continues)
             results = await self._execute(calls, task, context) if continues else []
@@ -211,8 +211,8 @@ class _Rollout:
                         queue_s=max((result.queue_s for result in results), default=0.0),
                         versions=versions,
                         void=is_void_turn(text, written, context.answer_format),
-                        observation=said.text,
-                        reward=said.reward,
+                        observation=observation.text,
+                        reward=observation.reward,
                     )
                 )
             records = [
@@ -225,16 +225,18 @@ class _Rollout:
             if completion.finish_reason is FinishReason.LENGTH:
                 return StopReason.LENGTH
             if records:
-                said = await self._step(text, tuple(records))
-                self.turns[-1] = replace(self.turns[-1], observation=said.text, reward=said.reward)
-            if said.done:
+                observation = await self._step(text, tuple(records))
+                self.turns[-1] = replace(self.turns[-1], observation=observation.text, reward=observation.reward)
+            if observation.done:
                 return StopReason.ENVIRONMENT_ERROR if self.error else StopReason.DONE
-            if not calls and not said.text:
+            if not calls and not observation.text:
                 return StopReason.ANSWERED
             if not continues:
                 return StopReason.MAX_TURNS
             texts = [result.text for result in results]
-            response_ids = codec.observation_ids(said.text, texts) if said.text else codec.tool_response_ids(texts)
+            response_ids = (
+                codec.observation_ids(observation.text, texts) if observation.text else codec.tool_response_ids(texts)
+            )
             if len(self.ids) + len(response_ids) >= limits.max_response_tokens:
                 return StopReason.LENGTH
             self.ids += response_ids

@@ -61,8 +61,8 @@ class Codec:
         style = self.style
         wrapper, instruction = style.question_texts
         if self.model_template:
-            asked = format_question(question, wrapper, instruction)
-            return tuple(self.encode(self.model_template.prompt(asked, self.schemas, style.system or "")))
+            user_turn = format_question(question, wrapper, instruction)
+            return tuple(self.encode(self.model_template.prompt(user_turn, self.schemas, style.system or "")))
         prompt = formats.render_prompt(
             question,
             self.schemas,
@@ -90,8 +90,8 @@ class Codec:
         """Return the ids that follow the end of a conversation when the user asks again."""
         wrapper, instruction = self.style.question_texts
         if self.model_template:
-            asked = format_question(question, wrapper, instruction)
-            return self.encode(self.model_template.continuation([], asked))
+            user_turn = format_question(question, wrapper, instruction)
+            return self.encode(self.model_template.continuation([], user_turn))
         text = formats.render_next_question(
             question, self.prompt_format, control_tokens=self.control_tokens, wrapper=wrapper, instruction=instruction
         )

@@ -65,13 +65,13 @@ def stored_trajectory(
     ids, mask, log_probs, prompt_ids = _arrays(row, transcript)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], np.asarray(mask, dtype=int), [0]])))
     spans = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-    said = [message for message in messages if message["role"] == "assistant"]
-    if len(spans) != len(said):  # no arrays, or an empty turn
-        spans = [(0, 0)] * len(said)
-    void = [is_void_turn(text, parse_stored_calls(text), answer_format) for text in (m["content"] for m in said)]
+    model_turns = [message for message in messages if message["role"] == "assistant"]
+    if len(spans) != len(model_turns):  # no arrays, or an empty turn
+        spans = [(0, 0)] * len(model_turns)
+    void = [is_void_turn(text, parse_stored_calls(text), answer_format) for text in (m["content"] for m in model_turns)]
     turns = tuple(
         Turn(start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0, void=is_void)
-        for (start, end), message, is_void in zip(spans, said, void, strict=True)
+        for (start, end), message, is_void in zip(spans, model_turns, void, strict=True)
     )
     text, records = "\n".join(turn.text for turn in turns), _calls(messages, calls)
     return Trajectory(

@@ -8,10 +8,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.figure_theme import COLOURS, apply_theme
-from rstar_lab.rl.scheduling.simulator import Result
+from rstar_lab.rl.scheduling.simulator import SimulationResult
 
 
-def table(results: Mapping[str, Result], bound_s: float) -> pd.DataFrame:
+def table(results: Mapping[str, SimulationResult], bound_s: float) -> pd.DataFrame:
     """Return one row per policy: makespan in seconds, its ratio to the lower bound, idle share, preemptions and cache use."""
     rows = [
         {
@@ -29,7 +29,9 @@ def table(results: Mapping[str, Result], bound_s: float) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("policy").sort_values("makespan_s")
 
 
-def plot_gantt(results: Mapping[str, Result], bound_s: float, points: int = 400, *, mode: str = "light") -> go.Figure:
+def plot_gantt(
+    results: Mapping[str, SimulationResult], bound_s: float, points: int = 400, *, mode: str = "light"
+) -> go.Figure:
     """Plot the number of generating rollouts per engine (row) over time (seconds), one panel per policy. Empty: idle.
 
     bound_s: lower bound of the makespan. points: number of points in time. mode: "light" or "dark" page.
@@ -71,7 +73,7 @@ def plot_gantt(results: Mapping[str, Result], bound_s: float, points: int = 400,
     return figure
 
 
-def plot_turns(result: Result, engine: int, *, mode: str = "light") -> go.Figure:
+def plot_turns(result: SimulationResult, engine: int, *, mode: str = "light") -> go.Figure:
     """Plot the turns of one engine, one row per rollout in order of arrival: time in the queue, then generation.
 
     engine: its index. mode: "light" or "dark" page.

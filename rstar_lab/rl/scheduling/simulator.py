@@ -62,7 +62,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Result:
+class SimulationResult:
     """The result of a simulated step.
 
     makespan_s: duration of the step. busy_s: busy time of each engine. computed: prompt tokens computed, including those
@@ -86,7 +86,7 @@ class Result:
 
 def simulate(
     rollouts: Sequence[ScriptedRollout], policy: DispatchPolicy, engines: Sequence[EngineSpec], *, spans: bool = False
-) -> Result:
+) -> SimulationResult:
     """Simulate one step of `rollouts` under `policy`. spans: record the time of each turn.
 
     Raises ValueError if a rollout does not fit into the smallest KV cache.
@@ -106,7 +106,7 @@ def simulate(
     requests: list[TurnRequest | None] = [None] * count
     sims = [SimulatedEngine(spec, context, left) for spec in engines]
     states = [EngineState(f"engine-{i}", spec.kv_tokens, spec.max_running) for i, spec in enumerate(engines)]
-    result = Result()
+    result = SimulationResult()
     sent = [0.0] * count
     if spans:
         for sim in sims:

@@ -100,7 +100,7 @@ class UserTool:
         return call
 
     async def _run(self, function: Callable[..., Any], values: Mapping[str, Any], traj_id: str = "") -> ToolResult:
-        asked = time.monotonic()
+        requested = time.monotonic()
         async with self._threads:
             began = time.monotonic()
             limit = asyncio.timeout(self.time_limit_s)
@@ -115,7 +115,7 @@ class UserTool:
                 if limit.expired():
                     self._instances.pop(traj_id, None)
                     outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
-        return ToolResult(outcome, text, queue_s=began - asked, run_s=time.monotonic() - began)
+        return ToolResult(outcome, text, queue_s=began - requested, run_s=time.monotonic() - began)
 
 
 class HttpTool:

@@ -129,7 +129,7 @@ class GroupStream:
 
     async def take(self) -> Batch:
         """Wait until a batch is complete and return it, oldest groups first. Raises the error of a rollout."""
-        asked = asyncio.get_running_loop().time()
+        requested = asyncio.get_running_loop().time()
         dropped: list[Group] = []
         while True:
             if self.error:
@@ -151,7 +151,7 @@ class GroupStream:
         if not self.whole_batches:
             self.fill()
         ages = [now - (group.done_at or now) for group in groups]
-        return Batch(groups, dropped, now - asked, ages, [self.staleness(group.version) for group in groups])
+        return Batch(groups, dropped, now - requested, ages, [self.staleness(group.version) for group in groups])
 
     async def settle(self) -> None:
         """Wait until no group is in progress."""

@@ -34,8 +34,8 @@ def open_loggers(names: Sequence[str], run_dir: Path, recipe: Mapping[str, Any])
 
         def log(step: int, metrics: Mapping[str, Any]) -> None:
             numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-            for one in logs:
-                one(step, numbers)
+            for tracker in logs:
+                tracker(step, numbers)
 
         yield log
 

@@ -21,7 +21,7 @@ from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.session import needs_sandbox, tool_maker
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
-from rstar_lab.rl.verl.engine import ServerEngine
+from rstar_lab.rl.verl.engine import ScheduledEngine
 from rstar_lab.rl.verl.group_scores import GroupScores
 from rstar_lab.rl.verl.pending import PENDING, WatchedTool
 from rstar_lab.rl.verl.scheduler import ScheduledClient
@@ -109,7 +109,7 @@ class RstarAgentLoop(AgentLoopBase):
             with PENDING.of(task.traj_id, "reward"):
                 return function(*values, **named)
 
-        engine = ServerEngine(self.server_manager, task.traj_id, task.problem.problem_id)
+        engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
         own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
         siblings = None if run else worker.group_scores.join(task, context, worker.settings.rollouts_per_group)
         try:
@@ -125,7 +125,7 @@ class RstarAgentLoop(AgentLoopBase):
             trajectory = await siblings.scored(task, trajectory)
         rollout: Trajectory | RolloutNumbers = trajectory
         if not run:
-            rollout, transcript = split(trajectory, whole=worker.settings.reads_texts)
+            rollout, transcript = split(trajectory, with_texts=worker.settings.reads_texts)
             await worker.transcripts.add.remote(trajectory.traj_id, transcript)
         return as_output(trajectory, rollout, engine.versions, end_id=worker.context.codec.end_id)
 

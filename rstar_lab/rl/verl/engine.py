@@ -27,7 +27,7 @@ NAME = "rstar"
 SYNC_ATTEMPTS = 10  # attempts of a weight sync, two seconds apart, while Ray restarts a server that died
 
 
-class ServerEngine:
+class ScheduledEngine:
     """verl's inference servers as the engine slot of one rollout: token ids in, token ids and log-probs out.
 
     The scheduler chooses the server of each turn. If a server fails, the scheduler places the turn on another one.

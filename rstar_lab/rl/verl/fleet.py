@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
-from rstar_lab.rl.verl.engine import NAME, EngineServer, ServerEngine
+from rstar_lab.rl.verl.engine import NAME, EngineServer, ScheduledEngine
 from rstar_lab.rl.verl.scheduler import start_scheduler
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name=NAME)))
@@ -18,15 +18,15 @@ CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespa
 
 @dataclass(frozen=True)
 class Fleet:
-    """Servers and their scheduler: the part of a `ScheduledClient` that `ServerEngine` uses. servers: name -> actor."""
+    """Servers and their scheduler: the part of a `ScheduledClient` that `ScheduledEngine` uses. servers: name -> actor."""
 
     servers: Mapping[str, Any]
     scheduler: Any
     config: Any = field(default_factory=lambda: CONFIG)
 
-    def slot(self, rollout: str, problem: str) -> ServerEngine:
+    def slot(self, rollout: str, problem: str) -> ScheduledEngine:
         """Return the engine of a rollout; the scheduler chooses the server of each turn."""
-        return ServerEngine(self, rollout, problem)
+        return ScheduledEngine(self, rollout, problem)
 
     def close(self) -> None:
         """End the scheduler; the servers stay."""

@@ -133,7 +133,7 @@ def train_with_verl(recipe_file: Path, runs_dir: Path, *arguments: str, timeout_
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ParityReport:
     """The result of `compare`. differences: one line each; empty means parity."""
 
     steps: int
@@ -141,7 +141,7 @@ class Comparison:
     differences: list[str]
 
 
-def compare(ours: Path, theirs: Path) -> Comparison:
+def compare(ours: Path, theirs: Path) -> ParityReport:
     """Compare two runs: kept rollouts, advantages, masks, tokens, rewards and penalties exactly, loss and gradient norm to TOLERANCE."""
     differences: list[str] = []
     tables = [_rows(run) for run in (ours, theirs)]
@@ -158,7 +158,7 @@ def compare(ours: Path, theirs: Path) -> Comparison:
             x, y = (of.get(step, {}).get(key) for of in metrics)
             if x is None or y is None or not np.isclose(x, y, rtol=TOLERANCE, atol=1e-6):
                 differences.append(f"step {step}: {key} {x} against {y}")
-    return Comparison(len(metrics[0]), len(tables[0]), differences)
+    return ParityReport(len(metrics[0]), len(tables[0]), differences)
 
 
 def _rows(run: Path) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer
 
 
 @dataclass
-class StepRollouts:
+class StepSelection:
     """The rollouts of a step and the selection. keys: traj_id -> key in the transfer queue, for kept rollouts."""
 
     rollouts: list[RolloutNumbers] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _RocMixin:
         settings = dict(sampler_kwargs)
         self.settings = Settings.of_node(settings.pop("rstar"))
         super().__init__(*args, sampler_kwargs=sampler_kwargs, **(kwargs | settings))  # type: ignore[call-arg]
-        self.last = StepRollouts()
+        self.last = StepSelection()
         self._evicted: list[RolloutNumbers] = []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -87,7 +87,7 @@ class _RocMixin:
             tq.kv_clear(partition_id=partition_id, keys=dropped)
         everything = sorted([*rollouts.values(), *self._evicted], key=lambda r: (r.outline.group_id, r.outline.sample))
         keys = {trajectories[key].traj_id: key for key in chosen}
-        self.last = StepRollouts(everything, kept, keys, roc_s + time.monotonic() - started)
+        self.last = StepSelection(everything, kept, keys, roc_s + time.monotonic() - started)
         self._evicted = []
         return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), all_metrics
 

@@ -3,11 +3,13 @@
 The rollouts go through the real transfer queue and the real writer of transcripts; there is no model, engine or sandbox.
 """
 
+import logging
 import pickle
 import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -56,7 +58,7 @@ def roll_out(first: int, last: int) -> None:
         keys, fields, sent = [], [], []
         for index in range(start, min(start + 64, last)):
             group, sample = divmod(index, GROUP)
-            names = {
+            names: dict[str, Any] = {
                 "traj_id": f"{RUN}-{group:04d}-{sample:02d}",
                 "group_id": f"{group:04d}",
                 "problem_id": f"p{group}",
@@ -64,7 +66,7 @@ def roll_out(first: int, last: int) -> None:
             trajectory = replace(
                 model, **names, sample=sample, reward=float(chance.random() < 0.5), p_err=chance.random()
             )
-            numbers, transcript = split(trajectory, whole=False)
+            numbers, transcript = split(trajectory, with_texts=False)
             sent.append(writer.add.remote(trajectory.traj_id, transcript))
             keys.append(trajectory.traj_id)
             extra = {"rollout": pickle.dumps(numbers)}
@@ -83,7 +85,7 @@ def measure_step(rollouts: int, runs_dir: Path) -> dict[str, float]:
     trainer's log-probs (values_s) and writes the transcripts (transcripts_s).
     """
     process, rl = psutil.Process(), RlSection(problems_per_step=rollouts // GROUP, group_size=GROUP // 2)
-    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
         tq.init()
         writer = start_writer(RUN)

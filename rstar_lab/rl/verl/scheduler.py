@@ -1,7 +1,7 @@
 """The recipe's dispatch policy (`engine.scheduler`) under verl: one scheduler actor per stage that replaces verl's router.
 
 `start_scheduler` starts the actor; verl passes it to its agent-loop workers in a `ScheduledClient`. Each worker asks the actor for
-the server of a turn (`admit`) and reports the end of the turn (`finish`), through `engine.ServerEngine`.
+the server of a turn (`admit`) and reports the end of the turn (`finish`), through `engine.ScheduledEngine`.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ async def read_report(name: str, server: Any) -> ServerReport:
 
 
 class ScheduledClient(LLMServerClient):
-    """The servers of a job and their scheduler, as passed to the agent-loop workers. `engine.ServerEngine` sends the requests."""
+    """The servers of a job and their scheduler, as passed to the agent-loop workers. `engine.ScheduledEngine` sends the requests."""
 
     def __init__(self, config: Any, *, scheduler: Any, servers: Mapping[str, Any], **kwargs: Any):
         super().__init__(config, **kwargs)

@@ -191,7 +191,7 @@ def main(
     if stage is not None:
         settings = next((s for s in plan() if s.stage.name == stage), None)
         if settings is None:
-            raise UserError(f"--stage {stage}: the recipe has {', '.join(one.name for one in loaded.stages)}")
+            raise UserError(f"--stage {stage}: the recipe has {', '.join(known.name for known in loaded.stages)}")
         train_stage(settings, chosen, start, verls)
         return
     attempts = 1 + ((2 if chosen.hardware.gpus else 0) if retries is None else retries)

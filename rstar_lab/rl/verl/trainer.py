@@ -40,7 +40,7 @@ from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
-from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepRollouts, fetch_rollouts
+from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepSelection, fetch_rollouts
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
@@ -329,7 +329,7 @@ class RstarTrainer(PPOTrainerSync):
         return found
 
     def _write_step(
-        self, step: StepRollouts, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
+        self, step: StepSelection, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
     ) -> None:
         keys, kept = self.settings.keys, step.kept
         labels: dict[str, dict[str, Any]] = {}

@@ -35,8 +35,8 @@ class RolloutNumbers:
     calls: list[dict[str, Any]]
 
 
-def split(trajectory: Trajectory, *, whole: bool) -> tuple[RolloutNumbers, bytes]:
-    """Return the numbers of a rollout and its pickled transcript. whole: if True, the outline is the trajectory
+def split(trajectory: Trajectory, *, with_texts: bool) -> tuple[RolloutNumbers, bytes]:
+    """Return the numbers of a rollout and its pickled transcript. with_texts: if True, the outline is the trajectory
     itself."""
     row = transcript_row(trajectory, NOT_KEPT, arrays=True) | {
         "sample": trajectory.sample,
@@ -45,7 +45,7 @@ def split(trajectory: Trajectory, *, whole: bool) -> tuple[RolloutNumbers, bytes
         "loss_mask": np.asarray(trajectory.loss_mask, bool),
         "engine_log_probs": np.asarray(trajectory.log_probs, np.float32),
     }
-    kept = trajectory if whole else outline(trajectory)
+    kept = trajectory if with_texts else outline(trajectory)
     return RolloutNumbers(kept, trajectory_row(trajectory, NOT_KEPT), call_rows(trajectory)), pickle.dumps(row)
 
 

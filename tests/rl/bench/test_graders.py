@@ -26,13 +26,13 @@ if importlib.util.find_spec("verl") is None:
         ("", "4", 0.0),
     ],
 )
-def test_the_released_reward_grades_whole_responses(response, answer, expected):
+def test_the_released_reward_grades_the_complete_response(response, answer, expected):
     warm_up()
     assert make_reward("released")(response, answer) == expected
 
 
 @pytest.mark.slow
-def test_verls_own_function_gives_the_same_verdicts():
+def test_verls_function_gives_the_same_results():
     from verl.utils.reward_score.prime_math import compute_score
 
     from rstar_lab.verify_workers import workers

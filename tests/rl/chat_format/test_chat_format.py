@@ -79,7 +79,7 @@ def test_a_rollout_reads_as_the_template_renders_it(tools, system):
     assert rollout.count("<|im_end|>") == 4 + bool(tools or system), "control tokens in outside text are defused"
 
 
-def test_prompt_holds_tools_and_asks_for_the_tags():
+def test_prompt_contains_tools_and_the_answer_instruction():
     prompt = chat.render_prompt("Q?")
     assert prompt.endswith("<|im_start|>assistant\n<reason>")
     assert json.dumps(chat.CODE_TOOL) in prompt

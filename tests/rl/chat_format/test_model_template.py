@@ -145,7 +145,7 @@ def test_text_from_outside_has_no_control_tokens_of_the_model(family):
 
 
 @families
-def test_two_results_and_what_an_environment_says_are_rendered_in_order(family):
+def test_two_results_and_the_text_of_an_environment_are_rendered_in_order(family):
     codec = Codec(chat_tokenizer(family), {}, STYLE)
     text = codec.tokenizer.decode(codec.observation_ids("Your move.", ["one", "two"]))
     assert text.index("one") < text.index("two") < text.index("Your move.")
@@ -209,7 +209,7 @@ def test_a_template_that_cannot_be_used_is_an_error(template, message, monkeypat
         Codec(tokenizer, {}, STYLE)
 
 
-def test_render_prompt_says_what_the_format_model_needs():
+def test_render_prompt_names_the_requirement_of_the_format_model():
     with pytest.raises(UserError, match="needs the tokenizer"):
         render_prompt("Q", prompt_format="model")
     with pytest.raises(UserError, match="choose from paper, released, model"):

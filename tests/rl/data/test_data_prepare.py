@@ -249,7 +249,7 @@ def test_tokens_leave_layout_aside():
     assert similarity.tokens("求 x 的值") == ["求", "x", "的", "值"]
 
 
-def test_whole_hashes_tell_texts_apart():
+def test_hashes_of_different_texts_differ():
     words = ["a", "b", "c d", "d c", "", "a b", "b a", "a a", "a a a", "c d"]
     _, texts = encode(*words)
     hashes = texts.hashes().tolist()

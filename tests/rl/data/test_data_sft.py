@@ -265,7 +265,7 @@ def test_the_papers_mix(tmp_path):
     assert paper_mix(tmp_path)[0] == MixEntry(file=tmp_path / "toolace.jsonl", count=11_000)
 
 
-def test_a_recipe_takes_a_mix(tmp_path, tokenizer):
+def test_a_recipe_trains_on_a_mix_of_files(tmp_path, tokenizer):
     """Conversations alone: no problems, no sandbox, and a model of the user's."""
     write_conversations(tmp_path / "c.jsonl", [one("toolace"), one("glaive_v2")])
     entry = {"file": str(tmp_path / "c.jsonl"), "count": 2}

@@ -90,7 +90,7 @@ async def test_engine_samples_loads_weights_and_recovers_from_death(tmp_path, mo
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
 
 
-async def test_requests_in_flight_continue_with_new_weights_and_every_token_has_its_version(tmp_path):
+async def test_requests_in_flight_continue_and_every_token_has_its_version(tmp_path):
     models = [make_model(tmp_path / f"model{i}", seed=i) for i in range(3)]
     async with open_engines(SECTION, tmp_path / "model0", tmp_path / "work", 1024) as group:
         (engine,) = group.engines

@@ -109,7 +109,7 @@ async def roll(*turns: str, problem=PROBLEM, context=None, sample=0):
     return await run_rollout(task, engine, context or context_of()), engine
 
 
-async def test_the_environment_speaks_before_the_first_turn_and_after_turns_without_a_call():
+async def test_an_environment_writes_before_the_first_turn_and_after_each_turn():
     trajectory, engine = await roll("I say 3", PEEK, "I say 9", "I say 7")
     assert trajectory.stop_reason is StopReason.DONE and trajectory.environment == "game"
     last = TOKENIZER.decode(engine.prompts[-1])

@@ -57,7 +57,7 @@ def url(tmp_path_factory):
 
 
 @pytest.mark.soak
-def test_the_model_plays_and_the_rewards_of_the_steps_are_those_of_the_turns(url, tmp_path, monkeypatch):
+def test_rewards_of_openenv_steps_become_rewards_of_the_turns(url, tmp_path, monkeypatch):
     (tmp_path / "my_openenv.py").write_text(
         f"from rstar_lab.rl.environments.openenv import OpenEnv\n\ngame = OpenEnv({url!r})\n"
     )

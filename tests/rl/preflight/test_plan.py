@@ -82,7 +82,7 @@ def test_plan_command_prints_a_table_or_json():
     assert {"mode", "max_staleness", "trainer_gpus", "generator_gpus", "step_s", "over_sync"} <= made["rows"][0].keys()
 
 
-def test_plan_says_what_is_missing():
+def test_errors_of_plan_name_the_missing_input():
     recipe = load_recipe("qwen3_14b_h100x8", {})
     with pytest.raises(UserError, match="has no GPU"):
         make_plan(recipe, load_profile("laptop"))

@@ -234,7 +234,7 @@ def test_a_loss_of_the_wrong_shape_is_refused(module):
         policy_loss(ones, ones, ones, ones.bool(), variant=config.variant)
 
 
-def test_a_wrong_name_says_both_what_is_built_in_and_the_form():
+def test_the_error_of_a_wrong_name_lists_built_ins_and_the_module_form():
     with pytest.raises(RecipeError) as error:
         parse_recipe({"model": "tiny", "rl": {"roc": "papr"}})
     assert "rl.roc: Input should be 'paper'" in str(error.value) and "rl.roc: a function of your own has" in str(
@@ -260,7 +260,7 @@ def test_new_writes_a_part_whose_test_passes(part, module):
     assert isinstance(again.exception, UserError) and "exists already" in str(again.exception)
 
 
-def test_resample_takes_a_function():
+def test_resample_accepts_a_function():
     from rstar_lab.rl.algorithm.roc import resample
 
     rng = np.random.default_rng(0)

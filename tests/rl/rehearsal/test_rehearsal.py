@@ -14,7 +14,7 @@ from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
 from rstar_lab.rl.rehearsal.data import write_data
-from rstar_lab.rl.rehearsal.phases import Report
+from rstar_lab.rl.rehearsal.phases import RehearsalReport
 from rstar_lab.rl.rehearsal.run import Rehearsal
 from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
 
@@ -155,7 +155,7 @@ def test_data_files_of_the_small_recipe_can_be_read(tmp_path):
 
 
 def test_after_a_failed_phase_nothing_runs_and_the_report_fails():
-    report, seen = Report(), []
+    report, seen = RehearsalReport(), []
 
     def fail():
         raise UserError("no such partition")
@@ -180,7 +180,7 @@ def test_a_recipe_that_cannot_be_read_fails_the_rehearsal(tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("recipe", "profile"), [("qwen3_14b_mi300x", "mi300x_8x8"), ("tiny_three_stage", "laptop")])
-def test_the_whole_rehearsal_passes(recipe, profile, tmp_path):
+def test_all_phases_of_the_rehearsal_pass(recipe, profile, tmp_path):
     command = [
         sys.executable,
         "-m",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.bench.scheduler import Grid, Regime, bench, make_policies, read_grid
+from rstar_lab.rl.bench.scheduler import Regime, WorkloadGrid, bench, make_policies, read_grid
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection
@@ -273,7 +273,7 @@ def test_bench_lines_on_a_small_grid(tmp_path):
 
 
 def test_the_reference_grid_equals_the_documented_one():
-    grid = Grid()
+    grid = WorkloadGrid()
     assert len(grid.regimes()) == 27
     assert {(r.engines, r.rollouts, r.max_tokens, r.max_turns) for r in grid.regimes()} == {(64, 256, 12_288, 10)}
 

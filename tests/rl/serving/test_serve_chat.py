@@ -86,7 +86,7 @@ def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_the_conversation_goes_on_and_the_plain_server_says_the_same(served, memorized_model, tmp_path):
+async def test_the_conversation_continues_and_chat_completions_give_equal_text(served, memorized_model, tmp_path):
     async with open_chat(served.urls[1], GREEDY) as chat:
         by_tokens = await chat.ask(QUESTION)
         assert kinds(by_tokens.events) == CONVERSATION
@@ -165,7 +165,7 @@ async def test_a_folder_needs_no_server(memorized_model):
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_a_turn_is_cut_at_its_tags_however_it_comes_in(size):
+def test_a_turn_is_split_at_its_tags_for_any_chunk_size(size):
     text = (
         f"a < b</reason>so{CALL}<tool_call>{{not json</tool_call>"
         "<reason>more</reason> <answer>\\boxed{1<2}</answer> <toolbox> </answer"

@@ -66,7 +66,7 @@ def test_the_most_common_answer_of_a_kind_is_a_bad_guess():
 
 
 @pytest.mark.slow
-async def test_good_programs_find_the_answer_and_wrong_ones_miss_it():
+async def test_correct_programs_print_the_answer_and_wrong_ones_do_not():
     problems = synthesize(11, 4 * len(FAMILIES) * len(LEVELS))
     async with LocalSandbox() as sandbox:
         good = await sandbox.run_many([Call(programs(p).good) for p in problems])

@@ -79,7 +79,7 @@ async def test_tool_responses_are_what_a_rollout_would_get(traces):
                 assert result.text == result_message["content"]
 
 
-async def test_segments_are_what_a_rollout_sees(traces):
+async def test_segments_equal_the_text_of_a_rollout(traces):
     for trace, problem in zip(traces[:60], PROBLEMS, strict=False):
         pieces = trace.segments()
         own = [i for i, (_, mine) in enumerate(pieces) if mine]
@@ -89,7 +89,7 @@ async def test_segments_are_what_a_rollout_sees(traces):
             assert "".join(piece for piece, _ in pieces[before + 1 : after]) == chat.render_tool_responses([text])
 
 
-async def test_segments_of_the_released_format_are_what_a_rollout_sees():
+async def test_segments_of_the_released_format_equal_the_text_of_a_rollout():
     async with LocalSandbox() as sandbox:
         mix = TraceMix(malformed_then_fix=0.5)
         made, again = [
@@ -111,7 +111,7 @@ async def test_segments_of_the_released_format_are_what_a_rollout_sees():
     assert starts == {"Tool call success", "Tool call failure", "Failed to decode tool call"}
 
 
-async def test_answers_are_repeated_in_the_share_asked_for(traces):
+async def test_the_requested_share_of_traces_repeats_the_answer(traces):
     repeated = sum(assistant_text(trace).count("<answer>") > 1 for trace in traces) / len(traces)
     assert 0.15 < repeated < 0.35
 

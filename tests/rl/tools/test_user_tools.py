@@ -93,7 +93,7 @@ async def call(tool, arguments, traj_id="t", name=None):
     return await execute_call(wanted, tools, seed=7, traj_id=traj_id, max_chars=1000)
 
 
-def test_the_schema_says_what_signature_and_docstring_say():
+def test_the_schema_matches_signature_and_docstring():
     function = UserTool("m:lookup", lookup, 1.0).schema["function"]
     assert (function["name"], function["description"]) == ("lookup", "The price of some fruit.")
     assert function["parameters"]["required"] == ["item"]
@@ -129,7 +129,7 @@ async def test_every_call_has_an_outcome(arguments, outcome, text):
 
 
 @pytest.mark.slow
-async def test_a_call_that_hangs_is_given_up_and_takes_no_place():
+async def test_a_call_that_hangs_is_abandoned_and_frees_its_place():
     tool = UserTool("m:lookup", lookup, 1.0)  # long enough to start all threads on a busy machine
     hung = await asyncio.gather(*(call(tool, {"item": "hang"}) for _ in range(70)))  # more than its threads
     assert {result.outcome for result in hung} == {Outcome.TIMEOUT}
@@ -216,7 +216,7 @@ async def test_a_tool_behind_a_url():
         await asyncio.to_thread(make_tools, [url], None)
 
 
-async def test_a_rollout_uses_own_tools_and_an_own_reward():
+async def test_a_rollout_uses_user_tools_and_a_user_reward():
     tokenizer = train_tokenizer(["text"], 300)
     tools = {"lookup": UserTool("m:lookup", lookup, 20.0), "Counter": UserTool("m:Counter", Counter, 20.0)}
     asked: list[tuple[str, dict]] = [("lookup", {"item": "pear"}), ("Counter", {"by": 2}), ("lookup", {"item": "kiwi"})]

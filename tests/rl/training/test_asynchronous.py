@@ -62,7 +62,7 @@ async def test_drop_stores_what_it_leaves_out_and_counts_it(tmp_path):
     )
 
 
-def test_trim_takes_stale_tokens_out_of_the_loss():
+def test_trim_masks_stale_tokens_in_the_loss():
     def generated(*versions: tuple[int, int]) -> Trajectory:
         turn = Turn(0, 4, "", 0.0, 0.0, 0.0, versions)
         return replace(trajectory(0, 3, 4), loss_mask=[True] * 4, turns=(turn,))

@@ -120,7 +120,7 @@ async def test_drop_leaves_out_slow_groups_and_trim_trains_on_them():
     assert stale["trim"][0] == 0 and stale["trim"][1] > 1
 
 
-async def test_one_step_off_generates_whole_batches_with_the_weights_before_the_update():
+async def test_one_step_off_generates_batches_with_the_weights_before_the_update():
     setting = Setting(1, 8, whole_batches=True)
     setting.update_turns = 5
     batches = await setting.train(8)

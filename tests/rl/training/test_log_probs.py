@@ -70,7 +70,7 @@ def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch)
 
 
 @pytest.mark.slow
-def test_tool_output_loss_is_the_cross_entropy_of_all_other_response_tokens(model):
+def test_tool_output_loss_is_the_cross_entropy_of_tool_response_tokens(model):
     model.zero_grad()
     total, tokens = torch.tensor(0.0), 0
     for t in BATCH:

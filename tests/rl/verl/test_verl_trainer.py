@@ -140,7 +140,7 @@ def test_metrics_of_the_options_equal_the_local_trainers(runs):
     assert [line["verl/actor/lr"] for line in theirs] == pytest.approx([2e-3 / 3, 1e-3])
 
 
-async def test_evaluations_during_and_after_training_equal_those_of_the_local_engines(runs):
+async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs):
     from rstar_lab.rl.evaluation import evaluate
     from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.overrides import load_recipe
