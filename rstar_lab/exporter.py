@@ -84,7 +84,7 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Th
 
     Raises UserError if it would be reachable from other machines without a token.
     """
-    check_exposure(host, token)
+    check_exposure(host, token, "set RSTAR_LAB_MONITOR_TOKEN")
     registry = CollectorRegistry()
     registry.register(RunCollector(runs_dir))
 

@@ -25,5 +25,7 @@ def copy_notebooks(target: Path, *, overwrite: bool = False) -> list[Path]:
     existing = [source.name for source in sources if (target / source.name).exists()]
     if existing and not overwrite:
         raise UserError(f"{target}: {existing[0]} exists already; choose another folder or add --overwrite")
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target} is a file; give a folder")
     target.mkdir(parents=True, exist_ok=True)
     return [Path(shutil.copyfile(source, target / source.name)) for source in sources]

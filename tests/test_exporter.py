@@ -69,7 +69,7 @@ def test_the_last_step_of_every_run_is_exported(runs_dir, serve):
 
 
 def test_a_token_is_required_beyond_this_machine(runs_dir, serve):
-    with pytest.raises(UserError, match="token is required"):
+    with pytest.raises(UserError, match="token is required: set RSTAR_LAB_MONITOR_TOKEN"):
         make_exporter(runs_dir, "0.0.0.0", 0, None)
     token = "0123456789abcdef"
     url = serve(runs_dir, "127.0.0.1", 0, token)

@@ -43,13 +43,15 @@ def ablation_sums(runs: Runs, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
     share of groups whose kept rollouts differ in reward. tokens: number of tokens that the model generated and that
     were trained on in this step.
     The frame is all that `ablation_report` needs. As a Parquet file it is small enough for the repository.
-    Raises RunStoreError if a run has no label or a metric is not in the rollup.
+    Raises RunStoreError if there is no run, a run has no label, or a metric is not in the rollup.
     """
     table = runs.runs()
     labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object))
-    if table.empty or (labels.fillna("") == "").any():
+    if table.empty:
+        raise RunStoreError(f"{runs.path}: no training run with the recipe key `label`, which names its arm")
+    if (labels.fillna("") == "").any():
         missing = table.run_id[labels.fillna("") == ""]
-        raise RunStoreError(f"run {next(iter(missing), runs.path)} has no recipe key `label`, which names its arm")
+        raise RunStoreError(f"run {next(iter(missing))} has no recipe key `label`, which names its arm")
     sums = []
     for name in metrics:
         rolled_up = get_metric(name).rolled_up

@@ -42,13 +42,21 @@ def report(
     """
     from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_sums
     from rstar_lab.analysis.runs import open_runs
+    from rstar_lab.runs.errors import RunStoreError
     from rstar_lab.runs.files import atomic_write, json_safe
+    from rstar_lab.runs.reader import run_folders
 
     if source.is_file():
         sums = load_sums(source)
     else:
-        ids = [run_id for run_id in open_runs(source).runs().run_id if run_id.startswith(prefix)]
-        sums = ablation_sums(open_runs(source, run_ids=[run_id for run_id in ids if _is_labelled(source / run_id)]))
+        folders = [folder for folder in run_folders(source) if folder.name.startswith(prefix)]
+        ids = [folder.name for folder in folders if _is_labelled(folder)]
+        if not ids:
+            found = ", ".join(folder.name for folder in folders) or "no run"
+            raise RunStoreError(
+                f"{source}: no training run with the recipe key `label`, which names its arm; there is: {found}"
+            )
+        sums = ablation_sums(open_runs(source, run_ids=ids))
     if save_data:
         with atomic_write(save_data) as file:
             sums.to_parquet(file, index=False)

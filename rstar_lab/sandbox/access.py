@@ -37,15 +37,16 @@ class ByteBudget(Protocol):
     def release_bytes(self, size: int) -> None: ...
 
 
-def check_exposure(host: str, token: str | None) -> None:
-    """Raise UserError if the service would listen beyond this machine without a token."""
+def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
+    """Raise UserError if the service would listen beyond this machine without a token. remedy: how to set a token."""
     if host not in LOOPBACK and not token:
+        remedy = remedy or "set RSTAR_LAB_SANDBOX_TOKEN, or give --token-file"
         raise UserError(
-            f"--host {host} is reachable from other machines, so a token is required: set RSTAR_LAB_SANDBOX_TOKEN, "
-            "or give --token-file (clients send it as `Authorization: Bearer TOKEN`)"
+            f"--host {host} is reachable from other machines, so a token is required: {remedy} "
+            "(clients send it as `Authorization: Bearer TOKEN`)"
         )
     if token is not None and len(token) < 16:
-        raise UserError("the token must have at least 16 characters; `openssl rand -hex 32` makes one")
+        raise UserError("the token must have at least 16 characters; `openssl rand -hex 32` prints one")
 
 
 class AccessMiddleware:

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving, temporary_redis
@@ -41,6 +42,8 @@ KEEP_ALL = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 def bench(against: str | None) -> Iterator[dict[str, Any]]:
     """Yield one row per measurement: name, value, unit, against, ratio, n. Takes about ten minutes with `against`."""
+    if against is not None:
+        check_reachable(against)
     with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
         ours = ready["url"]
         warm_up(ours)
@@ -53,6 +56,15 @@ def bench(against: str | None) -> Iterator[dict[str, Any]]:
         yield from all_at_once(ready)
     yield from over_a_bare_fork()
     yield from over_redis()
+
+
+def check_reachable(url: str) -> None:
+    """Raise UserError if no service with code-judge's API answers at the URL."""
+    body = {"type": "batch", "submissions": [{"type": "python", "solution": SHORT}]}
+    try:
+        httpx.post(f"{url}/run/long-batch", json=body, timeout=60, trust_env=False).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"bench sandbox --against {url}: no service with code-judge's API answers ({error})") from error
 
 
 def line(

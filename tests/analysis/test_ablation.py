@@ -113,6 +113,12 @@ def test_invalid_input_is_an_error_that_names_it(folder, tmp_path):
     make_run(tmp_path, "bare", steps=1)
     with pytest.raises(RunStoreError, match="run bare has no recipe key `label`"):
         ablation_sums(open_runs(tmp_path))
+    (tmp_path / "empty").mkdir()
+    for runs_dir, found in ((tmp_path, "there is: bare"), (tmp_path / "empty", "there is: no run")):
+        result = CliRunner().invoke(app, ["report", str(runs_dir)])
+        assert isinstance(result.exception, RunStoreError) and found in str(result.exception)
+    with pytest.raises(RunStoreError, match="no training run with the recipe key `label`"):
+        ablation_sums(open_runs(tmp_path / "empty"))
     (tmp_path / "x.parquet").write_text("x")
     result = CliRunner().invoke(app, ["report", str(tmp_path / "x.parquet")])
     assert isinstance(result.exception, RunStoreError) and "cannot be read as Parquet" in str(result.exception)
