@@ -33,8 +33,8 @@ wait = True  # block until the job ends (needed for papermill)
 # %% [markdown]
 # ## Change the recipe
 #
-# The form has every key of the recipe, with its default and what it means. Changes are used when the job is submitted below,
-# and keys that are set in `overrides` above win.
+# The form shows every key of the recipe with its default and its meaning. Changes are used when the job is submitted below,
+# and keys that are set in `overrides` above take precedence.
 
 # %%
 from rstar_lab.rl.forms import RecipeForm

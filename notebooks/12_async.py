@@ -104,7 +104,7 @@ Markdown(learning_table(recorded_curves("async-fast")).to_markdown())
 # ## Staleness and idle time of a run
 #
 # With `when_stale: wait`, the default, no group is dropped: the generator starts no group too early, and the trainer waits for
-# slow ones. With `drop`, the third panel shows whether long and hard problems were starved.
+# slow ones. With `drop`, the third panel shows whether mainly long or hard problems were dropped.
 
 # %%
 for run in made[1:2]:

@@ -19,7 +19,7 @@
 # GRPO-RoC trains it: a failing query makes a successful rollout less likely to be kept, so such queries become rarer.
 #
 # The environment is 30 lines of code and needs no change of the package.
-# [docs/environments.md](../docs/environments.md) describes the protocol: environments can also speak after a turn, reward
+# [docs/environments.md](../docs/environments.md) describes the protocol: environments can also send messages after a turn, reward
 # single turns, score whole groups, and be mixed in one run.
 
 # %% tags=["parameters"]

@@ -65,7 +65,7 @@ result.summary[shown].round(3)
 # %% [markdown]
 # The gradient is computed at the weights of the stored checkpoint that is nearest to the step (`weights_step`); a run keeps
 # its newest checkpoints only, so old steps are compared at weights that are not their own. The gradient needs the tokens of
-# rollouts that were dropped: train with `rl.token_arrays: all`, as the demo does. `note` says what is missing.
+# rollouts that were dropped: train with `rl.token_arrays: all`, as the demo does. The column `note` gives the reason if there is no gradient.
 #
 # ## Rollout by rollout
 #
