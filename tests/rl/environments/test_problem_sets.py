@@ -22,7 +22,7 @@ def test_problems_of_an_environment_need_no_answer(tmp_path):
         read_problems(Problems(file=path))
 
 
-def test_training_and_evaluation_problems_of_an_environment_may_differ_in_their_metadata_only(tmp_path):
+def test_training_and_evaluation_problems_may_differ_in_metadata_only(tmp_path):
     files = [jsonl(tmp_path / f"{n}.jsonl", [{"question": "Win.", "info": {"level": n}}]) for n in (1, 2)]
     held_out = read_problems(Problems(file=files[0], environment="game"))
     assert len(read_problems(Problems(file=files[1], environment="game"), held_out)) == 1
