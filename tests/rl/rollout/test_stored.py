@@ -17,7 +17,7 @@ from rstar_lab.runs.reader import RunReader
 
 
 @pytest.mark.parametrize(("answer", "void"), [("tagged", True), ("boxed", False), ("last_number", False)])
-async def test_void_turns_of_stored_rollouts_follow_the_answer_format_of_the_recipe(tmp_path, answer, void):
+async def test_void_turns_of_stored_rollouts_follow_the_answer_format(tmp_path, answer, void):
     recipe = recipe_of([], answer=answer)
     tokenizer = train_tokenizer(["text"], 300)
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: r"so \boxed{42}")
