@@ -27,6 +27,14 @@ MakeRoom = Annotated[bool, typer.Option(help="Preempt long calls while short one
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start if this machine does not support an isolation layer.")
 ]
+Readable = Annotated[
+    list[Path] | None,
+    typer.Option(help="File or folder of this machine that programs can read. Repeat it for several."),
+]
+Packages = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Requirements file of packages that programs can import."),
+]
 REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
 
 
@@ -48,6 +56,8 @@ def serve(
     ] = None,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
+    readable: Readable = None,
+    packages: Packages = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
 ) -> None:
     """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on --redis workers."""
@@ -68,6 +78,8 @@ def serve(
             token=token,
             drain_s=drain,
             strict=strict,
+            readable=readable or (),
+            packages=packages,
         ),
         lambda ready: typer.echo(
             json.dumps(ready) if as_json else f"sandbox: {ready['url']} ({ready['workers']} workers)"
@@ -85,6 +97,8 @@ def worker(
     queue_timeout: QueueTimeout = 600.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
+    readable: Readable = None,
+    packages: Packages = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
 ) -> None:
     """Take calls from Redis and run them on this machine. Any number of workers can share a Redis."""
@@ -100,6 +114,8 @@ def worker(
             queue_timeout_s=queue_timeout,
             drain_s=drain,
             strict=strict,
+            readable=readable or (),
+            packages=packages,
         ),
         lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
     )

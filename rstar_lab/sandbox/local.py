@@ -2,18 +2,20 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.check import layers
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
+from rstar_lab.sandbox.packages import check_readable, install_packages
+from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.session_fork import Forker
@@ -55,15 +57,26 @@ class LocalSandbox:
 
     workers: calls that use CPU time at once (default: the cores that this process may use). Any number of calls can be in
     flight; the others are queued. strict: raise LayersMissing if an isolation layer is missing, instead of a warning.
+    readable: files and folders of this machine that programs can read. packages: requirements file of packages that programs
+    can import; they are installed at the first start.
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
-    def __init__(self, limits: Limits = Limits(), workers: int | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits = Limits(),
+        workers: int | None = None,
+        *,
+        strict: bool = False,
+        readable: Sequence[str | Path] = (),
+        packages: str | Path | None = None,
+    ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers: {workers!r} must be at least 1")
         self.limits = limits
         self.workers = workers or len(os.sched_getaffinity(0))
         self.strict = strict
+        self._readable, self._packages = [check_readable(path) for path in readable], packages
         self.outcomes: Counter[Outcome] = Counter()
         # What went wrong in the infrastructure, and forks of sessions.
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
@@ -236,17 +249,17 @@ class LocalSandbox:
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
                         result = await self._run_on_supervisor(tier, message, wall_s, slot)
-                        return _to_call_result(result, self.limits.output_bytes, started - queued)
+                        return to_call_result(result, self.limits.output_bytes, started - queued)
                     except SupervisorDied:
                         self.events["supervisor_died"] += 1
                         continue
                     except SupervisorUnresponsive as error:
                         self.events["supervisor_unresponsive"] += 1
                         outcome = Outcome(error.outcome or Outcome.SANDBOX_ERROR)
-                        return _without_output(outcome, time.monotonic() - started, started - queued)
-                return _without_output(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
+                        return without_output(outcome, time.monotonic() - started, started - queued)
+                return without_output(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
         except TimeoutError:
-            return _without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
     async def _run_on_supervisor(self, tier: str, message: bytes, wall_s: float, slot: Slot) -> protocol.Result:
         pool = await self._running_pool()
@@ -286,7 +299,7 @@ class LocalSandbox:
                     self.events["session_refused"] += 1
                     session.link = None
                     refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
-                    return _without_output(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
+                    return without_output(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
                 except (SupervisorDied, SupervisorUnresponsive) as error:
                     died = isinstance(error, SupervisorDied)
                     self.events["supervisor_died" if died else "supervisor_unresponsive"] += 1
@@ -295,14 +308,14 @@ class LocalSandbox:
                     outcome = Outcome.SANDBOX_ERROR
                     if isinstance(error, SupervisorUnresponsive) and error.outcome:
                         outcome = Outcome(error.outcome)
-                    return _without_output(outcome, time.monotonic() - started, started - queued, note)
+                    return without_output(outcome, time.monotonic() - started, started - queued, note)
                 if not result.alive and session.link is not None:
                     session.end()
                     self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
-                return _to_call_result(result, self.limits.output_bytes, started - queued, note)
+                return to_call_result(result, self.limits.output_bytes, started - queued, note)
         except TimeoutError:
-            return _without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
         finally:
             self._sessions.done(session)
 
@@ -348,7 +361,8 @@ class LocalSandbox:
                 pool, self._pool = self._pool, None
                 await pool.close()
             if self._pool is None:
-                pool = SupervisorPool(self.workers)
+                folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
+                pool = SupervisorPool(self.workers, self._readable, folder)
                 await pool.start()
                 await self._check_layers(pool)
                 self._pool = pool
@@ -369,29 +383,3 @@ class LocalSandbox:
         while True:
             await asyncio.sleep(min(30.0, self.limits.session_idle_s / 4))
             self._sessions.drop_idle()
-
-
-def _to_call_result(result: protocol.Result, output_bytes: int, queue_s: float, note: str = "") -> CallResult:
-    return CallResult(
-        Outcome(result.outcome),
-        _text(result.stdout, result.stdout_cut, output_bytes),
-        note + _text(result.stderr, result.stderr_cut, output_bytes),
-        None if result.value is None else result.value.decode("utf-8", "backslashreplace"),
-        result.duration_s,
-        queue_s,
-    )
-
-
-def _text(data: bytes, cut: bool, output_bytes: int) -> str:
-    """Decode an output. Invalid bytes become `\\xNN`; the text is cut so that it is at most 2 * output_bytes in JSON."""
-    text = data.decode("utf-8", "backslashreplace")
-    note = f"\n[output cut after {len(data)} bytes]\n" if cut else ""
-    limit = 2 * output_bytes
-    while 6 * len(text) > limit and (size := len(json.dumps(text))) > limit:
-        text = text[: len(text) * limit // size]
-        note = f"\n[output cut: it is larger than {limit} bytes in JSON]\n"
-    return text + note
-
-
-def _without_output(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
-    return CallResult(outcome, "", note, None, duration_s, queue_s)

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,8 @@ class WorkerOptions:
     queue_timeout_s: float
     drain_s: float
     strict: bool
+    readable: Sequence[Path] = ()
+    packages: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class ServeOptions:
     token: str | None
     drain_s: float
     strict: bool
+    readable: Sequence[Path] = ()
+    packages: Path | None = None
 
 
 class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -174,7 +179,11 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
         make_room=options.make_room,
         queue_timeout_s=options.queue_timeout_s,
     )
-    return await LocalBackend(LocalSandbox(limits, options.workers, strict=options.strict)).start()
+    return await LocalBackend(
+        LocalSandbox(
+            limits, options.workers, strict=options.strict, readable=options.readable, packages=options.packages
+        )
+    ).start()
 
 
 def run_worker(options: WorkerOptions, announce: Announce) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rstar_lab.sandbox.runtime import protocol
@@ -157,12 +157,16 @@ class SupervisorConnection(asyncio.Protocol):
 
 
 class SupervisorPool:
-    """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends."""
+    """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends.
 
-    def __init__(self, workers: int) -> None:
+    readable: additional files and folders that programs can read. packages: folder with additional packages.
+    """
+
+    def __init__(self, workers: int, readable: Sequence[str] = (), packages: str | None = None) -> None:
         self.missing: dict[str, str] = {}
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
+        self._view = json.dumps({"readable": list(readable), "packages": packages})
         self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in TIERS}
         self._broken = False
         self._numbers = itertools.count(1)
@@ -197,6 +201,7 @@ class SupervisorPool:
             _BOOT.format(root=root),
             str(os.getpid()),
             str(self._workers),
+            self._view,
             *map(str, fds),
         ]
         environment = {

@@ -31,11 +31,13 @@ _FILES = {
     "/etc/hosts": "127.0.0.1 localhost\n",
     "/etc/hostname": "sandbox\n",
 }
+# Files and folders that the user of the sandbox has added.
+additional: list[str] = []
 
 
 def readable() -> list[str]:
-    """Return the existing paths that a program may read: system libraries, compilers, and Python's code."""
-    paths = list(_SYSTEM)
+    """Return the existing paths that a program may read: system libraries, compilers, Python's code, and additional ones."""
+    paths = [*_SYSTEM, *additional]
     for prefix in {sys.base_prefix, sys.prefix, sys.base_exec_prefix, sys.exec_prefix}:
         paths += [f"{prefix}/{part}" for part in ("bin", "lib", "lib64")]
     paths += [path for path in sys.path if path.endswith("-packages")]

@@ -12,7 +12,9 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections import deque
+from typing import Any
 
 from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
 from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, REFUSED, Request
@@ -223,11 +225,17 @@ def run_first_zygote(
     run_zygotes(controls, list(TIERS), layers, group, json.dumps(missing))
 
 
-def main(parent: int, workers: int, fds: list[int]) -> None:
+def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> None:
     """Be the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
     The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
+    view: `readable`: additional files and folders that programs can read. `packages`: folder of additional packages, or None.
     """
+    rootfs.additional += view["readable"]
+    if packages := view["packages"]:
+        # Behind the installed packages. The variable is for interpreters that programs start.
+        sys.path.append(packages)
+        os.environ["PYTHONPATH"] = packages
     # A new session, because Ctrl-C in the terminal is handled by the embedding program.
     os.setsid()
     parent_fd = os.pidfd_open(parent)
@@ -263,4 +271,4 @@ def main(parent: int, workers: int, fds: list[int]) -> None:
 
 
 def entry(arguments: list[str]) -> None:
-    main(int(arguments[1]), int(arguments[2]), [int(fd) for fd in arguments[3:]])
+    main(int(arguments[1]), int(arguments[2]), json.loads(arguments[3]), [int(fd) for fd in arguments[4:]])
