@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from starlette.exceptions import HTTPException
@@ -21,8 +21,8 @@ BODY_TIMEOUT_S = 60.0
 class BusyError(Exception):
     """The service has no room for a request; the client should retry after `retry_after_s`."""
 
-    def __init__(self, retry_after_s: int, *, stopping: bool = False) -> None:
-        state = "the service is stopping" if stopping else "the queue is full"
+    def __init__(self, retry_after_s: int, *, stopping: bool = False, reason: str = "the queue is full") -> None:
+        state = "the service is stopping" if stopping else reason
         super().__init__(f"{state}; try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
         self.status = 503 if stopping else 429
@@ -59,9 +59,18 @@ class AccessMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, budget: ByteBudget
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        max_body: int,
+        loopback_only: bool,
+        budget: ByteBudget,
+        authenticate: Callable[[bytes], bool] | None = None,
     ) -> None:
+        """authenticate: returns whether an Authorization header is valid, instead of `token`."""
         self.app = app
+        self.authenticate = authenticate
         self.budget = budget
         self.token = f"Bearer {token}".encode() if token else None
         self.max_body = max_body
@@ -88,11 +97,21 @@ class AccessMiddleware:
         finally:
             body.release()
 
+    def is_authentic(self, given: bytes) -> bool:
+        if self.authenticate is not None:
+            return self.authenticate(given)
+        return self.token is None or hmac.compare_digest(given, self.token)
+
     def refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         given = headers.get(b"authorization", b"")
-        if self.token and scope["path"] not in OPEN_PATHS and not hmac.compare_digest(given, self.token):
+        if scope["path"] not in OPEN_PATHS and not self.is_authentic(given):
             return 401, "send the token as `Authorization: Bearer TOKEN`"
-        if self.loopback_only and not self.token and not is_loopback(headers.get(b"host", b"")):
+        if (
+            self.loopback_only
+            and not self.token
+            and not self.authenticate
+            and not is_loopback(headers.get(b"host", b""))
+        ):
             return 400, "this service answers only to localhost: it has no token"
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 15:

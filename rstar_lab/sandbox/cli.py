@@ -54,6 +54,10 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
     ] = None,
+    tenants: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="TOML file: a table per tenant with its token and quotas."),
+    ] = None,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
     readable: Readable = None,
@@ -76,6 +80,7 @@ def serve(
             max_queue=max_queue,
             redis=redis,
             token=token,
+            tenants=tenants,
             drain_s=drain,
             strict=strict,
             readable=readable or (),

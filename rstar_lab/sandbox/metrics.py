@@ -49,6 +49,9 @@ class Metrics:
         self.refused = Counter(
             "rstar_lab_sandbox_refused", "calls refused because the queue was full", registry=self.registry
         )
+        self.tenants = Counter(
+            "rstar_lab_sandbox_tenant_calls", "results by tenant", ["tenant", "outcome"], registry=self.registry
+        )
         for name, (what, read) in gauges.items():
             Gauge(f"rstar_lab_sandbox_{name}", what, registry=self.registry).set_function(read)
         self.registry.register(_Events(events))

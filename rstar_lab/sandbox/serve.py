@@ -21,6 +21,7 @@ from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.local_backend import LocalBackend
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
+from rstar_lab.sandbox.tenants import Tenant, load_tenants
 
 # Bytes of all requests that are not answered yet.
 MAX_QUEUED_BYTES = 512 * 1024**2
@@ -56,6 +57,7 @@ class ServeOptions:
     max_queue: int
     redis: str | None
     token: str | None
+    tenants: Path | None
     drain_s: float
     strict: bool
     readable: Sequence[Path] = ()
@@ -122,10 +124,16 @@ class DrainingServer(uvicorn.Server):
 
 def run_server(options: ServeOptions, announce: Announce) -> None:
     """Run until a signal stops it. Raises UserError for errors that the user can fix."""
-    check_exposure(options.host, options.token)
+    if options.tenants is None:
+        check_exposure(options.host, options.token)
+    if options.token and options.tenants:
+        raise UserError(
+            "--tenants: the tenants have tokens of their own; remove --token-file and RSTAR_LAB_SANDBOX_TOKEN"
+        )
+    tenants = load_tenants(options.tenants) if options.tenants else []
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    uvloop.run(serve(options, listener, announce))
+    uvloop.run(serve(options, tenants, listener, announce))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -142,18 +150,19 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(options: ServeOptions, listener: socket.socket, announce: Announce) -> None:
+async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: socket.socket, announce: Announce) -> None:
     if options.redis:
         from rstar_lab.sandbox.redis_backend import RedisBackend
 
         backend: Any = await RedisBackend(options.redis, wait_s=options.queue_timeout_s).start()
     else:
         backend = await local_backend(options)
-    service = Service(backend, max_calls=options.max_queue, max_bytes=MAX_QUEUED_BYTES)
+    service = Service(backend, max_calls=options.max_queue, max_bytes=MAX_QUEUED_BYTES, memory_mb=options.memory_mb)
     app = make_app(
         service,
         time_limit_s=options.time_limit_s,
         token=options.token,
+        tenants=tenants,
         loopback_only=options.host in LOOPBACK,
     )
     config = uvicorn.Config(

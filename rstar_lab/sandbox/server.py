@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 from rstar_lab.sandbox.service import Service
+from rstar_lab.sandbox.tenants import ACCOUNT, Account, Accounts, Tenant
 from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, result_to_dict
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,14 @@ def make_app(
     *,
     time_limit_s: float,
     token: str | None = None,
+    tenants: Iterable[Tenant] = (),
     loopback_only: bool = False,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
     """Return the application. The backend must be started; it is closed when the application ends.
 
     time_limit_s: limit of a C++ program, without its compilation (the backend has the one for Python). max_body: bytes.
+    tenants: their tokens are accepted instead of `token`.
     """
 
     @asynccontextmanager
@@ -76,7 +79,20 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
-    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, budget=service)
+    accounts = Accounts(tenants)
+
+    def authenticate(authorization: bytes) -> bool:
+        ACCOUNT.set(accounts.find(authorization))
+        return ACCOUNT.get() is not None
+
+    app.add_middleware(
+        AccessMiddleware,
+        token=token,
+        max_body=max_body,
+        loopback_only=loopback_only,
+        budget=service,
+        authenticate=authenticate if accounts else None,
+    )
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -95,10 +111,11 @@ def make_app(
     async def admitted(request: Request, calls: int, run: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `run` once the queue has room for its calls. Raises BusyError or GoneError."""
         service.admit(calls)
+        account = ACCOUNT.get()
         try:
             return await while_connected(request, run())
         finally:
-            service.release(calls)
+            service.release(calls, account)
 
     async def submit(
         request: Request, submissions: list[code_judge.Submission], *, outputs: bool
@@ -161,7 +178,7 @@ def make_app(
         `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`."""
         work = [model.work() for model in body.calls]
         service.admit(len(work))
-        return StreamingResponse(result_lines(service, work), media_type="application/x-ndjson")
+        return StreamingResponse(result_lines(service, work, ACCOUNT.get()), media_type="application/x-ndjson")
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
@@ -170,8 +187,8 @@ def make_app(
     return app
 
 
-async def result_lines(service: Service, work: list[Work]) -> AsyncIterator[bytes]:
-    """Yield the body of a response to /calls; then release the admitted calls."""
+async def result_lines(service: Service, work: list[Work], account: Account | None = None) -> AsyncIterator[bytes]:
+    """Yield the body of a response to /calls; then release the calls, which were admitted for `account`."""
     done: asyncio.Queue[bytes] = asyncio.Queue()
     unsent = 0
 
@@ -202,7 +219,7 @@ async def result_lines(service: Service, work: list[Work]) -> AsyncIterator[byte
     finally:
         for task in tasks:
             task.cancel()
-        service.release(len(work))
+        service.release(len(work), account)
 
 
 class ResponseBudget:

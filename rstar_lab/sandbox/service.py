@@ -7,8 +7,9 @@ from typing import Protocol
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
-from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.metrics import Metrics
+from rstar_lab.sandbox.tenants import ACCOUNT, Account
 from rstar_lab.sandbox.wire import Work, failure
 
 
@@ -41,10 +42,11 @@ class Backend(Protocol):
 
 
 class Service:
-    """A backend with a bounded queue and metrics."""
+    """A backend with a bounded queue and metrics. memory_mb: the backend's default memory limit of a call."""
 
-    def __init__(self, backend: Backend, *, max_calls: int, max_bytes: int) -> None:
+    def __init__(self, backend: Backend, *, max_calls: int, max_bytes: int, memory_mb: int = 2048) -> None:
         self.backend = backend
+        self.memory_mb = memory_mb
         self.max_calls = max_calls
         self.max_bytes = max_bytes
         self.calls = 0
@@ -67,10 +69,19 @@ class Service:
         """Make room for calls, or raise BusyError. A request with more than `max_calls` is accepted if nothing else runs."""
         if self.draining or (self.calls and self.calls + calls > self.max_calls):
             self._refuse(calls)
+        if account := ACCOUNT.get():
+            try:
+                account.admit(calls)
+            except BusyError:
+                self.metrics.refused.inc(calls)
+                raise
         self.calls += calls
 
-    def release(self, calls: int) -> None:
+    def release(self, calls: int, account: Account | None) -> None:
+        """Release calls that were admitted while `account` was the current one."""
         self.calls -= calls
+        if account:
+            account.release(calls)
 
     def reserve_bytes(self, size: int) -> None:
         """Make room for the bytes of a request, or raise BusyError."""
@@ -89,7 +100,7 @@ class Service:
     async def run(self, work: Work) -> CallResult:
         """Run admitted work. Errors of the service are returned as results."""
         started = time.monotonic()
-        task = asyncio.create_task(self.backend.run(work))
+        task = asyncio.create_task(self._run_for(ACCOUNT.get(), work))
         self.running.add(task)
         try:
             result = await task
@@ -106,6 +117,18 @@ class Service:
             self.running.discard(task)
         self.recent.tick()
         self.metrics.observe(result, time.monotonic() - started)
+        return result
+
+    async def _run_for(self, account: Account | None, work: Work) -> CallResult:
+        """Run work within the quotas of a tenant."""
+        if account is None:
+            return await self.backend.run(work)
+        if refused := account.refuse_session(work):
+            return refused
+        needed_mb = (work.memory_mb or self.memory_mb) if isinstance(work, Call) else 0
+        async with account.memory(needed_mb):
+            result = account.result(work, await self.backend.run(account.own(work)))
+        self.metrics.tenants.labels(account.tenant.name, result.outcome.value).inc()
         return result
 
     async def drain(self, seconds: float) -> None:

@@ -1,0 +1,118 @@
+"""Tests of tenants: tokens, quotas and separate sessions."""
+
+import asyncio
+from typing import ClassVar
+
+import httpx
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.client import SandboxClient
+from rstar_lab.sandbox.launch import serving
+from rstar_lab.sandbox.server import make_app
+from rstar_lab.sandbox.service import Service
+from rstar_lab.sandbox.tenants import Tenant, load_tenants
+
+A, B = "a" * 16, "b" * 16
+CALL = {"calls": [{"code": "1"}]}
+
+
+class SlowBackend:
+    """A backend whose calls take 0.2 s; it records the most calls at once."""
+
+    queued = zygotes = sessions = 0
+    events: ClassVar[dict[str, int]] = {}
+    capacity = 1
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+
+    async def run(self, work) -> CallResult:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.2)
+        self.running -= 1
+        return CallResult(Outcome.OK, "", "", None, 0.2)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def client_of(backend, *tenants: Tenant) -> httpx.AsyncClient:
+    app = make_app(Service(backend, max_calls=1000, max_bytes=10**9, memory_mb=100), time_limit_s=1.0, tenants=tenants)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_only_tokens_of_tenants_are_accepted():
+    async with client_of(SlowBackend(), Tenant("a", A), Tenant("b", B)) as client:
+        replies = [await client.post("/calls", json=CALL, headers=bearer(token)) for token in (A, B, "c" * 16)]
+        assert [reply.status_code for reply in replies] == [200, 200, 401]
+        assert (await client.post("/calls", json=CALL)).status_code == 401
+        page = (await client.get("/metrics", headers=bearer(A))).text
+        assert 'rstar_lab_sandbox_tenant_calls_total{outcome="ok",tenant="b"} 1.0' in page
+
+
+async def test_calls_in_flight_of_one_tenant_are_limited():
+    async with client_of(SlowBackend(), Tenant("a", A, calls=2), Tenant("b", B)) as client:
+        posts = [client.post("/calls", json=CALL, headers=bearer(token)) for token in (A, A, A, B)]
+        replies = await asyncio.gather(*posts)
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 200]
+        assert "quota is 2" in replies[2].json()["detail"] and replies[2].headers["Retry-After"] == "1"
+        assert (await client.post("/calls", json=CALL, headers=bearer(A))).status_code == 200
+
+
+async def test_the_rate_of_one_tenant_is_limited():
+    async with client_of(SlowBackend(), Tenant("a", A, calls_per_s=2)) as client:
+        replies = await asyncio.gather(*(client.post("/calls", json=CALL, headers=bearer(A)) for _ in range(5)))
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 429, 429]
+        await asyncio.sleep(0.6)
+        assert (await client.post("/calls", json=CALL, headers=bearer(A))).status_code == 200
+
+
+async def test_calls_wait_for_the_memory_quota():
+    backend = SlowBackend()
+    async with client_of(backend, Tenant("a", A, memory_mb=250)) as client:
+        reply = await client.post("/calls", json={"calls": [{"code": "1"}] * 4}, headers=bearer(A))
+        assert reply.text.count('"outcome":"ok"') == 4 and backend.most == 2
+        large = await client.post("/calls", json={"calls": [{"code": "1", "memory_mb": 251}]}, headers=bearer(A))
+        assert "more than the quota" in large.json()["stderr"]
+
+
+@pytest.mark.slow
+async def test_tenants_have_separate_sessions_and_a_quota_of_them(tmp_path):
+    file = tmp_path / "tenants.toml"
+    file.write_text(f'[a]\ntoken = "{A}"\nsessions = 3\n[b]\ntoken = "{B}"\n')
+    with serving("serve", "--port", "0", "--workers", "1", "--tenants", str(file)) as ready:
+        async with SandboxClient(ready["url"], A) as a, SandboxClient(ready["url"], B) as b:
+            await a.run("x = 'of a'", session="s")
+            assert "NameError" in (await b.run("x", session="s")).stderr
+            copies = await a.fork("s", 2)
+            assert [(await a.run("x", session=copy)).value for copy in copies] == ["'of a'"] * 2
+            refused = await a.submit(Call("1", session="fourth"))
+            assert refused.outcome is Outcome.SANDBOX_ERROR and "its quota is 3" in refused.stderr
+            await a.close_session(copies[0])
+            assert (await a.run("1", session="fourth")).value == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[a]\ntoken = 'short'", "a.token: set a text of at least 16"),
+        (f"[a]\ntoken = '{A}'\nmemory = 1", "a.memory: unknown key"),
+        (f"[a]\ntoken = '{A}'\ncalls = 0", "a.calls: 0 must be a number greater than 0"),
+        (f"[a]\ntoken = '{A}'\n[b]\ntoken = '{A}'", "two tenants have the same token"),
+        ("token = 1", "write one table per tenant"),
+        ("", "no tenant"),
+    ],
+)
+def test_errors_in_the_file_name_tenant_and_key(tmp_path, text, message):
+    file = tmp_path / "tenants.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_tenants(file)
