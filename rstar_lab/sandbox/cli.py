@@ -35,6 +35,7 @@ Packages = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="Requirements file of packages that programs can import."),
 ]
+RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
 REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
 
 
@@ -60,6 +61,7 @@ def serve(
     ] = None,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
+    redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
@@ -83,6 +85,7 @@ def serve(
             tenants=tenants,
             drain_s=drain,
             strict=strict,
+            redis_tls=redis_tls,
             readable=readable or (),
             packages=packages,
         ),
@@ -102,6 +105,7 @@ def worker(
     queue_timeout: QueueTimeout = 600.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
     strict: Strict = False,
+    redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
@@ -119,6 +123,7 @@ def worker(
             queue_timeout_s=queue_timeout,
             drain_s=drain,
             strict=strict,
+            redis_tls=redis_tls,
             readable=readable or (),
             packages=packages,
         ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call_log import log_event
 from rstar_lab.sandbox.check import layers
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.packages import check_readable, install_packages
@@ -212,6 +213,10 @@ class LocalSandbox:
         self.outcomes[result.outcome] += 1
         return result
 
+    def _count(self, event: str, detail: str = "") -> None:
+        self.events[event] += 1
+        log_event(event, detail)
+
     def _request(self, call: Call) -> protocol.Request:
         limits = self.limits
         if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
@@ -245,16 +250,16 @@ class LocalSandbox:
                 started = time.monotonic()
                 for attempt in range(ATTEMPTS):
                     if attempt:
-                        self.events["retry"] += 1
+                        self._count("retry", f"attempt {attempt + 1} of {ATTEMPTS}")
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
                         result = await self._run_on_supervisor(tier, message, wall_s, slot)
                         return to_call_result(result, self.limits.output_bytes, started - queued)
                     except SupervisorDied:
-                        self.events["supervisor_died"] += 1
+                        self._count("supervisor_died")
                         continue
                     except SupervisorUnresponsive as error:
-                        self.events["supervisor_unresponsive"] += 1
+                        self._count("supervisor_unresponsive")
                         outcome = Outcome(error.outcome or Outcome.SANDBOX_ERROR)
                         return without_output(outcome, time.monotonic() - started, started - queued)
                 return without_output(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
@@ -296,13 +301,13 @@ class LocalSandbox:
                 try:
                     result = await self._on_session(session, tier, message, wall_s, slot)
                 except SessionRefused:
-                    self.events["session_refused"] += 1
+                    self._count("session_refused")
                     session.link = None
                     refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
                     return without_output(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
                 except (SupervisorDied, SupervisorUnresponsive) as error:
                     died = isinstance(error, SupervisorDied)
-                    self.events["supervisor_died" if died else "supervisor_unresponsive"] += 1
+                    self._count("supervisor_died" if died else "supervisor_unresponsive", f"session {call.session}")
                     session.link = None
                     self._sessions.record_loss(session.name, "it was lost")
                     outcome = Outcome.SANDBOX_ERROR

@@ -17,6 +17,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
+from rstar_lab.sandbox.signing import InvalidSignatureError, Signer
 from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, session_of, work_to_dict
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class RedisBackend:
         """wait_s: seconds a call may wait until a worker takes it."""
         self.url = url
         self.redis = transport.connect(url)
+        self.signer = Signer()
         self.client = secrets.token_hex(8)
         self.results = transport.results_of(self.client)
         self.wait_s = wait_s
@@ -169,6 +171,7 @@ class RedisBackend:
             async with self.redis.pipeline(transaction=False) as pipe:
                 for pending in batch:
                     fields = {"id": pending.call_id, "client": self.client, "wait": self.wait_s, "body": pending.body}
+                    fields["sig"] = self.signer.sign_call(pending.call_id, self.client, pending.body)
                     pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
                 entries = await pipe.execute() if batch else []
         except BaseException:
@@ -259,7 +262,10 @@ class Reader:
             if pending:
                 pending.entry = None  # deleted by the worker
                 try:
+                    backend.signer.check_result(fields[b"id"], fields[b"body"], fields.get(b"sig", b""))
                     result = result_from_dict(json.loads(fields[b"body"]))
+                except InvalidSignatureError as error:
+                    result = failure(Outcome.SANDBOX_ERROR, f"a result has {error}")
                 except (KeyError, TypeError, ValueError) as error:
                     result = failure(Outcome.SANDBOX_ERROR, f"a worker of another version answered: {error}")
                 backend.answer(pending, result)

@@ -22,6 +22,7 @@ from rstar_lab.sandbox.local_backend import LocalBackend
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.tenants import Tenant, load_tenants
+from rstar_lab.sandbox.transport import require_tls
 
 # Bytes of all requests that are not answered yet.
 MAX_QUEUED_BYTES = 512 * 1024**2
@@ -41,6 +42,7 @@ class WorkerOptions:
     queue_timeout_s: float
     drain_s: float
     strict: bool
+    redis_tls: bool = False
     readable: Sequence[Path] = ()
     packages: Path | None = None
 
@@ -60,6 +62,7 @@ class ServeOptions:
     tenants: Path | None
     drain_s: float
     strict: bool
+    redis_tls: bool = False
     readable: Sequence[Path] = ()
     packages: Path | None = None
 
@@ -152,6 +155,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: socket.socket, announce: Announce) -> None:
     if options.redis:
+        if options.redis_tls:
+            require_tls(options.redis)
         from rstar_lab.sandbox.redis_backend import RedisBackend
 
         backend: Any = await RedisBackend(options.redis, wait_s=options.queue_timeout_s).start()
@@ -204,6 +209,8 @@ def run_worker(options: WorkerOptions, announce: Announce) -> None:
 async def work(options: WorkerOptions, announce: Announce) -> None:
     from rstar_lab.sandbox.worker import Worker
 
+    if options.redis_tls:
+        require_tls(options.redis)
     backend = await local_backend(options)
     try:
         worker = Worker(options.redis, backend, drain_s=options.drain_s)

@@ -8,6 +8,7 @@ from typing import Protocol
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call_log import call_id, log_failure
 from rstar_lab.sandbox.metrics import Metrics
 from rstar_lab.sandbox.tenants import ACCOUNT, Account
 from rstar_lab.sandbox.wire import Work, failure
@@ -99,6 +100,12 @@ class Service:
 
     async def run(self, work: Work) -> CallResult:
         """Run admitted work. Errors of the service are returned as results."""
+        with call_id():
+            result = await self._run(work)
+            log_failure(result)
+        return result
+
+    async def _run(self, work: Work) -> CallResult:
         started = time.monotonic()
         task = asyncio.create_task(self._run_for(ACCOUNT.get(), work))
         self.running.add(task)

@@ -29,11 +29,11 @@ DEAD_AFTER_MS = 6000
 MAX_DELIVERIES = 3
 RESULTS_KEPT_MS = 3_600_000
 
-# KEYS: the stream of calls, the stream of results. ARGV: group, entry, call id, body, how long results are kept.
+# KEYS: the stream of calls, the stream of results. ARGV: group, entry, call id, body, how long results are kept, signature.
 PUBLISH = """
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
-redis.call('XADD', KEYS[2], '*', 'id', ARGV[3], 'body', ARGV[4])
+redis.call('XADD', KEYS[2], '*', 'id', ARGV[3], 'body', ARGV[4], 'sig', ARGV[6])
 redis.call('PEXPIRE', KEYS[2], ARGV[5])
 return 1
 """
@@ -66,6 +66,12 @@ def results_of(client: str) -> str:
 
 def session_key(session: str) -> str:
     return f"{PREFIX}session:{session}"
+
+
+def require_tls(url: str) -> None:
+    """Raise UserError unless the connection is encrypted or stays on this machine (a Unix socket)."""
+    if urlsplit(url).scheme not in ("rediss", "unix"):
+        raise UserError(f"--redis {redacted(url)}: --redis-tls requires rediss://:PASSWORD@HOST:PORT/0")
 
 
 def connect(url: str) -> aioredis.Redis:

@@ -17,7 +17,9 @@ from redis.exceptions import RedisError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.call_log import call_id, log_failure
 from rstar_lab.sandbox.redis_backend import end, forever
+from rstar_lab.sandbox.signing import InvalidSignatureError, Signer
 from rstar_lab.sandbox.wire import Work, dumps, failure, result_to_dict, work_from_json
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Delivery:
     client: str
     wait_s: float
     body: bytes
+    signature: bytes = b""
 
     @classmethod
     def of(cls, stream: str, entry: bytes, fields: dict[bytes, bytes]) -> "Delivery":
@@ -53,7 +56,9 @@ class Delivery:
         wait_s = float(fields[b"wait"])
         if not math.isfinite(wait_s):
             raise ValueError(f"wait: {wait_s}")
-        return cls(stream, entry, fields[b"id"], fields[b"client"].decode(), wait_s, fields[b"body"])
+        return cls(
+            stream, entry, fields[b"id"], fields[b"client"].decode(), wait_s, fields[b"body"], fields.get(b"sig", b"")
+        )
 
 
 class Worker:
@@ -64,6 +69,7 @@ class Worker:
         self.drain_s = drain_s
         self.backend = backend
         self.redis = transport.connect(url)
+        self.signer = Signer()
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}|{backend.workers}"
         self.own_stream = transport.calls_of(self.name)
         self.in_flight: dict[tuple[str, bytes], asyncio.Task[None]] = {}
@@ -150,7 +156,13 @@ class Worker:
             result = failure(Outcome.QUEUE_TIMEOUT, f"not started within {delivery.wait_s:g} s", queue_s=waited_s)
         else:
             try:
-                result = await self.backend.run(work_from_json(delivery.body))
+                self.signer.check_call(delivery.call_id, delivery.client, delivery.body, delivery.signature)
+                with call_id(delivery.call_id.decode(errors="replace")):
+                    result = await self.backend.run(work_from_json(delivery.body))
+                    log_failure(result)
+            except InvalidSignatureError as error:
+                log.error("call %s was not run: it has %s", delivery.call_id.decode(errors="replace"), error)
+                result = failure(Outcome.SANDBOX_ERROR, f"the call has {error}")
             except (ValueError, RecursionError) as error:
                 result = failure(Outcome.INVALID_ARGUMENTS, f"{type(error).__name__}: {error}")
             except Exception as error:
@@ -168,6 +180,7 @@ class Worker:
                     pipe.eval(
                         transport.PUBLISH, 2, delivery.stream, transport.results_of(delivery.client),
                         transport.GROUP, delivery.entry, delivery.call_id, body, transport.RESULTS_KEPT_MS,
+                        self.signer.sign_result(delivery.call_id, body),
                     )  # fmt: skip
                 published = await pipe.execute()
         except BaseException:

@@ -209,7 +209,7 @@ async def test_only_the_first_acknowledgement_publishes_a_result(redis):
     entry = await client.xadd("calls", {"body": "x"})
     await client.xreadgroup(transport.GROUP, "somebody", {"calls": ">"})
     answers = [
-        await client.eval(transport.PUBLISH, 2, "calls", "results", transport.GROUP, entry, "id", who, 1000)
+        await client.eval(transport.PUBLISH, 2, "calls", "results", transport.GROUP, entry, "id", who, 1000, "")
         for who in "ab"
     ]
     assert answers == [1, 0]
