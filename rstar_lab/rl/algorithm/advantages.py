@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+BUDGET_CLIP = 0.5  # largest relative change of an advantage by the tool budget; ours
+
 
 def group_advantages(
     rewards: Sequence[float] | np.ndarray,
@@ -45,6 +47,32 @@ def maxrl_advantages(rewards: Sequence[float] | np.ndarray, groups: Sequence | n
     centred = group_advantages(reward, groups, normalise_std=False)
     mean = reward - centred
     return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
+
+
+def tool_budget_advantages(
+    rewards: Sequence[float] | np.ndarray,
+    groups: Sequence | np.ndarray,
+    calls: Sequence[int] | np.ndarray,
+    easy: Sequence[bool] | np.ndarray,
+    *,
+    weight: float,
+    max_calls: int,
+    normalise_std: bool = True,
+) -> np.ndarray:
+    """Return group advantages with a penalty on the tool calls of successful rollouts of easy problems, (batch,) float64.
+
+    The penalty weight * sin(pi/2 * calls / max_calls) is subtracted from the reward (AdaTIR, arXiv 2601.14696). The change of
+    an advantage is clipped to BUDGET_CLIP times its size, so a success never gets a negative advantage for its calls, and the
+    advantages of the others hardly rise. rewards, groups: as for `group_advantages`. calls, easy: (batch,); more than max_calls
+    count as max_calls.
+    """
+    reward = np.asarray(rewards, dtype=np.float64)
+    plain = group_advantages(reward, groups, normalise_std=normalise_std)
+    share = np.minimum(np.asarray(calls, dtype=np.float64) / max_calls, 1.0)
+    penalty = np.where(np.asarray(easy, dtype=bool) & (reward > 0), weight * np.sin(np.pi / 2 * share), 0.0)
+    change = group_advantages(reward - penalty, groups, normalise_std=normalise_std) - plain
+    bound = BUDGET_CLIP * np.abs(plain)
+    return plain + np.clip(change, -bound, bound)
 
 
 def optimal_token_advantages(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rstar_lab.rl.algorithm.advantages import group_advantages, tool_budget_advantages
 from rstar_lab.rl.algorithm.config import SelectionConfig
-from rstar_lab.rl.algorithm.objective import group_advantages
 from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
 from rstar_lab.rl.algorithm.shaping import overlong_penalty
 from rstar_lab.rl.seeds import derive_seed
@@ -68,8 +68,19 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
         else:
             kept += chosen
     rewards = [shaped_reward(t, config) for t in kept]
-    if config.advantage is None:
-        groups_of = [t.group_id for t in kept]
+    groups_of = [t.group_id for t in kept]
+    if config.tool_budget:
+        rates = {name: float(np.mean([t.reward > 0 for t in group])) for name, group in groups.items()}
+        advantages = tool_budget_advantages(
+            rewards,
+            groups_of,
+            [len(t.calls) for t in kept],
+            [rates[name] >= config.tool_budget_from for name in groups_of],
+            weight=config.tool_budget,
+            max_calls=config.max_turns,
+            normalise_std=config.normalise_std,
+        ).tolist()
+    elif config.advantage is None:
         advantages = group_advantages(rewards, groups_of, normalise_std=config.normalise_std).tolist()
     else:
         advantages = list(config.advantage(np.asarray(rewards, dtype=float), kept)) if kept else []

@@ -21,7 +21,8 @@ from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
 from rstar_lab.rl.recipe.lora import Lora
-from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section
+from rstar_lab.rl.recipe.rl_checks import check_combinations
+from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section, is_own
 from rstar_lab.verify import AnswerFormat
 
 Mode = Literal["sync", "one_step_off", "async"]
@@ -194,12 +195,22 @@ class RlSection(Section):
     teacher_weight: float = Field(0.0, ge=0)
     """On-policy distillation: weight of log p_teacher - log p_student, which is added to the advantage of each token (arXiv
     2306.13649). Groups with equal rewards are then kept. Needs `engine.teacher_url`. Local trainer only. Default: 0, off."""
+    self_distillation: float = Field(0.0, ge=0)
+    """Weight of self-distillation: a failed rollout is scored again with a successful rollout of its group in the prompt, the
+    one with the lowest RoC penalty and without tool errors; weight * (log p with it - log p) is added to the advantage of each
+    token (after SDPO, arXiv 2601.20802). Local trainer only, one more forward pass. Default: 0, off."""
     tool_output_loss: float = Field(0.0, ge=0)
     """Weight of the cross-entropy of the tokens of tool responses, which is added to the loss: the model learns to predict
     what its code prints (ECHO, arXiv 2605.24517). Local trainer only. Default: 0, off."""
     overlong_buffer: NotNegative = 0
     """Soft overlong penalty (arXiv 2503.14476, equation 13): the reward falls linearly by 1 over this many tokens
     before the limit. Used for advantages only. Default: 0, off."""
+    tool_budget: float = Field(0.0, ge=0)
+    """Weight of a penalty on the tool calls of successful rollouts of easy problems, sin(pi/2 * calls / max_turns). It changes an
+    advantage by at most half of its size, so it never changes the sign (after AdaTIR, arXiv 2601.14696; the half is ours).
+    Requires `advantage: group`. Default: 0, off."""
+    tool_budget_from: float = Field(0.5, gt=0, le=1)
+    """Pass rate in its group from which a problem is easy for `tool_budget`. Default: ours."""
     drop_void_turns: bool = False
     """Exclude rollouts with a turn that has neither a tool call nor an answer from the loss (arXiv 2509.02479)."""
     fp32_head: bool = False
@@ -253,6 +264,9 @@ class RlSection(Section):
             max_response_tokens=self.max_response_tokens,
             overlong_buffer=self.overlong_buffer,
             drop_void_turns=self.drop_void_turns,
+            tool_budget=self.tool_budget,
+            tool_budget_from=self.tool_budget_from,
+            max_turns=self.max_turns,
             keep_equal=self.teacher_weight > 0,
             environment_penalties={
                 entry.name: _penalties(entry.roc_penalties)
@@ -305,54 +319,7 @@ class RlSection(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "RlSection":
-        if self.importance_cap is not None and self.correction != "none":
-            raise ValueError("give correction with correction_bounds, or importance_cap, not both")
-        correction, (low, high) = self.resolved_correction
-        if correction != "none" and self.old_log_probs == "engine":
-            name = "correction" if self.importance_cap is None else "importance_cap"
-            raise ValueError(
-                f"{name} requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
-            )
-        if self.advantage == "otb" and self.old_log_probs == "engine":
-            raise ValueError("advantage: otb requires old_log_probs: trainer, which computes the baselines")
-        if self.correction_bounds is not None and (self.correction == "none" or is_own(self.correction)):
-            raise ValueError("correction_bounds requires correction, and one of the built-in ones")
-        if is_own(self.roc) and (self.roc_min_positive or self.roc_min_negative):
-            raise ValueError("roc_min_positive and roc_min_negative require one of the built-in rules in roc")
-        if len({name.partition(":")[2] for name in self.metrics}) < len(self.metrics):
-            raise ValueError("metrics: two functions have the same name; rename one")
-        if not 0 <= low < high:
-            raise ValueError(f"correction_bounds must be 0 <= low < high, got {low:g}, {high:g}")
-        if correction in ("tis", "seq_tis") and low > 0:
-            raise ValueError(f"correction {correction} has no lower bound: set correction_bounds to [0, {high:g}]")
-        if self.step_time_s is not None and self.rollout == "lockstep":
-            raise ValueError("step_time_s requires rollout: async (a time limit makes lockstep runs irreproducible)")
-        if self.carry_over:
-            if self.step_time_s is None:
-                raise ValueError("carry_over requires step_time_s, the time at which rollouts are cut")
-            if self.old_log_probs != "engine":
-                raise ValueError(
-                    "carry_over requires old_log_probs: engine (the trainer does not keep older policy versions)"
-                )
-            if self.dynamic_sampling:
-                raise ValueError(
-                    "carry_over cannot be combined with dynamic_sampling: the rewards of unfinished groups are unknown"
-                )
-        if self.mode != "sync":
-            self._check_mode()
-        if self.environments and self.prompt_format == "released":
-            raise ValueError("environments requires prompt_format: paper or model")
-        self._check_prompts()
-        for entry in self.environments:
-            if (entry.limits.max_response_tokens or 0) > self.max_response_tokens:
-                raise ValueError(
-                    f"environments.{entry.name}.limits.max_response_tokens: at most max_response_tokens, "
-                    f"{self.max_response_tokens}"
-                )
-        if self.roc_min_positive + self.roc_min_negative > self.group_size:
-            raise ValueError(f"roc_min_positive + roc_min_negative must be at most group_size, {self.group_size}")
-        if self.overlong_buffer > self.max_response_tokens:
-            raise ValueError(f"overlong_buffer must be at most max_response_tokens, {self.max_response_tokens}")
+        check_combinations(self)
         return self
 
     @property
@@ -366,37 +333,6 @@ class RlSection(Section):
             self.answer,
             self.template_options,
         )
-
-    def _check_prompts(self) -> None:
-        """Raise ValueError for keys of the prompt that the format does not allow."""
-        keys = {name: getattr(self, name) for name in ("system_prompt", "question_wrapper", "answer_instruction")}
-        given = [name for name, value in keys.items() if value is not None]
-        if self.prompt_format == "released" and given:
-            raise ValueError(f"{given[0]}: not with prompt_format: released, whose prompts are fixed; leave it out")
-        if self.template_options and self.prompt_format != "model":
-            raise ValueError("template_options requires prompt_format: model")
-        if self.question_wrapper is not None and self.question_wrapper.count("{question}") != 1:
-            raise ValueError("question_wrapper must contain {question} once")
-
-    def _check_mode(self) -> None:
-        """Raise ValueError for keys that the modes one_step_off and async do not allow."""
-        if self.rollout == "lockstep":
-            raise ValueError(f"mode: {self.mode} requires rollout: async")
-        if self.resolved_correction[0] == "none" and not self.allow_uncorrected:
-            raise ValueError(
-                f"mode: {self.mode} trains on rollouts of older weights: set correction (for example tis, with "
-                "old_log_probs: trainer), or allow_uncorrected: true"
-            )
-        if self.step_time_s is not None or self.dynamic_sampling:
-            name = "dynamic_sampling" if self.dynamic_sampling else "step_time_s"
-            raise ValueError(f"{name} requires mode: sync")
-        if self.resolved_buffer_groups < self.problems_per_step:
-            raise ValueError(f"buffer_groups must be at least problems_per_step, {self.problems_per_step}")
-
-
-def is_own(name: str) -> bool:
-    """Return whether a value of the recipe names a function of the user instead of a built-in."""
-    return ":" in name
 
 
 def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -34,3 +34,8 @@ def _check_function(name: str) -> str:
 
 
 Function = Annotated[str, AfterValidator(_check_function)]  # a function of the user, see docs/extending.md
+
+
+def is_own(name: str) -> bool:
+    """Return whether a value of the recipe names a function of the user instead of a built-in."""
+    return ":" in name

@@ -30,10 +30,12 @@ from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.rollout_source import RolloutSource
+from rstar_lab.rl.training.self_teacher import with_self_teacher
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.teacher import Teacher
 from rstar_lab.rl.training.update import Learner, MismatchError, UpdateResult
+from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -95,6 +97,9 @@ class Trainer:
         if self.teacher is not None and rl.teacher_weight:
             with timer("teacher_s"):
                 selection = await self.teacher.score(selection)
+        if rl.self_distillation:
+            with timer("teacher_s"):
+                selection = await asyncio.to_thread(self.self_teach, selection, rollouts.trajectories, rl)
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)
@@ -139,6 +144,23 @@ class Trainer:
         if self.rollouts.stream is None:
             return self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
         return await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=lr_scale, seed=seed)
+
+    def self_teach(self, selection: Selection, rollouts: Sequence[Trajectory], rl: RlSection) -> Selection:
+        """Return the selection with the log-probs of the policy that sees a demonstration; see `self_teacher`."""
+        context = self.context(rl)
+
+        def prompt_ids(rollout: Trajectory, text: str) -> list[int]:
+            own = context.others[rollout.environment] if rollout.environment else context
+            return own.codec.prompt_ids(text)
+
+        return with_self_teacher(
+            selection,
+            rollouts,
+            rl.selection_config,
+            prompt_ids=prompt_ids,
+            score=lambda trajectories: self.learner.score(trajectories, rl),
+            max_tokens=self.learner.model.config.max_position_embeddings,
+        )
 
     async def load_weights(self, version: int) -> None:
         """Send the weights of the policy to the engines."""

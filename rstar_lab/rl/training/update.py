@@ -124,7 +124,7 @@ class Learner:
                 if selection.teacher_log_probs is not None:
                     of_teacher = micro.scatter(selection.teacher_log_probs[start:end], prompts).to(self.device)
                     gap_BT = (of_teacher - old_log_probs).masked_fill(~micro.mask_BT, 0.0).nan_to_num(0.0)
-                    advantages_BT = advantages_BT + rl.teacher_weight * gap_BT
+                    advantages_BT = advantages_BT + (rl.teacher_weight or rl.self_distillation) * gap_BT
                     result.sums["teacher_kl"] -= float(gap_BT.sum()) / sum(t.model_tokens for t in batch)
                 reference_log_probs = None
                 if self.reference is not None:
@@ -186,17 +186,27 @@ class Learner:
     @torch.no_grad()
     def measure(self, selection: Selection, rl: RlSection, result: "UpdateResult") -> None:
         """Record log-probs and entropy of all selected rollouts under the weights that generated them."""
-        prompts = [len(t.prompt_ids) for t in selection.trajectories]
-        for micro in self.micro_batches(selection.trajectories, rl):
+        merged = self._measured(selection.trajectories, rl, result)
+        result.log_probs, result.entropies, result.squares = self.ranks.share(
+            (merged.log_probs, merged.entropies, merged.squares)
+        )
+
+    def score(self, trajectories: Sequence[Trajectory], rl: RlSection) -> list[np.ndarray]:
+        """Return the log-probs of the responses, (response length,) per rollout, NaN outside of the loss mask."""
+        self._call_helpers("score", trajectories, rl)
+        return self._measured(trajectories, rl, UpdateResult(len(trajectories))).log_probs
+
+    @torch.no_grad()
+    def _measured(self, trajectories: Sequence[Trajectory], rl: RlSection, result: "UpdateResult") -> "UpdateResult":
+        """Record log-probs and entropy of rollouts in `result`; return it with the parts of all ranks."""
+        prompts = [len(t.prompt_ids) for t in trajectories]
+        for micro in self.micro_batches(trajectories, rl):
             with autocast(rl, self.device):
                 log_probs, entropy, *squares = token_statistics(
                     self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=rl.advantage == "otb"
                 )
-            result.record(micro, prompts, selection.trajectories, log_probs, entropy, 0, *squares)
-        merged = result.merge(self.ranks.gather(result))
-        result.log_probs, result.entropies, result.squares = self.ranks.share(
-            (merged.log_probs, merged.entropies, merged.squares)
-        )
+            result.record(micro, prompts, trajectories, log_probs, entropy, 0, *squares)
+        return result.merge(self.ranks.gather(result))
 
 
 def run_update_helper(ranks: Ranks) -> None:

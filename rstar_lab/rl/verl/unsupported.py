@@ -26,6 +26,10 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             )
         if rl.teacher_weight:
             lines.append(f"stages.{stage.name}: teacher_weight: the verl adapter has one advantage per rollout; use 0")
+        if rl.self_distillation:
+            lines.append(
+                f"stages.{stage.name}: self_distillation: the verl adapter has one advantage per rollout; use 0"
+            )
         if rl.tool_output_loss:
             lines.append(f"stages.{stage.name}: tool_output_loss: verl's loss sees the tokens of the model only")
         if rl.correction == "geo_mask":

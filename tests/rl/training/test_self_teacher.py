@@ -1,0 +1,87 @@
+"""Self-distillation: the choice of the demonstration, the teacher's log-probs, and a run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.scripted_training import TOKENIZER, problem, train
+from helpers.trajectories import BATCH
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.algorithm.config import SelectionConfig
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.models.model import build_tiny
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.training.self_teacher import DEMONSTRATION, demonstrations, with_self_teacher
+from rstar_lab.rl.training.update import Learner
+from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
+from rstar_lab.runs.reader import RunReader
+
+CONFIG = SelectionConfig()
+
+
+def call(outcome):
+    return ToolCallRecord(0, 0, "python", "1/0", outcome, "", 0.0, 0.0, 0)
+
+
+def rollout(i, reward, *outcomes, group="g", p_err=0.0, p_format=0.0, **changes):
+    own = replace(BATCH[i % 6], traj_id=f"r{i}", sample=i, group_id=group, reward=reward, text=f"solution {i}")
+    return replace(own, calls=tuple(map(call, outcomes)), p_err=p_err, p_format=p_format, **changes)
+
+
+def test_the_demonstration_is_the_cleanest_success_of_the_group():
+    failed = [rollout(0, 0.0), rollout(1, 0.0, group="h"), rollout(2, 0.0, group="none")]
+    others = [
+        rollout(3, 1.0, Outcome.EXCEPTION, Outcome.OK, p_err=0.5),
+        rollout(4, 1.0, p_err=0.5),
+        rollout(5, 1.0, Outcome.OK, p_format=0.2),
+        rollout(6, 1.0, Outcome.OK, stop_reason=StopReason.ENVIRONMENT_ERROR),
+        rollout(7, 0.0, Outcome.OK),
+        rollout(8, 1.0, Outcome.SYNTAX_ERROR, group="h", p_err=1.0),
+    ]
+    found = demonstrations(failed, [*failed, *others], CONFIG)
+    assert [t and t.traj_id for t in found] == ["r5", None, None]
+
+
+@pytest.mark.slow
+def test_the_teacher_is_the_policy_with_the_demonstration_in_its_prompt():
+    model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+    learner, rl, codec = Learner(model), RlSection(micro_batch_tokens=400), Codec(TOKENIZER, {})
+    rollouts = [rollout(0, 0.0), rollout(1, 1.0, Outcome.OK), rollout(2, 0.0)]
+    selection = Selection(rollouts, [-1.0, 1.0, -1.0], 0)
+
+    def taught(max_tokens):
+        return with_self_teacher(
+            selection, rollouts, CONFIG, prompt_ids=lambda t, text: codec.prompt_ids(text),
+            score=lambda given: learner.score(given, rl), max_tokens=max_tokens,
+        )  # fmt: skip
+
+    found = taught(4096).teacher_log_probs
+    assert np.isnan(found[1]).all()
+    prompt = codec.prompt_ids(DEMONSTRATION.format(question="q", solution="solution 1"))
+    for t, values in ((rollouts[0], found[0]), (rollouts[2], found[2])):
+        logits = model(torch.tensor([prompt + t.response_ids])).logits[0].log_softmax(-1)
+        expected = logits[len(prompt) - 1 : -1].gather(1, torch.tensor(t.response_ids)[:, None])[:, 0].detach().numpy()
+        np.testing.assert_allclose(values, np.where(t.loss_mask, expected, np.nan), atol=1e-4)
+    assert all(np.isnan(values).all() for values in taught(len(prompt)).teacher_log_probs)
+
+
+@pytest.mark.slow
+async def test_a_run_with_self_distillation_differs_only_in_its_updates(tmp_path):
+    problems = {"s": [problem("a", 0.5), problem("b", 0.6)]}
+    lines = []
+    for weight in (0.0, 0.5):
+        _, run = await train(tmp_path / str(weight), [{"name": "s", "steps": 1}], problems, self_distillation=weight)
+        lines.append(RunReader(run).metrics()[0])
+    assert lines[0]["reward"] == lines[1]["reward"] and lines[0]["kept"] == lines[1]["kept"] > 0
+    assert "teacher_kl" not in lines[0] and lines[1]["teacher_kl"] != 0 and lines[1]["teacher_s"] > 0
+    assert lines[0]["grad_norm"] != lines[1]["grad_norm"]
+
+
+def test_it_cannot_be_combined_with_a_teacher():
+    with pytest.raises(ValueError, match="self_distillation and teacher_weight cannot be combined"):
+        RlSection(self_distillation=0.1, teacher_weight=0.1)
+    with pytest.raises(ValueError, match="tool_budget requires advantage: group"):
+        RlSection(tool_budget=0.1, advantage="maxrl")
