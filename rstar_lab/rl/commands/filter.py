@@ -1,6 +1,6 @@
 """Filter the problems of a stage by difficulty: `python -m rstar_lab.rl.commands.filter RECIPE STAGE MODEL`.
 
-The local trainer does this itself. Under verl, this command runs once on a node with GPUs, after the previous stage.
+Both trainers do this themselves at the start of the stage. The command does it before, with the engines of this machine.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ def main(
 async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, int]:
     """Return (problems that are kept, all problems). Raises UserError for a stage without a filter."""
     from rstar_lab.progress import Reporter
+    from rstar_lab.rl.evaluation import local_rollouts
     from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.rollout.codec import Codec
     from rstar_lab.rl.rollout.context import RolloutContext
@@ -59,12 +60,11 @@ async def measure(recipe: "Recipe", stage_name: str, model: Path) -> tuple[int, 
         rl = recipe.settings(stage)
         codec = Codec(load_tokenizer(model), tools, recipe.rl.prompt_style)
         context = RolloutContext.for_training(codec, tools, session.reward, rl)
+        context = context.with_environments(await session.environments())
         kept = await filter_problems(
             problems,
             stage.filter,
-            context.with_environments(await session.environments()),
-            engines=engines,
-            mode=rl.rollout,
+            local_rollouts(problems, context, engines=engines, mode=rl.rollout),
             stage=stage.name,
             step=max(steps, default=0),
             recipe=recipe,

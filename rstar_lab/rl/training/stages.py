@@ -12,12 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.evaluation import evaluate
+from rstar_lab.rl.evaluation import Generate, store_evaluation
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Recipe, Stage
 from rstar_lab.rl.recipe.functions import own_trigger
-from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -134,13 +132,16 @@ def difficulty_file(run_dir: Path, stage: str) -> Path:
     return run_dir / "difficulty" / f"stage={stage}.parquet"
 
 
+def filter_run(run: str, stage: str) -> str:
+    """Return the id of the run that has the rollouts of a stage's filter. run: id of the training run."""
+    return f"{run}-{stage}-filter"
+
+
 async def filter_problems(
     problems: Sequence[Problem],
     rule: DifficultyFilter,
-    context: RolloutContext,
+    generate: Generate,
     *,
-    engines: EngineGroup,
-    mode: str,
     stage: str,
     step: int,
     recipe: Recipe,
@@ -149,22 +150,20 @@ async def filter_problems(
     """Return the problems that the current policy does not solve yet. Measured once; the table stays in the run folder.
 
     The rollouts are a run of their own, `<run>-<stage>-filter`, whose parent is `step` of the training run. If
-    interrupted, it continues. context: context of the training rollouts of the stage. mode: async or lockstep.
+    interrupted, it continues. generate: generates training rollouts of the stage, such as `local_rollouts`.
     Raises UserError if no problem is left.
     """
     path = difficulty_file(run_dir, stage)
     if not path.exists():
         with RunWriter.open(
             run_dir.parent,
-            f"{run_dir.name}-{stage}-filter",
+            filter_run(run_dir.name, stage),
             kind="evaluate",
             recipe=recipe.model_dump(mode="json"),
             seed=recipe.seed,
             parent={"run": run_dir.name, "step": step},
         ) as writer:
-            await evaluate(
-                problems, context, samples=rule.samples, engines=engines, writer=writer, seed=recipe.seed, mode=mode
-            )
+            await store_evaluation(problems, generate, samples=rule.samples, writer=writer, seed=recipe.seed)
             rows = RunReader(writer.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
         table = difficulty_table(rows, rule, run_id=run_dir.name, stage=stage, step=step)
         with atomic_write(path) as file:
@@ -176,7 +175,8 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
     """Return the problems that a difficulty table keeps. Raises UserError if the table is missing or keeps none."""
     if not path.exists():
         raise UserError(
-            f"{path}: the difficulty table is missing; create it with `python -m rstar_lab.rl.commands.filter`"
+            f"{path}: the difficulty table is missing; the trainer writes it before the first step of the stage, or "
+            "`python -m rstar_lab.rl.commands.filter` does"
         )
     left = set(pq.read_table(path).filter(pc.field("kept"))["problem_id"].to_pylist())
     kept = [problem for problem in problems if problem.problem_id in left]

@@ -17,6 +17,7 @@ import torch
 from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
+from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
@@ -248,9 +249,7 @@ class Trainer:
         filtered = await filter_problems(
             problems,
             stage.filter,
-            self.context(rl),
-            engines=self.engines,
-            mode=rl.rollout,
+            local_rollouts(problems, self.context(rl), engines=self.engines, mode=rl.rollout),
             stage=stage.name,
             step=self.state.step - self.state.stage_step,
             recipe=self.recipe,

@@ -76,8 +76,8 @@ class RstarAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """Roll out `problem`, of a step or of an evaluation. An exception is reported to the trainer, which stops.
 
-        `extra_fields["rollout"]` holds the pickled trajectory of an evaluation. Of a step it holds the numbers; the transcript
-        is sent to the writer of the run.
+        evaluation: id of the run that stores the rollout; absent in a step. `extra_fields["rollout"]` then holds the pickled
+        trajectory. In a step it holds the numbers; the transcript is sent to the writer of the run.
         """
         try:
             return await self._run(sampling_params, **kwargs)
@@ -94,7 +94,8 @@ class RstarAgentLoop(AgentLoopBase):
         worker = await _worker_state
         problem, sample, seed = Problem(**kwargs["problem"]), int(kwargs["session_id"]), worker.settings.recipe.seed
         if run := kwargs.get("evaluation"):
-            context, task = worker.evaluation, evaluation_task(problem, run=run, sample=sample, seed=seed)
+            context = worker.context if kwargs["training"] else worker.evaluation
+            task = evaluation_task(problem, run=run, sample=sample, seed=seed)
         else:
             step, group = int(kwargs["global_steps"]), int(kwargs["group"])
             task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)

@@ -39,7 +39,7 @@ class OversamplingManager(AgentLoopManagerTQ):
         if step != self.step:
             self.step, self.sent = step, 0
             rollouts = settings.keys.problems_per_step * settings.rollouts_per_group
-            ray.get(self.llm_client.scheduler.begin_step.remote(rollouts))
+            self.begin_step(rollouts)
         groups = list(range(self.sent, self.sent + len(prompts)))
         self.sent += len(prompts)
         problems, state.position = draw_problems(
@@ -51,13 +51,19 @@ class OversamplingManager(AgentLoopManagerTQ):
         tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)
         super().generate_sequences(prompts)
 
-    def generate_evaluation(self, problems: Sequence[Problem], *, run: str, samples: int, step: int) -> None:
-        """Roll out the problems of an evaluation, `samples` times each, into partition "val" of the transfer queue.
+    def begin_step(self, rollouts: int) -> None:
+        """Tell the scheduler that this many rollouts follow."""
+        ray.get(self.llm_client.scheduler.begin_step.remote(rollouts))
 
-        run: id of the evaluation's run, which the traj_ids contain. step: training step whose weights the servers hold.
+    def generate_evaluation(
+        self, problems: Sequence[Problem], *, run: str, samples: int, step: int, training: bool
+    ) -> None:
+        """Roll out problems outside of a step, `samples` times each, into partition "val" of the transfer queue.
+
+        run: id of the run that stores the rollouts, which their traj_ids contain. step: training step whose weights the
+        servers hold. training: sample with the settings of the stage, not those of `evaluate`.
         """
         count = len(problems)
-        ray.get(self.llm_client.scheduler.begin_step.remote(count * samples))
         uids = [str(uuid4()) for _ in problems]
         rows = {"uid": uids, "agent_name": ["rstar"] * count, "data_source": ["rstar_lab"] * count}
         prompts = tensordict_utils.get_tensordict(
@@ -65,7 +71,7 @@ class OversamplingManager(AgentLoopManagerTQ):
         )
         tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
         for name, value in (
-            ("global_steps", step), ("validate", True), ("evaluation", run), ("__rollout_n__", samples),
+            ("global_steps", step), ("validate", True), ("evaluation", run), ("training", training), ("__rollout_n__", samples),
         ):  # fmt: skip
             tensordict_utils.assign_non_tensor_data(prompts, name, value)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * count

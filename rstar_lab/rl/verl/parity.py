@@ -41,9 +41,13 @@ def prepare(
     problems_per_step: int = 4,
     group_size: int = 4,
     evaluate: Mapping[str, Any] | None = None,
+    stage: Mapping[str, Any] | None = None,
     **rl: Any,
 ) -> Path:
-    """Create a tiny model, problems and a recipe in `folder`; return the recipe file. evaluate, rl: keys of the recipe."""
+    """Create a tiny model, problems and a recipe in `folder`; return the recipe file.
+
+    evaluate, rl: keys of the recipe. stage: keys of its only stage.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     answers = ["42"] * 7 + ["unknown"]
     problems = [
@@ -65,7 +69,9 @@ def prepare(
             "warmup_steps": 0, "max_response_tokens": 512, "max_turns": 3, "checkpoint_every": 1,
             "keep_checkpoints": 9, "token_arrays": "all", **rl,
         },
-        "stages": [{"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps}],
+        "stages": [
+            {"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps, **(stage or {})}
+        ],
         # The scripted log-probs are constants, so they do not match the model.
         "engine": {"dtype": "float32", "mismatch_limit": 1e9},
         "sandbox": {"workers": 1, "timeout_s": 5.0, "memory_mb": 256},

@@ -80,15 +80,19 @@ class Settings:
         )
 
     @cached_property
-    def pool(self) -> Sequence[Problem]:
-        """Return the problems of the stage, without evaluation problems and without those that its filter removed. With
-        `rl.environments` a mixture of those of its environments."""
+    def problems(self) -> Sequence[Problem]:
+        """The problems of the stage, without evaluation problems. With `rl.environments` a mixture of those of its
+        environments."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
-        problems = read_stage_problems(self.recipe, self.stage, held_out)
+        return read_stage_problems(self.recipe, self.stage, held_out)
+
+    @cached_property
+    def pool(self) -> Sequence[Problem]:
+        """The problems of the stage that its filter keeps. Raises UserError before the filter has run."""
         if self.stage.filter is None:
-            return problems
-        left = without_solved(problems, difficulty_file(self.run_dir, self.stage.name))
-        return problems.restricted(left) if isinstance(problems, Mixture) else left
+            return self.problems
+        left = without_solved(self.problems, difficulty_file(self.run_dir, self.stage.name))
+        return self.problems.restricted(left) if isinstance(self.problems, Mixture) else left
 
     async def open_sandbox(self) -> Any:
         """Start the sandbox of the recipe: embedded, or a client of the cluster's service."""

@@ -21,8 +21,7 @@ from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.rl import is_own
-from rstar_lab.rl.training.stages import difficulty_file
-from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, PREFIX, compose, overrides, split_overrides
+from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check
@@ -132,18 +131,6 @@ def fine_tune(arguments: list[str], sets: list[str], attempts: int) -> None:
         print(f"SFT exited with code {code}; continuing from its last checkpoint", flush=True)
 
 
-def filter_problems(settings: Settings, start: Path, recipe: str, sets: list[str]) -> None:
-    """Run the difficulty filter of a stage if it has one and it has not run. Raises UserError if it fails."""
-    stage = settings.stage
-    if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
-        return
-    command = [sys.executable, "-m", "rstar_lab.rl.commands.filter", recipe, stage.name]
-    command += [str(model_before(settings, start)), "--runs-dir", str(settings.runs_dir)]
-    command += [part for pair in sets if not pair.startswith(PREFIX) for part in ("--set", pair)]
-    if code := subprocess.run(command).returncode:
-        raise UserError(f"stages.{stage.name}.filter: the filter command exited with code {code}")
-
-
 def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
     """Raise UserError if the profile has a sandbox service and the recipe's calls would not go there."""
     if profile.sandbox.redis and recipe.sandbox.url == "local":
@@ -204,7 +191,6 @@ def main(
                     settings = plan()[number]  # its first step depends on the stages before it
                     if not has_steps_left(settings):
                         break
-                    filter_problems(settings, start, recipe, sets or [])
                     if attempts == 1 and settings.is_last:
                         train_stage(settings, chosen, start, verls)  # the last stage needs no second process
                         break

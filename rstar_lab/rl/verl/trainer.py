@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,7 +20,6 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.correction import correction_weights
 from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
@@ -27,7 +27,6 @@ from rstar_lab.rl.evaluation import Generate
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
@@ -35,12 +34,13 @@ from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_t
 from rstar_lab.rl.training.update import check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
+from rstar_lab.rl.verl.generation import ServerRollouts, filter_stage
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
-from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepSelection, fetch_rollouts
+from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepSelection
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
@@ -284,6 +284,22 @@ class RstarTrainer(PPOTrainerSync):
             self._evaluate(final=True)
         return batch
 
+    # Rollouts outside of steps
+
+    @property
+    def other_rollouts(self) -> ServerRollouts:
+        """The generator of rollouts that are not of a step, with as many in flight as in a step."""
+        window = self.settings.keys.problems_per_step * self.settings.rollouts_per_group
+        return ServerRollouts(self.agent_loop_manager, self.replay_buffer, window)
+
+    def on_train_begin(self) -> None:
+        """Run the filter of the stage. The servers hold the weights before its first step."""
+        super().on_train_begin()
+        step = self.settings.first_step - 1
+        self.watchdog.enter("filter", step)
+        filter_stage(self.settings, self.other_rollouts, on_progress=partial(self.watchdog.enter, "filter", step))
+        self.watchdog.leave()
+
     def _evaluate(self, *, final: bool) -> dict[str, float]:
         """Evaluate the recipe's sets with the weights after this step; see `evaluate_sets`.
 
@@ -294,39 +310,19 @@ class RstarTrainer(PPOTrainerSync):
             return {}
         self.watchdog.enter("evaluation", self.global_steps)
         self.checkpoint_manager.update_weights(self.global_steps)
+
+        def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
+            on_progress = partial(self.watchdog.enter, "evaluation", self.global_steps)
+            return self.other_rollouts.generator(run, step=self.global_steps, training=False, on_progress=on_progress)
+
         metrics = asyncio.run(
             evaluate_sets(
-                self.session, self._rollouts_of, parent=self.writer.run_dir.name, step=self.global_steps, final=final
+                self.session, rollouts_of, parent=self.writer.run_dir.name, step=self.global_steps, final=final
             )
         )
         self.checkpoint_manager.sleep_replicas()
         self.watchdog.enter("update", self.global_steps)
         return metrics
-
-    def _rollouts_of(self, problems: Sequence[Problem], run: str) -> Generate:
-        """Return the generator of the rollouts of an evaluation, for `store_evaluation`."""
-
-        async def generate(chunks: Sequence[list[RolloutTask]]) -> AsyncGenerator[list[Trajectory]]:
-            found = await asyncio.to_thread(self._roll_out, [task for tasks in chunks for task in tasks], run)
-            for tasks in chunks:
-                yield [found[task.traj_id] for task in tasks]
-
-        return generate
-
-    def _roll_out(self, tasks: Sequence[RolloutTask], run: str) -> dict[str, Trajectory]:
-        """Generate the rollouts of an evaluation with the agent-loop workers; return them by traj_id."""
-        problems = {task.problem.problem_id: task.problem for task in tasks}
-        self.agent_loop_manager.generate_evaluation(
-            list(problems.values()), run=run, samples=len(tasks) // len(problems), step=self.global_steps
-        )
-        batch, _ = self.replay_buffer.sample(
-            global_steps=self.global_steps, partition_id="val", batch_size=len(problems)
-        )
-        found = {t.traj_id: t for t in fetch_rollouts(batch.keys, "val")}
-        tq.kv_clear(keys=batch.keys, partition_id="val")
-        if missing := [task.traj_id for task in tasks if task.traj_id not in found]:
-            raise UserError(f"evaluation: rollout {missing[0]} failed; the log of the agent-loop workers has the cause")
-        return found
 
     def _write_step(
         self, step: StepSelection, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]

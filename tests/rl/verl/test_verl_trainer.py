@@ -14,10 +14,12 @@ import time
 
 import numpy as np
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from rstar_lab.local_ray import LocalRay
+from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:
@@ -46,7 +48,7 @@ def runs(tmp_path_factory, attempts):
     from rstar_lab.rl.verl.parity import RUN, prepare, start_verl, train_locally
 
     folder = tmp_path_factory.mktemp("verl")
-    recipe = prepare(folder, evaluate=EVALUATE, **OPTIONS)
+    recipe = prepare(folder, evaluate=EVALUATE, stage={"filter": {"samples": 3}}, **OPTIONS)
     log, newest = folder / "verl" / "verl.log", folder / "verl" / RUN / "verl" / "latest_checkpointed_iteration.txt"
 
     def start():
@@ -176,6 +178,22 @@ async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs
         reader = RunReader(folder / name)
         assert reader.info["parent"] == {"run": "parity-rl", "step": 2} and reader.info["status"] == "finished"
         assert rows(folder / name) == expected
+
+
+def test_the_filter_runs_once_and_equals_the_local_trainers(runs):
+    tables = [pq.read_table(difficulty_file(run, "one")).to_pylist() for run in runs]
+    assert tables[0] == tables[1]
+    assert {row["kept"] for row in tables[1]} == {True, False}
+    assert all(row["samples"] == 3 and row["step"] == 0 for row in tables[1])
+    readers = [RunReader(run.parent / "parity-rl-one-filter") for run in runs]
+    assert readers[1].info["attempts"] == 1 and readers[1].info["parent"] == {"run": "parity-rl", "step": 0}
+    rows = [
+        sorted(reader.read("trajectories", ["problem_id", "sample", "reward"]).to_pylist(), key=str)
+        for reader in readers
+    ]
+    assert rows[0] == rows[1] and len(rows[1]) == 3 * 8
+    drawn = RunReader(runs[1]).read("trajectories", columns=["problem_id"]).to_pylist()
+    assert {row["problem_id"] for row in drawn} <= {row["problem_id"] for row in tables[1] if row["kept"]}
 
 
 def test_a_finished_run_starts_no_step(runs):
