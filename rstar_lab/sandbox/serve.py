@@ -28,6 +28,8 @@ from rstar_lab.sandbox.transport import require_tls
 MAX_QUEUED_BYTES = 512 * 1024**2
 # Seconds in which a connection must send the complete headers of a request.
 HEADER_TIMEOUT_S = 20.0
+# Seconds in which a client must have read what was sent to it, but for the last 64 KiB.
+READ_TIMEOUT_S = 120.0
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -68,9 +70,26 @@ class ServeOptions:
 
 
 class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes connections that do not complete the headers of a request in time; uvicorn has no limit."""
+    """Closes connections that do not complete a request's headers, or do not read a response, in time.
+
+    uvicorn has no such limits.
+    """
 
     _header_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._read_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_read_timer()
+        super().resume_writing()
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -82,6 +101,7 @@ class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_read_timer()
         super().connection_lost(error)
 
     def _update_header_timer(self) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
@@ -117,6 +118,10 @@ def make_app(
         finally:
             service.release(calls, account)
 
+    def reply(model: BaseModel, hide: Any = None) -> Response:
+        body = dumps(model.model_dump(mode="json", exclude=hide))
+        return CountedResponse(service, body)
+
     async def submit(
         request: Request, submissions: list[code_judge.Submission], *, outputs: bool
     ) -> list[code_judge.SubmissionResult]:
@@ -139,29 +144,29 @@ def make_app(
     @app.get("/status", tags=["code-judge"], response_model=code_judge.Status)
     async def status() -> Response:
         backend = service.backend
-        return as_json(code_judge.Status(queue=backend.queued, num_workers=backend.capacity))
+        return reply(code_judge.Status(queue=backend.queued, num_workers=backend.capacity))
 
     @app.post("/run", tags=["code-judge"], response_model=code_judge.SubmissionResult)
     async def run(request: Request, submission: code_judge.Submission) -> Response:
-        return as_json((await submit(request, [submission], outputs=True))[0])
+        return reply((await submit(request, [submission], outputs=True))[0])
 
     @app.post("/judge", tags=["code-judge"], response_model=code_judge.JudgeResult)
     async def judge(request: Request, submission: code_judge.Submission) -> Response:
-        return as_json((await submit(request, [submission], outputs=False))[0], hide={"stdout", "stderr"})
+        return reply((await submit(request, [submission], outputs=False))[0], hide={"stdout", "stderr"})
 
     # Both kinds of batch wait for the queue.
     @app.post("/run/batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
     @app.post("/run/long-batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
     async def run_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
         results = await submit(request, batch.submissions, outputs=True)
-        return as_json(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results))
+        return reply(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results))
 
     @app.post("/judge/batch", tags=["code-judge"], response_model=code_judge.BatchJudgeResult)
     @app.post("/judge/long-batch", tags=["code-judge"], response_model=code_judge.BatchJudgeResult)
     async def judge_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
         results = await submit(request, batch.submissions, outputs=False)
         hidden = {"results": {"__all__": {"stdout", "stderr"}}}
-        return as_json(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results), hide=hidden)
+        return reply(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results), hide=hidden)
 
     @app.post("/run_code", tags=["SandboxFusion"], response_model=sandbox_fusion.RunCodeResponse)
     async def run_code(request: Request, body: sandbox_fusion.RunCodeRequest) -> Response:
@@ -169,8 +174,8 @@ def make_app(
             call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
             staged = await admitted(request, 1, lambda: run_with_files(service.run, call, body.files, body.fetch_files))
         except ValueError as error:
-            return as_json(sandbox_fusion.refused(str(error)))
-        return as_json(sandbox_fusion.to_response(body, staged))
+            return reply(sandbox_fusion.refused(str(error)))
+        return reply(sandbox_fusion.to_response(body, staged))
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(body: Calls) -> Response:
@@ -196,13 +201,14 @@ async def result_lines(service: Service, work: list[Work], account: Account | No
         nonlocal unsent
         result = await service.run(item)
         line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
-        if unsent + len(line) > MAX_RESPONSE_BYTES:
+        if unsent + len(line) > MAX_RESPONSE_BYTES or not service.has_room(len(line)):
             note = (
                 f"[output left out: {unsent} bytes of results were not read yet; read faster or send smaller batches]\n"
             )
             result = replace(result, stdout="", stderr=note, value=None)
             line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
         unsent += len(line)
+        service.hold_bytes(len(line))
         done.put_nowait(line)
 
     tasks = [asyncio.create_task(one(index, item)) for index, item in enumerate(work)]
@@ -216,9 +222,12 @@ async def result_lines(service: Service, work: list[Work], account: Account | No
             body = b"".join(lines)
             yield body
             unsent -= len(body)
+            service.release_bytes(len(body))
     finally:
         for task in tasks:
             task.cancel()
+        service.release_bytes(unsent)
+        unsent = 0
         service.release(len(work), account)
 
 
@@ -260,5 +269,18 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def as_json(model: BaseModel, hide: Any = None) -> Response:
-    return Response(dumps(model.model_dump(mode="json", exclude=hide)), media_type="application/json")
+class CountedResponse(Response):
+    """A JSON response whose bytes count as held until it is sent. Raises BusyError if the service holds too many."""
+
+    media_type = "application/json"
+
+    def __init__(self, service: Service, body: bytes) -> None:
+        super().__init__(body)
+        self._service = service
+        service.reserve_bytes(len(body))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.release_bytes(len(self.body))

@@ -85,9 +85,16 @@ class Service:
             account.release(calls)
 
     def reserve_bytes(self, size: int) -> None:
-        """Make room for the bytes of a request, or raise BusyError."""
-        if self.bytes and self.bytes + size > self.max_bytes:
+        """Make room for the bytes of a request or of a response, or raise BusyError."""
+        if not self.has_room(size):
             self._refuse(1)
+        self.bytes += size
+
+    def has_room(self, size: int) -> bool:
+        return not self.bytes or self.bytes + size <= self.max_bytes
+
+    def hold_bytes(self, size: int) -> None:
+        """Count bytes that must be held in any case."""
         self.bytes += size
 
     def release_bytes(self, size: int) -> None:

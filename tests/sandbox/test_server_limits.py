@@ -193,3 +193,62 @@ async def test_a_client_that_does_not_read_does_not_fill_the_memory(monkeypatch)
     assert len(results) == 51 and len(complete) <= 10
     assert {result["outcome"] for result in results} == {"ok"}
     assert sum("output left out" in result["stderr"] for result in results) == 50 - len(complete)
+
+
+async def test_unread_responses_count_towards_the_bytes_that_are_held():
+    service = Service(EchoBackend(), max_calls=10, max_bytes=10_000)
+    app = make_app(service, time_limit_s=1.0)
+    body = json.dumps({"type": "python", "solution": "x" * 3000}).encode()
+    reading = asyncio.Event()
+
+    async def post(wait_to_read: bool) -> int:
+        sent = []
+
+        async def receive():
+            if not sent:
+                sent.append({"status": 0})
+                return {"type": "http.request", "body": body, "more_body": False}
+            await asyncio.sleep(60)
+
+        async def send(message):
+            sent.append(message)
+            if wait_to_read:
+                await reading.wait()
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/run", "raw_path": b"/run", "query_string": b"", "scheme": "http",
+            "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")], "http_version": "1.1",
+            "server": ("localhost", 80), "client": ("localhost", 1), "root_path": "",
+        }  # fmt: skip
+        await app(scope, receive, send)
+        return next(message["status"] for message in sent[1:] if "status" in message)
+
+    slow = asyncio.create_task(post(wait_to_read=True))
+    await asyncio.sleep(0.2)
+    assert service.bytes > 6000
+    assert await post(wait_to_read=False) == 429
+    reading.set()
+    assert await slow == 200
+    assert service.bytes == 0
+    assert await post(wait_to_read=False) == 200
+
+
+@pytest.mark.slow
+async def test_a_client_that_does_not_read_is_disconnected():
+    prepare = "import rstar_lab.sandbox.serve as serve; serve.READ_TIMEOUT_S = 0.5"
+    with serving("serve", "--port", "0", "--workers", "1", prepare=prepare) as ready:
+        port = int(ready["url"].rsplit(":", 1)[1])
+        batch = {"type": "batch", "submissions": [{"type": "python", "solution": "print('x' * 1_000_000)"}] * 30}
+        body = json.dumps(batch).encode()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            head = f"POST /run/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            connection.sendall(f"{head}\r\n\r\n".encode() + body)
+            while not connection.recv(1, socket.MSG_PEEK):
+                pass
+            await asyncio.sleep(2.0)
+            connection.settimeout(10)
+            got = 0
+            with contextlib.suppress(ConnectionResetError):
+                while part := connection.recv(1 << 20):
+                    got += len(part)
+            assert got < 30_000_000
