@@ -5,6 +5,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rstar_lab.sandbox.runtime import landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
@@ -19,6 +20,7 @@ _LEAVES_OPEN = {
     "user_id": "programs run as the user who started the sandbox; only the other layers protect that user's files",
     "private_proc": "programs have no /proc, or see the zygotes' /proc",
     "landlock": "only the read-only root file system protects files, and abstract sockets are shared",
+    "landlock_abi": "without namespaces, only newer versions of Landlock keep calls from signalling each other and truncating files",
     "seccomp": "programs can make every system call",
 }
 # Without root, programs can only run under the user's own id; the namespaces compensate for it.
@@ -41,7 +43,8 @@ def layers(missing: dict[str, str]) -> list[Layer]:
     for name in [*LAYERS, *sorted(set(missing) - set(LAYERS))]:
         label = name.replace("_", " ")
         if name not in missing:
-            reported.append(Layer(label, True, "present", ""))
+            detail = f"present, ABI {landlock.abi()}" if name == "landlock" else "present"
+            reported.append(Layer(label, True, detail, ""))
         elif name in _ACCEPTED and os.geteuid() != 0:
             reported.append(Layer(label, True, missing[name], _LEAVES_OPEN[name]))
         else:

@@ -134,15 +134,24 @@ def worker(
 @app.command(epilog="Example:\n\n`rstar-lab sandbox check --strict`")
 def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a layer is missing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer.")] = False,
+    guarantees: Annotated[bool, typer.Option("--guarantees", help="Print what these layers guarantee.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer or guarantee.")] = False,
 ) -> None:
     """Print which isolation layers this machine supports, and the risk of each missing one."""
     from dataclasses import asdict
 
     from rstar_lab.sandbox.check import check as find_layers
+    from rstar_lab.sandbox.guarantees import GUARANTEES, holds
 
     layers = find_layers()
-    for layer in layers:
+    if guarantees:
+        missing = {layer.name.replace(" ", "_") for layer in layers if layer.detail[:7] != "present"}
+        for name in GUARANTEES:
+            kept = holds(name, missing)
+            typer.echo(
+                json.dumps({"guarantee": name, "holds": kept}) if as_json else f"{'yes' if kept else 'NO':4} {name}"
+            )
+    for layer in [] if guarantees else layers:
         if as_json:
             typer.echo(json.dumps(asdict(layer)))
         else:

@@ -15,7 +15,10 @@ from helpers.sandbox_processes import ROOT
 
 from rstar_lab.sandbox import LocalSandbox
 from rstar_lab.sandbox.check import check
+from rstar_lab.sandbox.guarantees import GUARANTEES, MODES, holds, table
 from rstar_lab.sandbox.local import LayersMissing
+from rstar_lab.sandbox.runtime import isolation, landlock
+from rstar_lab.sandbox.runtime.isolation import LAYERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -115,6 +118,26 @@ async def test_check_reports_every_layer():
     found = check()
     assert len({layer.name for layer in found}) == len(found) >= 11
     assert all(layer.present or layer.leaves_open for layer in found)
+
+
+async def test_the_documentation_contains_the_table_of_guarantees():
+    assert table() in (ROOT / "docs" / "sandbox-boundary.md").read_text()
+
+
+async def test_every_layer_is_part_of_a_guarantee_or_of_the_root_file_system():
+    named = {layer for alternatives in GUARANTEES.values() for needed in alternatives for layer in needed}
+    assert named <= set(LAYERS) and set(LAYERS) - named == {"uts_namespace"}
+    assert not holds("memory of all its processes limited by the kernel", MODES["user"])
+    assert holds("cannot read or change files of the host", MODES["user, no user namespaces"])
+
+
+@pytest.mark.parametrize(("abi", "namespaces", "enough"), [(5, True, True), (5, False, False), (6, False, True)])
+async def test_an_old_landlock_is_reported_where_namespaces_are_missing(monkeypatch, abi, namespaces, enough):
+    monkeypatch.setattr(landlock, "abi", lambda: abi)
+    monkeypatch.setattr(isolation, "_bound", lambda *_: None)  # do not change the limits of this process
+    missing = {} if namespaces else {"pid_namespace": "refused"}
+    isolation.Isolation(missing, True, []).prepare()
+    assert ("landlock_abi" not in missing) is enough
 
 
 async def test_strict_starts_only_if_no_layer_is_missing():

@@ -137,6 +137,12 @@ class Isolation:
         writable = [rootfs.SCRATCH] if self.has("mount_namespace") else []
         if version:
             self._rules = landlock.Rules(version, self._readable, writable, self._devices)
+            namespaces = self.has("pid_namespace") and self.has("network_namespace") and self.has("mount_namespace")
+            if version < landlock.ABI_WITH_SCOPES and not namespaces:
+                needed = landlock.ABI_WITH_SCOPES
+                self.missing["landlock_abi"] = (
+                    f"without namespaces ABI {needed} (Linux 6.12) is needed; this is ABI {version}"
+                )
         else:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
         try:

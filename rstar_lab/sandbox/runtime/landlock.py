@@ -12,6 +12,7 @@ DEVICE = READ_FILE | WRITE_FILE
 # Access rights on files and folders by ABI version. The scopes of ABI 6 are abstract sockets and signals.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
+ABI_WITH_SCOPES = 6
 _TCP = 0b11
 _SCOPES = 0b11
 
@@ -28,8 +29,10 @@ class Rules:
         if version < 1:
             raise OSError("the kernel does not support Landlock")
         everything = _RIGHTS[min(version, 5)]
-        self._attributes = struct.pack("=QQQ", everything, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
-        self._size = 24 if version >= 6 else 16 if version >= 4 else 8
+        self._attributes = struct.pack(
+            "=QQQ", everything, _TCP if version >= 4 else 0, _SCOPES if version >= ABI_WITH_SCOPES else 0
+        )
+        self._size = 24 if version >= ABI_WITH_SCOPES else 16 if version >= 4 else 8
         self._everything = everything
         # The paths are opened once: a rule holds for the file in every mount namespace.
         self._fixed = [rule for path in read for rule in self._rule(path, READ)]

@@ -1,0 +1,45 @@
+"""What the sandbox guarantees, given the isolation layers that a machine supports."""
+
+from collections.abc import Collection
+
+from rstar_lab.sandbox.runtime.isolation import LAYERS
+
+# A guarantee holds if all layers of one of its alternatives are present.
+GUARANTEES: dict[str, list[set[str]]] = {
+    "cannot read or change files of the host": [{"mount_namespace"}, {"landlock"}],
+    "cannot reach a network": [{"network_namespace"}, {"seccomp"}],
+    "cannot see or signal processes of others": [{"pid_namespace", "private_proc"}],
+    "shares no sockets and no memory with concurrent calls": [
+        {"network_namespace", "ipc_namespace", "mount_namespace"}
+    ],
+    "has a user id of its own": [{"user_id"}],
+    "uses only listed system calls": [{"seccomp"}],
+    "number of processes limited by the kernel": [{"cgroup"}, {"user_namespace"}],
+    "memory of all its processes limited by the kernel": [{"cgroup"}],
+    "gives way to short calls (CPU weight)": [{"cgroup"}],
+    "ends with all its processes": [set()],
+}
+
+_NAMESPACES = {layer for layer in LAYERS if "namespace" in layer}
+# Where the sandbox runs -> the layers that are missing there.
+MODES: dict[str, set[str]] = {
+    "root": set(),
+    "root, no control groups": {"cgroup"},
+    "user, delegated control group": {"user_id"},
+    "user": {"cgroup", "user_id"},
+    "user, no user namespaces": {"cgroup", "user_id", "private_proc", *_NAMESPACES},
+}
+
+
+def holds(guarantee: str, missing: Collection[str]) -> bool:
+    """Return whether a guarantee holds on a machine without the layers in `missing`."""
+    return any(not needed & set(missing) for needed in GUARANTEES[guarantee])
+
+
+def table() -> str:
+    """Return a Markdown table of all guarantees in all modes, for the documentation."""
+    rows = [["a program", *MODES], ["---"] * (1 + len(MODES))]
+    rows += [
+        [name, *("yes" if holds(name, missing) else "**no**" for missing in MODES.values())] for name in GUARANTEES
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
