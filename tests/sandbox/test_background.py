@@ -58,7 +58,7 @@ def weighs_less(owner: int) -> bool:
 
 
 def supervisors_outside(owner: int) -> int:
-    """Return the number of supervisors whose programs run in the background."""
+    """Return the number of supervisors that do not share the CPU time of their programs."""
     groups = [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
     files = [
         group / name for group in groups if group.name.endswith("background") for name in ("tasks", "cgroup.threads")
@@ -91,7 +91,9 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
                 "only a single process moves to the background, because many processes hold kernel locks"
             )
             assert light is alone, "many processes keep their weight, so that they end soon"
-            assert left == alone, "the supervisor does not move to the background"
+            assert left == 1, (
+                "the supervisor does not leave the group, whose CPU time a crowd or idle priority leaves it little of"
+            )
             assert not (alone and result.dying), "a single process ends before the result is sent"
             result = await link.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
