@@ -80,9 +80,10 @@ class VerifiersTaskset:
         """Return the task of a problem. Raises UserError if the taskset has none with its number."""
         key = problem.info.get("task")
         while key not in self._read:
-            number, task = next(self._tasks, (None, None))
-            if number is None:
+            found = next(self._tasks, None)
+            if found is None:
                 raise UserError(f"problem {problem.problem_id}: taskset {self.name} has no task {key!r}")
+            number, task = found
             if task.data.image:
                 raise UserError(
                     f"taskset {self.name}: task {number} runs in the container {task.data.image}; not supported"
@@ -254,7 +255,7 @@ def _server(toolset: Any) -> Any:
         return _STATE.get()
 
     toolset._pull_state = state
-    server = MCPServer(toolset.server_name or type(toolset).__name__)
+    server: Any = MCPServer(toolset.server_name or type(toolset).__name__)
     toolset.register(server)
     server.prefix = f"{toolset.server_name}_" if toolset.server_name else ""
     return server
