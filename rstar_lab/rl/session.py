@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +302,10 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
 
 def _value(recipe: dict[str, Any], key: str) -> Any:
     """Return the value of a key such as `sft` or `rl.prompt_format`."""
-    return reduce(lambda section, name: section.get(name), key.split("."), recipe)
+    value: Any = recipe
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _difference(old: Any, new: Any, key: str) -> str | None:
