@@ -51,13 +51,14 @@ def report(
         _check(lab, as_json)
         return
     from rstar_lab.analysis.report import report_html
+    from rstar_lab.runs.files import atomic_write
 
     folder = _folder(str(run), runs_dir)
     other = _folder(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"
     page = report_html(folder, compare_with=other, sample=sample)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page)
+    with atomic_write(target) as file:
+        file.write(page.encode())
     size = target.stat().st_size
     print(json.dumps({"report": str(target), "bytes": size}) if as_json else f"{target} ({size / 1e6:.1f} MB)")
 

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.runs.files import atomic_write
 from rstar_lab.verify import last_boxed
 
 
@@ -215,16 +216,17 @@ def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, 
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Write problems to a .jsonl or .parquet file, which is replaced atomically. Raises ProblemError for another suffix."""
+    """Write problems to a .jsonl or .parquet file, which is replaced atomically.
+
+    Raises ProblemError for another suffix, RunStoreError if the file cannot be written.
+    """
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise ProblemError(f"{path}: problems are written as .jsonl or .parquet, not {path.suffix!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
     if path.suffix == ".jsonl":
-        with temporary.open("w", encoding="utf-8") as file:
+        with atomic_write(path) as file:
             for problem in problems:
-                file.write(json.dumps(problem.as_row(), ensure_ascii=False) + "\n")
+                file.write((json.dumps(problem.as_row(), ensure_ascii=False) + "\n").encode())
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -234,5 +236,5 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
             row |= {"info": json.dumps(row["info"], ensure_ascii=False)} if "info" in row else {}
         names = [name for name in FIELDS if name not in _OPTIONAL or any(name in row for row in rows)]
         types = [(name, pa.float64() if name == "difficulty" else pa.string()) for name in names]
-        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), temporary)
-    temporary.replace(path)
+        with atomic_write(path) as file:
+            pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), file)

@@ -169,3 +169,13 @@ def test_a_column_info_with_another_meaning_is_ignored(tmp_path):
     assert load_problems(jsonl(tmp_path / "p.jsonl", rows))[0].info == {}
     with pytest.raises(ProblemError, match="field 'info'"):
         load_problems(tmp_path / "p.jsonl", fields={"info": "info"})
+
+
+def test_a_failed_write_leaves_no_file(tmp_path):
+    def problems():
+        yield Problem(problem_id="a", question="1+1?", answer="2", source="s")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"cannot write .*x\.jsonl: No space left on device"):
+        write_problems(tmp_path / "x.jsonl", problems())
+    assert list(tmp_path.iterdir()) == []
