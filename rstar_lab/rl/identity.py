@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rstar_lab import __version__, verify
+from rstar_lab import __version__, verify, verify_workers
 from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
@@ -39,7 +39,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
         "prompt": _hash([rl.prompt_format, prompt, *([style] if style else [])]),
         "tools": [_named(name) for name in rl.tools],
         "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],
-        "reward": [_named(rl.reward), rl.answer],
+        "reward": [_named(rl.reward), rl.answer, *([_version("verl")] if rl.reward == "released" else [])],
         "sandbox": [
             sandbox.url,
             sandbox.timeout_s,
@@ -98,15 +98,17 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
 
 @cache
 def verifier_version() -> str:
-    """Return the versions of the packages that verify answers, and a hash of `rstar_lab/verify.py`."""
-    source = Path(verify.__file__).read_bytes()
-    versions = [f"rstar-lab {__version__} {hashlib.blake2b(source, digest_size=4).hexdigest()}"]
-    for name in _VERIFIER_PACKAGES:
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"{name} -")
-    return ", ".join(versions)
+    """Return the versions of the packages that verify answers, and a hash of `verify.py` and `verify_workers.py`."""
+    source = b"".join(Path(str(module.__file__)).read_bytes() for module in (verify, verify_workers))
+    own = f"rstar-lab {__version__} {hashlib.blake2b(source, digest_size=4).hexdigest()}"
+    return ", ".join([own, *map(_version, _VERIFIER_PACKAGES)])
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"{package} -"
 
 
 def _environment(entry: EnvironmentEntry) -> list[Any]:

@@ -63,6 +63,22 @@ def test_problems_weights_samples_and_verifier_change_the_identity(monkeypatch):
     assert evaluation_identity(recipe, PROBLEMS, "weights", 16) != BASE
 
 
+def test_code_and_versions_of_the_graders_change_the_identity(monkeypatch, tmp_path):
+    versions = []
+    for text in ("one", "two"):
+        (tmp_path / "verify_workers.py").write_text(text)
+        monkeypatch.setattr(module.verify_workers, "__file__", str(tmp_path / "verify_workers.py"))
+        module.verifier_version.cache_clear()
+        versions.append(module.verifier_version())
+    monkeypatch.undo()
+    module.verifier_version.cache_clear()
+    assert versions[0] != versions[1]
+    recipe = load_recipe("evaluate", {"rl.reward": "released"})
+    first = evaluation_identity(recipe, PROBLEMS, "weights", 16)["reward"]
+    monkeypatch.setattr(module.metadata, "version", lambda package: "0.0.1")
+    assert evaluation_identity(recipe, PROBLEMS, "weights", 16)["reward"] != first
+
+
 def test_settings_that_cannot_change_the_numbers_keep_the_identity():
     for key, value in (("engine.max_batch", 3), ("sandbox.workers", 2), ("rl.lr", 1e-3), ("label", "x")):
         recipe = load_recipe("evaluate", {key: value})
