@@ -19,6 +19,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import session
+from rstar_lab.rl.bench.trl_faults import NOT_APPLICABLE, PROMPTS, TrlRun, run_trl
 from rstar_lab.rl.chat_format import formats
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.overrides import load_recipe
@@ -32,6 +33,9 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.sandbox import CallResult, LocalSandbox
 
 MAX_STEPS = 3  # a fault that no check notices within these steps counts as not noticed
+TRAINERS = ("rstar-lab", "trl")
+TRL_PROBLEMS = MAX_STEPS * PROMPTS
+TRL_METRICS = ("reward", "frac_reward_zero_std", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultResult:
-    """step: the step in which a check noticed the fault; 0: before the first step; None: not noticed. check: name of
-    the check."""
+    """noticed: None if the trainer cannot have the fault; `message` is the reason. step: the step in which a check noticed
+    the fault; 0: before the first step; None: not noticed. check: name of the check. metrics: the last values that TRL
+    logged."""
 
     fault: str
-    noticed: bool
+    noticed: bool | None
     step: int | None
     check: str | None
     message: str
+    metrics: dict[str, float] | None = None
 
 
 def _stale_weights() -> AbstractContextManager[Any]:
@@ -141,13 +147,16 @@ NONE = Fault("none", "nothing is broken: no check may fire")
 
 
 async def inject(
-    recipe: str, names: Sequence[str], reporter: Reporter, *, runs_dir: Path | None = None
+    recipe: str, names: Sequence[str], reporter: Reporter, *, runs_dir: Path | None = None, trainer: str = "rstar-lab"
 ) -> list[FaultResult]:
     """Run each fault for MAX_STEPS steps of the recipe's first stage, all from one SFT model. Returns the findings in order.
 
-    names: names in FAULTS, or "none". runs_dir: keeps the runs; default: a temporary folder. Raises UserError for an
-    unknown name.
+    names: names in FAULTS, or "none". runs_dir: keeps the runs; default: a temporary folder. trainer: one of
+    TRAINERS. With trl, "none" always runs, because a warning counts only if the run without a fault does not log it.
+    Raises UserError for an unknown name.
     """
+    if trainer not in TRAINERS:
+        raise UserError(f"unknown trainer {trainer!r}; choose from {', '.join(TRAINERS)}")
     known = FAULTS | {NONE.name: NONE}
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"unknown fault {unknown[0]!r}; choose from {', '.join(known)}")
@@ -156,12 +165,42 @@ async def inject(
         first = load_recipe(recipe, {"runs": str(folder), "name": "faults"})
         async with RunSession.open(first, reporter) as opened:
             _, model = await fine_tune(opened)
+        without_fault = _run_trl(recipe, NONE, model) if trainer == "trl" else None
         findings = []
         for name in names:
-            reporter.print_line(f"{name}: {known[name].meaning}")
-            findings.append(await _run(recipe, known[name], model, folder, reporter))
+            fault = known[name]
+            reporter.print_line(f"{name}: {fault.meaning}")
+            if without_fault:
+                findings.append(_check_trl(recipe, fault, model, without_fault))
+            else:
+                findings.append(await _run(recipe, fault, model, folder, reporter))
             reporter.emit("fault", **asdict(findings[-1]))
         return findings
+
+
+def _run_trl(recipe: str, fault: Fault, model: Path) -> TrlRun:
+    loaded = load_recipe(recipe)
+    held_out = [problem for section in loaded.evaluate.sets.values() for problem in read_problems(section)]
+    training = list(read_stage_problems(loaded, loaded.stages[0], held_out))[:TRL_PROBLEMS]
+    if fault.problems is not None:
+        training = fault.problems(training, held_out)[-TRL_PROBLEMS:]  # the added problems are at the end
+    return run_trl(
+        fault.name, model, training, held_out, steps=MAX_STEPS,
+        max_tokens=loaded.rl.max_response_tokens, max_turns=loaded.rl.max_turns,
+        timeout_s=loaded.sandbox.timeout_s,
+    )  # fmt: skip
+
+
+def _check_trl(recipe: str, fault: Fault, model: Path, without_fault: TrlRun) -> FaultResult:
+    """Train with a fault in TRL. An error, or a warning that the run without a fault does not log, notices it."""
+    if reason := NOT_APPLICABLE.get(fault.name):
+        return FaultResult(fault.name, None, None, None, reason)
+    run = without_fault if fault is NONE else _run_trl(recipe, fault, model)
+    if run.error:
+        return FaultResult(fault.name, True, run.steps + 1, "error", run.error, run.metrics)
+    if new := [text for text in run.warnings if text not in without_fault.warnings]:
+        return FaultResult(fault.name, True, None, "warning", new[0], run.metrics)
+    return FaultResult(fault.name, False, None, None, f"no error and no warning in {run.steps} steps", run.metrics)
 
 
 async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: Reporter) -> FaultResult:
@@ -210,8 +249,8 @@ def _write_problems(
 
 
 def to_json(findings: Sequence[FaultResult]) -> str:
-    """Return the findings as the last line of `rstar-lab inject --json`."""
-    faults = [finding for finding in findings if finding.fault != NONE.name]
+    """Return the findings as the last line of `rstar-lab inject --json`. of: number of faults that the trainer can have."""
+    faults = [finding for finding in findings if finding.fault != NONE.name and finding.noticed is not None]
     return json.dumps(
         {
             "faults": [asdict(finding) for finding in findings],
@@ -219,3 +258,18 @@ def to_json(findings: Sequence[FaultResult]) -> str:
             "of": len(faults),
         }
     )
+
+
+def trl_table(findings: Sequence[dict[str, Any]]) -> str:
+    """Return the findings of `rstar-lab inject --trainer trl --json` as a Markdown table, with metrics of the last step."""
+    lines = [
+        "| fault | noticed by TRL | mean reward | groups with equal rewards | gradient norm |",
+        "|---|---|---|---|---|",
+    ]
+    for finding in findings:
+        meaning = FAULTS[finding["fault"]].meaning if finding["fault"] in FAULTS else "no fault"
+        noticed = {True: "yes", False: "no", None: "cannot occur"}[finding["noticed"]]
+        metrics = finding["metrics"] or {}
+        cells = [f"{metrics[key]:.2f}" if key in metrics else "–" for key in TRL_METRICS]
+        lines.append(f"| {meaning} | {noticed} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

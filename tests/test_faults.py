@@ -1,11 +1,15 @@
 """Tests of `rstar-lab inject`: every injected fault is noticed, and an unbroken run raises nothing."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from rstar_lab import cli
+from rstar_lab import analysis, cli
+from rstar_lab.faults import FAULTS, trl_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
 
 
 @pytest.mark.soak
@@ -19,6 +23,33 @@ def test_every_fault_is_noticed_within_three_steps():
     assert all(finding["step"] <= 3 for finding in last["faults"] if finding["noticed"])
 
 
-def test_an_unknown_fault_is_an_error_that_lists_the_known():
-    result = CliRunner().invoke(cli.app, ["inject", "gremlin"])
-    assert "choose from stale-weights" in str(result.exception)
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_trl_trains_with_a_fault_and_without():
+    command = ["inject", "stale-weights", "no-log-probs", "none", "--trainer", "trl", "--json"]
+    result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    stale, no_log_probs, none = json.loads(result.stdout.splitlines()[-1])["faults"]
+    assert result.exit_code == 0 and none["noticed"] is False and none["metrics"]["tools/call_frequency"] > 0
+    assert no_log_probs["noticed"] is None and "only with vLLM" in no_log_probs["message"]
+    assert stale["metrics"]["num_tokens"] != none["metrics"]["num_tokens"]  # other rollouts than with new weights
+
+
+def test_the_page_shows_the_recorded_findings_of_trl():
+    recorded = json.loads((Path(analysis.__file__).parent / "data" / "faults-trl.json").read_text())
+    assert [finding["fault"] for finding in recorded["faults"]] == [*FAULTS, "none"]
+    page = PAGE.read_text()
+    assert page.split("<!-- trl -->\n")[1].split("<!-- end -->")[0] == trl_table(recorded["faults"])
+    assert recorded["noticed"] == 0 and recorded["of"] == 7
+    assert "TRL notices none of the seven faults" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gremlin"], "choose from stale-weights"),
+        (["none", "--trainer", "hand"], "unknown trainer 'hand'; choose from rstar-lab, trl"),
+    ],
+)
+def test_an_unknown_fault_or_trainer_is_an_error_that_lists_the_known(arguments, message):
+    result = CliRunner().invoke(cli.app, ["inject", *arguments])
+    assert message in str(result.exception)

@@ -10,7 +10,11 @@ from rstar_lab.commands.shared import AsJson, examples, run_async
 app = typer.Typer()
 
 
-@app.command(epilog=examples("rstar-lab inject", "rstar-lab inject stale-weights none --recipe tiny_fast"))
+@app.command(
+    epilog=examples(
+        "rstar-lab inject", "rstar-lab inject stale-weights none --recipe tiny_fast", "rstar-lab inject --trainer trl"
+    )
+)
 def inject(
     faults: Annotated[
         list[str] | None, typer.Argument(metavar="[FAULT]...", help="Faults to inject. Default: all, and `none`.")
@@ -18,6 +22,12 @@ def inject(
     recipe: Annotated[
         str, typer.Option(help="Recipe to break: a file, or a name of `rstar-lab recipes`.")
     ] = "tiny_fast",
+    trainer: Annotated[
+        str,
+        typer.Option(
+            help="Trainer to break: rstar-lab, or trl (its GRPOTrainer, installed into its own environment at the first use)."
+        ),
+    ] = "rstar-lab",
     folder: Annotated[Path | None, typer.Option(help="Keep the runs here. Default: a temporary folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -25,7 +35,7 @@ def inject(
 
     Faults: stale-weights, wrong-template, shifted-mask, no-log-probs, empty-outputs, wrong-reward-sign, repeated-problems,
     evaluation-in-training. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
-    not noticed, or if a check fires without a fault.
+    not noticed, or if a check fires without a fault; with `--trainer trl`, only if TRL fails without a fault.
     """
     from rich.console import Console
     from rich.table import Table
@@ -34,13 +44,16 @@ def inject(
     from rstar_lab.faults import inject as run
     from rstar_lab.progress import Reporter
 
-    findings = run_async(run(recipe, faults or [*FAULTS, NONE.name], Reporter(as_json), runs_dir=folder))
+    names = faults or [*FAULTS, NONE.name]
+    findings = run_async(run(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
     if as_json:
         print(to_json(findings))
     else:
         table = Table("fault", "noticed", "step", "check", "message")
         for found in findings:
             step = "" if found.step is None else "before the first" if found.step == 0 else str(found.step)
-            table.add_row(found.fault, "yes" if found.noticed else "no", step, found.check or "", found.message)
+            noticed = {True: "yes", False: "no", None: "cannot occur"}[found.noticed]
+            table.add_row(found.fault, noticed, step, found.check or "", found.message)
         Console().print(table)
-    raise typer.Exit(any(found.noticed == (found.fault == NONE.name) for found in findings))
+    wrong = [found.fault for found in findings if found.noticed == (found.fault == NONE.name)]
+    raise typer.Exit(NONE.name in wrong if trainer == "trl" else bool(wrong))
