@@ -31,9 +31,9 @@ metrics = ["pass1", "tool_error_rate_correct"]  # curves to draw
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import (
+    explore,
     failed_rollouts,
     failure_groups,
-    inspect,
     link,
     open_runs,
     overview,
@@ -50,38 +50,23 @@ runs = open_runs(runs_dir)
 runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 
 # %% [markdown]
-# ## Curves
+# ## One screen
 #
-# Curves of the training runs (evaluations have a single step). Click a point to list its rollouts. Use *Box Select* for
-# several points. Double-click an empty place to show all rollouts again.
-
-# %%
-inspector = inspect(runs, where=where, selected=selected)
-known = runs.runs().query("trajectories > 0")
-trained = known.query("kind == 'train'").run_id.tolist()
-link(plot_curves(runs, metrics, where={"run_id": trained} if trained else None), inspector)
-
-# %% [markdown]
-# ## Trajectories
+# Curves of the training runs (evaluations have a single step), the pass rate of each problem at each step of the newest
+# training run, and the list of rollouts. Click a point or a cell to list its rollouts and open the first one. Drag a box
+# around several points. Double-click an empty place of a figure to list all rollouts again.
 #
 # `j` and `k` move down and up the list, `[` and `]` through the rollouts of the same group. `1` to `6` change what the
 # token colours show, `c` compares two rollouts side by side, `/` searches. The *Keys* button lists all shortcuts.
 
 # %%
-inspector
-
-# %% [markdown]
-# ## Problems over steps
-#
-# The pass rate of each group of the newest training run. Click a cell to list the rollouts of its group and open the
-# first one.
-
-# %%
+known = runs.runs().query("trajectories > 0")
+trained = known.query("kind == 'train'").sort_values("created").run_id.tolist()
+figures = [plot_curves(runs, metrics, where={"run_id": trained} if trained else None)]
 if trained:
-    newest_trained = known[known.run_id.isin(trained)].sort_values("created").run_id.iloc[-1]
-    display(link(plot_heatmap(runs, newest_trained), inspector))
-else:
-    display(Markdown("No training run has rollouts."))
+    figures.append(plot_heatmap(runs, trained[-1]))
+inspector = explore(figures, runs, filters=where, selected=selected)
+inspector
 
 # %% [markdown]
 # ## Where calls fail

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
         plot_pass_at_k,
     )
     from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
+    from rstar_lab.analysis.inspector.explorer import Explorer, explore
     from rstar_lab.analysis.inspector.inspector import Inspector, inspect
-    from rstar_lab.analysis.inspector.link import LinkedFigure, explore, link
+    from rstar_lab.analysis.inspector.link import LinkedFigure, link
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
@@ -64,8 +65,9 @@ _MODULES = {
     ),
     "code_use": ("libraries", "plot_tool_use", "tool_calls", "tool_use", "tool_use_table"),
     "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
+    "inspector.explorer": ("Explorer", "explore"),
     "inspector.inspector": ("Inspector", "inspect"),
-    "inspector.link": ("LinkedFigure", "explore", "link"),
+    "inspector.link": ("LinkedFigure", "link"),
     "inspector.overview": ("overview",),
     "inspector.watch": ("watch",),
 }
@@ -73,6 +75,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "METRICS",
+    "Explorer",
     "Inspector",
     "LinkedFigure",
     "Runs",

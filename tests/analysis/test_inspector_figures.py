@@ -1,5 +1,6 @@
 """Tests of figures that are linked to an inspector, of `watch` and of static images."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import plotly.graph_objects as go
 import pytest
 from helpers.inspector_runs import write_run
 
+from rstar_lab.analysis.inspector.explorer import explore
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.watch import watch
@@ -109,6 +111,27 @@ async def test_watch_waits_for_a_job_and_moves_on_from_sft_to_rl(tmp_path: Path)
     assert follower.inspector is not None and follower.inspector.source.count("TRUE") == 64
     with pytest.raises(UserError, match="is not a run"):
         watch(tmp_path)
+
+
+def test_explore_lists_the_rollouts_of_a_click_in_each_of_its_figures(folder: Path):
+    curve = go.Figure().add_scatter(x=[1, 2], y=[0.1, 0.2], meta={"filter": {"run_id": "roc"}, "x": "step"})
+    bars = go.Figure().add_bar(x=["kept"], y=[1], customdata=["kept"])
+    screen = explore([curve, bars], folder)
+    assert [json.loads(figure["json"])["data"][0]["type"] for figure in screen.figures] == ["scatter", "bar"]
+    screen._on_message(screen, {"op": "points", "figure": 0, "points": [[0, 1]]}, [])
+    assert screen.scope["filter"] == {"run_id": "roc", "step": 2} and screen.reveal == 1
+    screen._on_message(screen, {"op": "points", "figure": 1, "points": [[0, 0]]}, [])
+    assert screen.scope["filter"] == {"sql": "kept"}
+    screen._on_message(screen, {"op": "points", "figure": 1, "points": []}, [])
+    assert screen.scope == {}
+    again = screen.replacement()
+    again.selected = "roc/1/p0/1"
+    screen.update_figures([bars, curve])
+    assert screen.selected == again.selected and again.figures == screen.figures
+    with pytest.raises(UserError, match="1 to 3 figures, got 0"):
+        explore([], folder)
+    with pytest.raises(UserError, match="unknown filter 'colour'"):
+        explore(go.Figure().add_bar(x=["a"], y=[1], customdata=[{"colour": "red"}]), folder)
 
 
 # Figures without a kernel, and the theme

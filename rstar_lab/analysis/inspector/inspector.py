@@ -33,6 +33,8 @@ _MODULES = (
     "filters",
     "cache",
     "detail",
+    "plot",
+    "figures",
     "inspector",
 )
 _GROUP = ("run_id", "step", "group_id")
@@ -281,12 +283,15 @@ class Inspector(NotebookWidget):
         return page
 
     def replacement(self) -> "Inspector":
-        names = ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision", "reveal")
-        widget = Inspector(self.source.store, **{name: getattr(self, name) for name in names})
-        widget.source = self.source
-        for name in names:
-            traitlets.link((self, name), (widget, name))
+        widget = Inspector(self.source.store)
+        self.share_state(widget)
         return widget
+
+    def share_state(self, widget: "Inspector") -> None:
+        """Give another inspector this one's source and state. Changes to either apply to both."""
+        widget.source = self.source
+        for name in ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision", "reveal"):
+            traitlets.link((self, name), (widget, name))
 
 
 def inspect(

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 import traitlets
-from IPython.display import display
 from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.inspector.filters import where_clause
@@ -36,7 +35,7 @@ class LinkedFigure(NotebookWidget):
     shown as a table where figures cannot be drawn.
     """
 
-    _esm = join_modules("dom", "figure")
+    _esm = join_modules("dom", "plot", "figure")
     _css = ".rl-figure { width: 100%; min-height: 120px; }"
 
     figure_json = traitlets.Unicode("{}").tag(sync=True)
@@ -45,13 +44,13 @@ class LinkedFigure(NotebookWidget):
 
     def __init__(self, figure: go.Figure, inspector: Inspector | None, **state: Any) -> None:
         self.inspector = inspector
-        self.figure = figure = _themed(figure)
+        self.figure = figure = themed(figure)
         super().__init__(**{"figure_json": figure.to_json(), "linked": inspector is not None, **state})
         self.on_msg(self._on_points)
 
     def update_figure(self, figure: go.Figure) -> None:
         """Replace the figure that is shown."""
-        self.figure = _themed(figure)
+        self.figure = themed(figure)
         self.figure_json = self.figure.to_json()
 
     def static_bundle(self) -> dict[str, Any]:
@@ -68,11 +67,10 @@ class LinkedFigure(NotebookWidget):
         if op == "plotly":
             self.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
         elif op == "points" and self.inspector is not None:
-            points = [(int(trace), _index(point)) for trace, point in message["points"]]
-            show_points(self.inspector, self.figure, points)
+            show_points(self.inspector, self.figure, figure_points(message["points"]))
 
 
-def _themed(figure: go.Figure) -> go.Figure:
+def themed(figure: go.Figure) -> go.Figure:
     """Return a copy in the project's theme, or the figure itself if it has data and therefore the theme already."""
     if isinstance(getattr(figure, "frame", None), pd.DataFrame):
         return figure
@@ -86,9 +84,7 @@ def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWi
 
     A `go.FigureWidget` is linked in place and returned. Raises UserError if a trace names an unknown filter.
     """
-    for trace in figure.data:
-        for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
-            where_clause(filters)
+    check_links(inspector, figure)
     if not isinstance(figure, go.FigureWidget):
         return LinkedFigure(figure, inspector)
     for number, trace in enumerate(figure.data):
@@ -102,12 +98,16 @@ def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWi
     return figure
 
 
-def explore(figure: go.Figure, store: Any, **state: Any) -> Inspector:
-    """Display a figure and, below it, an inspector that lists the rollouts of the selected points."""
-    inspector = Inspector(store, **state)
-    display(link(figure, inspector))
-    display(inspector)
-    return inspector
+def check_links(inspector: Inspector, figure: go.Figure) -> None:
+    """Raise UserError if a trace names an unknown filter."""
+    for trace in figure.data:
+        for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
+            where_clause(filters)
+
+
+def figure_points(points: Iterable[Sequence[Any]]) -> list[tuple[int, Point]]:
+    """Return (trace, point) pairs as a figure in the browser reports them."""
+    return [(int(trace), _index(point)) for trace, point in points]
 
 
 def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:

@@ -119,10 +119,12 @@ export function greet(model) {
   return stop;
 }
 
-/** Hide the static output that precedes the widget. */
-export function hideStatic(el) {
+/** Hide the static output that precedes the widget: one output, or one per figure and one of the list. */
+export function hideStatic(el, count = 1) {
   requestAnimationFrame(() => {
-    const before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
-    if (before?.querySelector(".rl-page, .js-plotly-plot, .jp-RenderedPlotly, .jp-RenderedSVG, .jp-RenderedHTMLCommon")) before.style.display = "none";
+    let before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
+    for (let i = 0; i < count && before; i += 1, before = before.previousElementSibling) {
+      if (before.querySelector(".rl-page, .js-plotly-plot, .jp-RenderedPlotly, .jp-RenderedSVG, .jp-RenderedHTMLCommon")) before.style.display = "none";
+    }
   });
 }

@@ -5,6 +5,7 @@ import { TrajectoryCache } from "./cache.js";
 import { Detail } from "./detail.js";
 import { List } from "./list.js";
 import { Filters } from "./filters.js";
+import { Figures } from "./figures.js";
 
 const keys = [
   ["j, k", "next, previous trajectory"], ["[, ]", "previous, next rollout of the group"], ["1 to 6", "colour of the tokens"],
@@ -144,7 +145,13 @@ class View {
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.helpBox.showModal() }, "Keys ?"));
     const drag = h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
     this.main = h("div", { class: "rl-main" }, this.list.element, drag, this.detail.element);
-    fill(this.root, bar, this.filters.element, this.scopeLine, this.alert, this.main, this.status, this.helpBox);
+    const rollouts = [this.filters.element, this.scopeLine, this.alert, this.main, this.status];
+    if (this.model.get("figures")?.length) {
+      this.figures = new Figures(this.model);
+      this.root.classList.add("rl-one-screen");
+      fill(this.root, bar, h("div", { class: "rl-screen" }, this.figures.element, h("div", { class: "rl-rollouts" }, rollouts)), this.helpBox);
+      this.figures.start().catch((error) => this.say(error.message, true));
+    } else fill(this.root, bar, rollouts, this.helpBox);
     this.say("");
   }
 
@@ -178,6 +185,7 @@ class View {
     this.line.close();
     this.list?.close();
     this.detail?.close();
+    this.figures?.close();
   }
 
   /** The run has grown: load the list again, keep the selected row and the rows in view. */
@@ -355,7 +363,7 @@ export default {
   },
   render({ model, el }) {
     const view = new View(model, el);
-    hideStatic(el);
+    hideStatic(el, 1 + (model.get("figures")?.length ?? 0));
     view.start().catch((error) => view.say(error.message, true));
     return () => view.close();
   },

@@ -1,0 +1,94 @@
+"""One screen: figures beside an inspector, in one widget. A click in a figure lists the rollouts behind the point."""
+
+from collections.abc import Sequence
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import traitlets
+from IPython.display import display
+from plotly.offline import get_plotlyjs
+
+from rstar_lab.analysis.inspector.inspector import Inspector
+from rstar_lab.analysis.inspector.link import LinkedFigure, check_links, figure_points, show_points, themed
+from rstar_lab.analysis.inspector.source import Store
+from rstar_lab.errors import UserError
+from rstar_lab.figure_theme import template
+
+MAX_FIGURES = 3
+
+
+class Explorer(Inspector):
+    """An inspector with linked figures. Made by `explore`."""
+
+    figures = traitlets.List(trait=traitlets.Dict()).tag(sync=True)  # of {name, json}
+    dark_template = traitlets.Dict(template("dark").to_plotly_json()).tag(sync=True)
+
+    def __init__(self, figures: Sequence[go.Figure], store: Store | pd.DataFrame, **state: Any) -> None:
+        self.linked = [themed(figure) for figure in figures]
+        super().__init__(store, **{"height": 900, "figures": _payload(self.linked), **state})
+        for figure in self.linked:
+            check_links(self, figure)
+
+    def update_figures(self, figures: Sequence[go.Figure]) -> None:
+        """Replace the figures, after a run has grown. Their number must stay the same."""
+        if len(figures) != len(self.linked):
+            raise UserError(f"explore shows {len(self.linked)} figures, got {len(figures)}")
+        self.linked = [themed(figure) for figure in figures]
+        self.figures = _payload(self.linked)
+
+    def _on_message(self, widget: Any, message: Any, buffers: Any) -> None:
+        op = message.get("op") if isinstance(message, dict) else None
+        if op == "plotly":
+            self.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
+        elif op == "points":
+            show_points(self, self.linked[int(message["figure"])], figure_points(message["points"]))
+        else:
+            super()._on_message(widget, message, buffers)
+
+    def _ipython_display_(self, **options: Any) -> None:
+        for figure in self.linked:
+            display(LinkedFigure(figure, self).static_bundle(), raw=True)
+        super()._ipython_display_(**options)
+
+    def replacement(self) -> "Explorer":
+        widget = Explorer(self.linked, self.source.store)
+        self.share_state(widget)
+        traitlets.dlink((self, "figures"), (widget, "figures"))
+        return widget
+
+
+def explore(
+    figures: go.Figure | Sequence[go.Figure], store: Store | pd.DataFrame | str | Path, **state: Any
+) -> Explorer:
+    """Return one widget with up to three figures and the list of rollouts beside them. Display it in a cell.
+
+    A click on a point or a box around several points lists their rollouts and opens the first one. On a page wider than 1500
+    pixels the figures are on the left, else they are above the list.
+
+    figures: figures whose points define their rollouts, see `LinkedFigure`. store: the result of `open_runs`, a runs folder,
+    or a data frame of trajectories. state: initial values of the inspector's traits, such as `filters`, `selected`, `height`.
+    Raises UserError without figures, for too many, and if a trace names an unknown filter.
+    """
+    shown = [figures] if isinstance(figures, go.Figure) else list(figures)
+    if not 1 <= len(shown) <= MAX_FIGURES:
+        raise UserError(f"explore shows 1 to {MAX_FIGURES} figures, got {len(shown)}")
+    if isinstance(store, str | Path):
+        from rstar_lab.analysis.runs import open_runs
+
+        store = open_runs(store)
+    return Explorer(shown, store, **state)
+
+
+def _payload(figures: Sequence[go.Figure]) -> list[dict[str, str]]:
+    return [{"name": _name(figure, number), "json": figure.to_json()} for number, figure in enumerate(figures, 1)]
+
+
+def _name(figure: go.Figure, number: int) -> str:
+    """Return a short name of a figure for its tab: its title or the title of its first panel."""
+    titles = [figure.layout.title.text, *(note.text for note in figure.layout.annotations)]
+    if any(isinstance(trace, go.Heatmap) for trace in figure.data):
+        return "Heat map"
+    return next((unescape(str(title))[:24] for title in titles if title), f"Figure {number}")
