@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
-from rstar_lab.runs.files import atomic_write
 from rstar_lab.verify import last_boxed
 
 
@@ -223,6 +222,8 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise ProblemError(f"{path}: problems are written as .jsonl or .parquet, not {path.suffix!r}")
+    from rstar_lab.runs.files import atomic_write  # requires pyarrow, which the extra `sandbox` does not install
+
     if path.suffix == ".jsonl":
         with atomic_write(path) as file:
             for problem in problems:
