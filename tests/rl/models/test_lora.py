@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers.scripted_training import TOKENIZER, problem, recipe_of, train
+from helpers.scripted_training import TOKENIZER, problem, train
 from helpers.trajectories import BATCH
 
 from rstar_lab.errors import UserError
@@ -147,12 +147,7 @@ def test_gradient_checkpointing_trains_adapters_the_same():
     assert recomputed[1] == pytest.approx(plain[1], rel=1e-3, abs=1e-6)
 
 
-def test_wrong_targets_and_verl_are_refused():
+def test_wrong_targets_are_refused():
     with pytest.raises(UserError, match=r"rl\.lora\.targets: the model has no linear layer qkv; it has down_proj"):
         attach_lora(tiny(), Lora(targets=("qkv",)), seed=0)
-    from rstar_lab.rl.verl.unsupported import unsupported_options
-
-    assert any(
-        "rl.lora" in line for line in unsupported_options(recipe_of([{"name": "one", "steps": 1}], lora={"rank": 4}))
-    )
     assert module.has_lora(tiny()) is False
