@@ -64,7 +64,7 @@ def filters() -> list[tuple[str, str]]:
     return [
         (f"window.before = {_COUNT}; {button.format(app=_APP, name=name)}.click()", f"{_COUNT} !== window.before")
         for name in ("Correct", "Wrong", "Kept", "Dropped", "Tool errors")
-        for _ in range(3)
+        for _ in range(2)  # on and off
     ]
 
 
