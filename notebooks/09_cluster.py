@@ -16,17 +16,19 @@
 # %% [markdown]
 # # The same recipe on a cluster
 #
-# A profile describes the hardware and selects trainer and scheduler. The job runs on the cluster; this notebook submits it,
-# watches it and reads its run. With a `host` the notebook runs on your own machine, and runs are copied to it while they are
-# written. With `profile = "laptop"` it starts a Ray cluster of one node on this machine, so every cell can be tried without a
-# cluster. See `docs/cluster.md`.
+# The job runs on the cluster; this notebook submits it, watches it and reads its run. With a `host` the notebook runs on your own
+# machine: type the host's name and the recipe, and execute the first four cells. Runs are copied here while they are written.
+# Without a host it starts a Ray cluster of one node on this machine, so every cell can be tried without a cluster.
+#
+# A hardware profile selects trainer and scheduler. Store yours once on the host: `scp my_profile.yaml HOST:rstar-lab/profile.yaml`.
+# See `docs/cluster.md`.
 
 # %% tags=["parameters"]
+host = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
 recipe = "tiny_fast"  # name of a shipped recipe, or a file
 overrides = {}  # recipe keys: {"stages.0.steps": 2}; "verl.KEY" is a key of verl
-profile = "laptop"  # laptop, one_gpu, h100x8, mi300x_8x8, or a file
+profile = ""  # laptop, one_gpu, h100x8, mi300x_8x8, or a file; empty: the host's own profile, or laptop without a host
 backend = ""  # local, ray, slurm; empty: the profile's, and Ray on a laptop
-host = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
 address = ""  # address of Ray's dashboard: http://HEAD:8265
 runs_dir = ""  # folder of runs; empty: the profile's shared storage; on a laptop and with ssh the nearest runs/ folder
 job_id = ""  # attach to this job instead of submitting one
@@ -46,29 +48,23 @@ runs_dir = find_job_runs_dir(profile, runs_dir, host=host)
 # the queue. `submit` runs the same checks and stops at a failure.
 
 # %%
-describe(recipe, profile, overrides, host=host or None)
+describe(recipe, profile or None, overrides, host=host or None)
 
 # %% [markdown]
 # ## Submit
 #
-# On a laptop, the first cell starts a Ray cluster. On other hardware the cluster is running already, or the Slurm job starts it.
+# On a laptop, this starts a Ray cluster. On other hardware the cluster is running already, or the Slurm job starts it.
 
 # %%
 cluster = None
-if profile == "laptop" and backend in ("", "ray") and not address and not host:
+if profile in ("", "laptop") and backend in ("", "ray") and not address and not host:
     from rstar_lab.local_ray import LocalRay
 
     cluster = LocalRay(cpus=2)
     cluster.__enter__()
     backend, address = "ray", cluster.address
-
-# %%
-if job_id:
-    job = attach(job_id, runs_dir=runs_dir)
-else:
-    job = submit(
-        recipe, profile, overrides, runs_dir=runs_dir, backend=backend or None, address=address or None, host=host or None
-    )
+target = {"runs_dir": runs_dir, "backend": backend or None, "address": address or None, "host": host or None}
+job = attach(job_id, runs_dir=runs_dir) if job_id else submit(recipe, profile or None, overrides, **target)
 job
 
 # %% [markdown]
@@ -95,9 +91,7 @@ assert status == "finished", f"the job {status}; the end of its log:\n{again.log
 # `stop` ends the job and every process it started, on every backend. This example stops a second job.
 
 # %%
-other = submit(
-    recipe, profile, overrides, runs_dir=runs_dir, name="stopped", backend=backend or None, address=address or None, host=host or None, preflight=False
-)
+other = submit(recipe, profile or None, overrides, name="stopped", preflight=False, **target)
 other.stop()
 
 # %% [markdown]

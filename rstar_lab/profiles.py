@@ -119,6 +119,10 @@ class Ssh(ProfileSection):
     backend: Literal["local", "ray", "slurm"] = Field(default="slurm", description="backend of the job on the host")
     python: str = Field(default="python3", description="interpreter on the host that has the package's dependencies")
     setup: list[str] = Field(default_factory=list, description="shell lines to run first: modules, environment")
+    transcripts: bool = Field(
+        default=True,
+        description="copy messages and tokens of every step; false: a step's are copied when one of its rollouts is opened",
+    )
 
 
 class KubeRay(ProfileSection):
@@ -169,11 +173,17 @@ def load_profile(name: str | Path) -> Profile:
         raise UserError(
             f"no profile {name!r}{f', did you mean {near[0]!r}?' if near else ''}; choose one of {', '.join(known)}"
         )
-    content = yaml.safe_load(path.read_text())
+    return parse_profile(path.read_text(), str(path))
+
+
+def parse_profile(text: str, source: str) -> Profile:
+    """Return the profile in a YAML text. source: where it comes from, for the error message. Raises UserError."""
     try:
-        return Profile(**content)
+        return Profile(**yaml.safe_load(text))
     except (ValidationError, TypeError) as error:
-        raise UserError(f"{path}: {_explain(error)}") from error
+        raise UserError(f"{source}: {_explain(error)}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def profile_names() -> list[str]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rstar_lab.analysis.import_rows import REWARDS_FILE
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
-from rstar_lab.runs.reader import read_steps, run_folders
+from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
 
 _SEARCH_BYTES = 64 * 2**20  # size of the texts cached for the next search
@@ -255,13 +255,24 @@ class Runs:
     def _transcript_row(self, place: Mapping[str, Any], columns: str) -> dict[str, Any]:
         traj_id, run_id, step = place["traj_id"], place["run_id"], place["step"]
         reader = self._views.reader(run_id)
-        file = next((file for file in reader.files("transcripts") if step in file.steps), None)
+        file = self._transcript_file(reader, step)
         query = f"SELECT {columns} FROM read_parquet(?, hive_partitioning=false) WHERE traj_id = ? AND step = ?"
         table = self._views.arrow(query, [str(file.path), traj_id, step]) if file else None
         if table is None or not table.num_rows:
             raise RunStoreError(f"trajectory {traj_id} of run {run_id} has no transcript")
         row = {name: table[name][0].as_py() for name in table.column_names}
         return row | {"run_id": run_id, "stage": place["stage"], "step": step}
+
+    def _transcript_file(self, reader: RunReader, step: int) -> StoredFile | None:
+        """Return the file with the transcripts of a step. A copied run may have left it on its host: then copy it."""
+        if not reader.transcripts_elsewhere:
+            return next((file for file in reader.files("transcripts") if step in file.steps), None)
+        steps = {step: reader.steps()[step]}
+        if not reader.scan("transcripts", steps):
+            from rstar_lab.jobs.ssh.fetch import fetch_transcripts
+
+            fetch_transcripts(reader.run_dir, step)
+        return next(iter(reader.scan("transcripts", steps)), None)
 
     # Queries
 

@@ -1,4 +1,4 @@
-"""`rstar-lab jobs`: submit, list, logs, stop."""
+"""`rstar-lab jobs`: submit, list, status, logs, stop, pull, describe."""
 
 import json
 from pathlib import Path
@@ -11,16 +11,22 @@ app = typer.Typer(
     help="Run recipes as jobs on this machine, on Ray, Slurm or Kubernetes, or on another machine over ssh.",
 )
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs; jobs are stored in its .jobs folder.")]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Hardware profile: a name from cluster/profiles, or a file. Default: laptop; with --host: rstar-lab/profile.yaml there."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 @app.command(
-    epilog="Examples:\n\n`rstar-lab jobs submit tiny_fast --watch`\n\n`rstar-lab jobs submit RECIPE --profile mi300x_8x8 --host HOST`\n\n"
+    epilog="Examples:\n\n`rstar-lab jobs submit tiny_fast --watch`\n\n`rstar-lab jobs submit RECIPE --host HOST`\n\n"
     "`rstar-lab jobs submit RECIPE --profile h100x8 --backend kuberay`"
 )
 def submit(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
-    profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
+    profile: ProfileOption = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
     ] = None,
@@ -146,7 +152,9 @@ def pull(
     job_id: Annotated[str, typer.Argument(help="Id of a job that was submitted with --host.")],
     runs_dir: RunsDir = Path("runs"),
     checkpoints: Annotated[bool, typer.Option(help="Also copy checkpoints and models.")] = False,
-    transcripts: Annotated[bool, typer.Option(help="Also copy messages and tokens.")] = True,
+    transcripts: Annotated[
+        bool | None, typer.Option(help="Also copy messages and tokens. Default: ssh.transcripts of the profile.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Copy new steps until the job ends.")] = False,
 ) -> None:
     """Copy the runs of a job from its host.
@@ -168,7 +176,7 @@ def pull(
 @app.command(epilog="Example:\n\n`rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8`")
 def describe(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
-    profile: Annotated[str, typer.Option(help="Hardware profile: a name from cluster/profiles, or a file.")] = "laptop",
+    profile: ProfileOption = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
     ] = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.profiles import Profile
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class JobDescription:
 
 def describe(
     recipe: str | Path,
-    profile: str = "laptop",
+    profile: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
     host: str | None = None,
@@ -93,16 +93,19 @@ def describe(
     With a host, or a profile with `backend: ssh`, preflight runs there. Raises UserError for an unknown profile or an
     unreachable host.
     """
-    from rstar_lab.jobs.submit import trainer_and_action
+    from rstar_lab.jobs.submit import find_profile, trainer_and_action
 
-    machine, overrides = load_profile(profile), dict(overrides or {})
+    machine, overrides = find_profile(profile, host), dict(overrides or {})
     if host or machine.backend == "ssh":
         from rstar_lab.jobs.ssh.submit import describe_over_ssh
 
         return JobDescription(**describe_over_ssh(recipe, machine, overrides, host=host, command=command))
     trainer, _ = trainer_and_action(command, machine, overrides)
     return summarize(
-        str(recipe), machine, preflight_rows(recipe, profile, overrides, trainer), queue_state(machine.backend)
+        str(recipe),
+        machine,
+        preflight_rows(recipe, profile or "laptop", overrides, trainer),
+        queue_state(machine.backend),
     )
 
 

@@ -19,13 +19,12 @@ COMMANDS = {"SFT, RL and evaluation": None, "RL": "train", "SFT": "sft"}
 class SubmitForm:
     """Recipe, profile, host and overrides, a description of the job, and a button that submits it.
 
+    Without a profile the job uses the profile of the host, or `laptop` on this machine.
     Submit is enabled only after Check has found no failed check for exactly these settings. After submitting, `job` is the
     submitted job. runs_dir: default: the folder that `find_runs_dir` finds.
     """
 
-    def __init__(
-        self, recipe: str = "tiny_fast", profile: str = "laptop", *, host: str = "", runs_dir: str | Path = ""
-    ):
+    def __init__(self, recipe: str = "tiny_fast", profile: str = "", *, host: str = "", runs_dir: str | Path = ""):
         self.runs_dir = find_runs_dir(runs_dir)
         self.description: JobDescription | None = None
         self.job: Job | None = None
@@ -33,6 +32,7 @@ class SubmitForm:
         recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
         self.recipe = widgets.Combobox(description="Recipe", value=recipe, options=recipes, layout=wide)
         self.profile = widgets.Combobox(description="Profile", value=profile, options=profile_names(), layout=wide)
+        self.profile.placeholder = "the profile of the host; laptop on this machine"
         self.host = widgets.Text(description="Host", value=host, placeholder="this machine", layout=wide)
         self.command = widgets.Dropdown(description="Run", options=list(COMMANDS), layout=wide)
         self.overrides = widgets.Textarea(description="Overrides", placeholder="rl.lr=1e-6, one per line", layout=wide)
@@ -55,7 +55,7 @@ class SubmitForm:
         self.message.value = "checking ..."
         try:
             self.description = describe(
-                self.recipe.value, self.profile.value, self._pairs(), host=self.host.value or None,
+                self.recipe.value, self.profile.value or None, self._pairs(), host=self.host.value or None,
                 command=COMMANDS[self.command.value],
             )  # fmt: skip
         except UserError as error:
@@ -72,7 +72,7 @@ class SubmitForm:
         try:
             # The checks have just run.
             self.job = submit(
-                self.recipe.value, self.profile.value, self._pairs(), command=COMMANDS[self.command.value],
+                self.recipe.value, self.profile.value or None, self._pairs(), command=COMMANDS[self.command.value],
                 runs_dir=self.runs_dir, host=self.host.value or None, preflight=False, log=lambda _: None,
             )  # fmt: skip
         except UserError as error:
@@ -98,5 +98,5 @@ class SubmitForm:
         from IPython.display import display
 
         bundle: dict[str, Any] = self.root._repr_mimebundle_() or {}
-        text = f"form for recipe {self.recipe.value} on {self.profile.value}; open the notebook in JupyterLab to use it"
+        text = f"form for recipe {self.recipe.value} on {self.host.value or 'this machine'}; open the notebook in JupyterLab to use it"
         display({**bundle, "text/html": f"<p>{html.escape(text)}</p>", "text/plain": text}, raw=True)

@@ -47,6 +47,8 @@ class Job:
             # The job may have ended since the first check.
             end = self._end()
             if end is None:
+                if JobStatus(state).ended:  # its supervisor, which deletes them, was killed or never started
+                    self.folder.delete_secrets()
                 return JobStatus(state)
         if end["stopped"]:
             return JobStatus.STOPPED
@@ -99,6 +101,7 @@ class Job:
             yield from (line.rstrip("\n") for line in new)
             seen = complete
             if ended:
+                self._copy_runs()
                 return
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
@@ -135,6 +138,7 @@ class Job:
         if self._end() is None:
             backend_module(self.spec.backend).stop(self.folder, self.spec)
             if self._end() is None:
+                self.folder.delete_secrets()
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})
         return self.status()
 
@@ -145,11 +149,20 @@ class Job:
         if not self.status().ended:
             raise UserError(f"job {self.id} has not ended; stop it first")
         spec = self.spec
+        profile = None if spec.handle.get("own_profile") else spec.profile
         return submit(
-            spec.recipe, spec.profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
+            spec.recipe, profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
             name=(spec.run or "").removesuffix("-rl") or None, address=spec.handle.get("address"),
             backend=None if spec.backend == "ssh" else spec.backend, host=spec.handle.get("ssh", {}).get("host"),
         )  # fmt: skip
+
+    def _copy_runs(self) -> None:
+        """Copy the rest of the runs of a job on another host, which may have ended a moment ago."""
+        if self.spec.backend == "ssh":
+            from rstar_lab.jobs.ssh import mirror
+
+            with contextlib.suppress(UserError):  # the process that copies them goes on
+                mirror.pull(self)
 
     @property
     def run_dir(self) -> Path | None:

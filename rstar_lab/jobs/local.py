@@ -9,8 +9,7 @@ import time
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.jobs.supervisor import GRACE_S
+from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
 from rstar_lab.processes import alive, end_processes
 
 

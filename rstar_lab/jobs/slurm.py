@@ -34,7 +34,7 @@ def start_array(name: str, jobs: "list[Job]", folder: Path, *, concurrency: int,
     paths = [job.folder.path for job in jobs]
     for job in jobs:
         write_script(job.folder, job.spec)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
     list_file = folder / "jobs.txt"
     list_file.write_text("".join(f"{path}\n" for path in paths))
     script = folder / "array.sbatch"

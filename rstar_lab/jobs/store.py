@@ -11,6 +11,9 @@ from rstar_lab.errors import UserError
 SECRETS_FILE = "secrets.json"
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
 
+# Time for a stopped run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
+GRACE_S = 10.0
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -40,6 +43,15 @@ class JobSpec:
     def python(self) -> str:
         """The interpreter of the job. It must have this path on every node, or in the image."""
         return self.command[0]
+
+
+def jobs_folder(runs: Path) -> Path:
+    """Return RUNS/.jobs. Creates it with the permissions of RUNS, so that all users of a shared runs folder can submit."""
+    folder = runs / ".jobs"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(runs.stat().st_mode & 0o7777)
+    return folder
 
 
 class JobFolder:
@@ -73,8 +85,25 @@ class JobFolder:
         except ValueError as error:
             raise UserError(f"{path}: not valid JSON ({error}); delete the job's folder") from error
 
+    def create(self) -> None:
+        """Create the folder, which only its owner can open. Raises UserError if it exists or cannot be created."""
+        try:
+            jobs_folder(self.path.parent.parent)
+            self.path.mkdir(mode=0o700)
+        except OSError as error:
+            raise UserError(
+                f"cannot create {error.filename or self.path}: {error.strerror}; the runs folder (--runs-dir, or storage.runs of the "
+                "profile) must be on storage that this machine shares with the nodes of the job"
+            ) from error
+
+    def delete_secrets(self) -> None:
+        """Delete the secrets that the submitter forwarded."""
+        (self.path / SECRETS_FILE).unlink(missing_ok=True)
+
     def save(self, spec: JobSpec) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Write job.json. Creates the folder if there is none."""
+        if not self.path.exists():
+            self.create()
         self.write("job.json", asdict(spec))
 
     def spec(self) -> JobSpec:

@@ -36,7 +36,7 @@ COMMANDS = {
 
 def submit(
     recipe: str | Path,
-    profile: str = "laptop",
+    profile: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
     command: str | None = None,
@@ -53,6 +53,8 @@ def submit(
 ) -> Job:
     """Run `recipe` on the hardware of `profile`, detached from this process.
 
+    profile: name of a hardware profile, or a file. Default: `laptop`; with `host` the host's `rstar-lab/profile.yaml`, and if the
+        host has no such file, `laptop` on Slurm or as a process of the host.
     overrides: recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
     command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
         with the verl trainer, whatever the profile says.
@@ -66,7 +68,7 @@ def submit(
     log: called with one line for each item that is sent.
     Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
     """
-    machine = load_profile(profile)
+    machine = find_profile(profile, host)
     trainer, action = trainer_and_action(command, machine, overrides or {})
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
@@ -80,20 +82,16 @@ def submit(
             recipe, profile, machine, overrides, host=host, command=command, runs_dir=Path(runs_dir or "runs").absolute(),
             run_name=run_name, preflight=preflight, log=log, job_id=job_id,
         )  # fmt: skip
+    profile = profile or "laptop"
     runs = Path(runs_dir or machine.storage.runs).absolute()
     backend_api = backend_module(backend)
     folder = JobFolder.of(runs, job_id)
     if preflight:
         run_preflight(recipe, profile, overrides, trainer, log, runs_here=backend == "local")
     root = tree_root()
+    folder.create()
     try:
-        folder.path.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot create {folder.path}: {error.strerror}; the runs folder (--runs-dir, or storage.runs of the profile) must be "
-            "on storage that this machine shares with the nodes of the job"
-        ) from error
-    try:
+        _check_owner(folder, run_name)
         recipe_argument = _store_recipe(recipe, machine, folder.path)
         profile_argument = _store_profile(profile, folder.path)
         cwd = Path.cwd()
@@ -138,17 +136,26 @@ def submit(
     return Job(folder)
 
 
-def find_job_runs_dir(profile: str, runs_dir: str | Path = "", *, host: str = "") -> Path:
+def find_job_runs_dir(profile: str | None, runs_dir: str | Path = "", *, host: str = "") -> Path:
     """Return the folder of runs for the jobs of a notebook.
 
     `runs_dir` if it is given; else `storage.runs` of a profile whose nodes share it (an absolute path); else that of
     `find_runs_dir`, also for jobs sent with ssh, whose runs are copied to this machine.
     """
-    machine = load_profile(profile)
+    machine = load_profile(profile or "laptop")
     shared = Path(machine.storage.runs)
     if runs_dir or host or machine.backend == "ssh" or not shared.is_absolute():
         return find_runs_dir(runs_dir)
     return shared
+
+
+def find_profile(profile: str | None, host: str | None) -> Profile:
+    """Return the profile of a job; see `submit`. Raises UserError for an unknown profile or an unreachable host."""
+    if profile is None and host:
+        from rstar_lab.jobs.ssh.submit import profile_of_host
+
+        return profile_of_host(host)
+    return load_profile(profile or "laptop")
 
 
 def run_preflight(
@@ -207,6 +214,25 @@ def recipe_name(recipe: str | Path, overrides: Mapping[str, Any]) -> str:
         return str(overrides["name"])
     content = read_recipe(recipe)
     return str((isinstance(content, dict) and content.get("name")) or Path(recipe).stem)
+
+
+def _check_owner(folder: JobFolder, run_name: str) -> None:
+    """Reject a job that would continue a run of another user of a shared runs folder. Raises UserError."""
+    runs = folder.path.parent.parent
+    # Not the user id: a shared file system may map it.
+    own = folder.path.stat().st_uid
+    for run_id in (f"{run_name}-sft", f"{run_name}-rl"):
+        if (runs / run_id).exists() and (runs / run_id).stat().st_uid != own:
+            raise UserError(
+                f"run {run_id} in {runs} belongs to {_user_name(runs / run_id)}: submit with another --name or --runs-dir"
+            )
+
+
+def _user_name(path: Path) -> str:
+    try:
+        return f"user {path.owner()}"
+    except KeyError:
+        return f"user {path.stat().st_uid}"
 
 
 def _store_recipe(recipe: str | Path, profile: Profile, folder: Path) -> str:

@@ -21,11 +21,8 @@ import psutil
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
-from rstar_lab.jobs.store import REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.processes import JOB_VARIABLE, adopt_orphans, end_processes
-
-# Time for the run to finish its writes. Checkpoints are atomic, so a kill loses only the work since the last one.
-GRACE_S = 10.0
 
 
 class Stopped(Exception):
@@ -43,8 +40,9 @@ def supervise(folder: JobFolder, *, echo: bool) -> int:
     environment |= folder.read(SECRETS_FILE) or {}
     if spec.backend != "slurm":
         # On Slurm the file stays until the job ends: a requeued job reads it again.
-        (folder.path / SECRETS_FILE).unlink(missing_ok=True)
+        folder.delete_secrets()
     adopt_orphans()
+    os.umask(os.umask(0o077) | 0o002)  # no other user may write into the run, whatever the caller's umask is
     stopped, code = False, 1
     previous = signal.signal(signal.SIGTERM, _raise_stopped)
     process = reader = None
@@ -84,7 +82,7 @@ def supervise(folder: JobFolder, *, echo: bool) -> int:
         if reader is not None:
             reader.join(timeout=5)
         if not (stopped and (folder.path / REQUEUE_FILE).exists()):
-            (folder.path / SECRETS_FILE).unlink(missing_ok=True)
+            folder.delete_secrets()
             folder.write("exit.json", {"code": code, "stopped": stopped, "ended": time.time()})
         signal.signal(signal.SIGTERM, previous)
     return code

@@ -1,5 +1,6 @@
 """Identity of an evaluation: everything that can change its numbers. A different identity is a different run."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -91,8 +92,9 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
                 new[key] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         hashes[path.name] = known.get(key) or new[key]
     if new:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        write_json(cache_file, known | new)
+        with contextlib.suppress(PermissionError):  # the cache of another user of a shared runs folder
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            write_json(cache_file, known | new)
     return _hash(hashes)
 
 

@@ -125,10 +125,17 @@ class RunReader:
             mirror = self._mirror()
             if mirror and level == "transcripts" and not mirror["transcripts"]:
                 raise RunStoreError(
-                    f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB`"
+                    f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB "
+                    "--transcripts`"
                 )
             raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
         return stored
+
+    @property
+    def transcripts_elsewhere(self) -> bool:
+        """Whether this is a copy of a run whose transcripts stayed on its host, except for those that were opened here."""
+        mirror = self._mirror()
+        return mirror is not None and not mirror["transcripts"]
 
     def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
         """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`."""

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -14,13 +15,24 @@ import pytest
 
 
 class SshServer:
-    """sshd for the current user. `config` is the client's configuration; its host is called `cluster`."""
+    """sshd on a loopback port. `config` is the client's configuration; its host is called `cluster`.
 
-    def __init__(self, folder: Path):
+    user: who logs in; default: the current user. prefix: words before sshd's command, such as nsenter. environment: variables of
+    every session.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        user: str | None = None,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ):
         sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
         if sshd is None:
             pytest.skip("sshd is not installed: `make services` installs it")
-        self.sshd, self.folder, self.process = sshd, folder, None
+        self.sshd, self.folder, self.process = [*prefix, sshd], folder, None
         for name in ("host_key", "user_key"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(command, check=True)
@@ -33,9 +45,11 @@ class SshServer:
             "AuthorizedKeysFile": folder / "authorized_keys", "PidFile": folder / "sshd.pid", "UsePAM": "no",
             "PermitRootLogin": "yes", "PasswordAuthentication": "no", "Subsystem": "sftp internal-sftp",
         }  # fmt: skip
+        if environment:
+            server["SetEnv"] = " ".join(f"{name}={value}" for name, value in environment.items())
         (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
         client = {
-            "HostName": "127.0.0.1", "Port": self.port, "User": getpass.getuser(), "IdentityFile": folder / "user_key",
+            "HostName": "127.0.0.1", "Port": self.port, "User": user or getpass.getuser(), "IdentityFile": folder / "user_key",
             "IdentitiesOnly": "yes", "UserKnownHostsFile": folder / "known_hosts", "StrictHostKeyChecking": "accept-new",
         }  # fmt: skip
         self.config = folder / "ssh_config"
@@ -47,7 +61,7 @@ class SshServer:
             Path("/run/sshd").mkdir(parents=True, exist_ok=True)  # sshd separates its privileges there
         log = self.folder / "sshd.log"
         self.process = subprocess.Popen(
-            [self.sshd, "-D", "-f", str(self.folder / "sshd_config"), "-E", str(log)], start_new_session=True
+            [*self.sshd, "-D", "-f", str(self.folder / "sshd_config"), "-E", str(log)], start_new_session=True
         )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:

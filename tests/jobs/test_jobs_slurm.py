@@ -1,19 +1,16 @@
 """Jobs on a real Slurm: munge, a controller and two nodes on this machine. Part of `make test-all`."""
 
 import dataclasses
-import getpass
 import itertools
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from helpers.slurm_cluster import slurm_cluster
 
 from rstar_lab.jobs import JobStatus, slurm
 from rstar_lab.jobs.job import Job
@@ -21,97 +18,13 @@ from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parent.parent.parent
-NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
-
-
-def install():
-    """Install Slurm with apt. Skips the test with the reason if that is not possible."""
-    os.environ["PATH"] += ":/usr/sbin"
-    if all(shutil.which(name) for name in NEEDED):
-        return
-    if not shutil.which("apt-get") or os.geteuid() != 0:
-        pytest.skip("Slurm is not installed, and installing it needs apt-get and root")
-    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "slurm-wlm", "munge"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    )
-    if not all(shutil.which(name) for name in NEEDED):
-        pytest.skip(f"Slurm could not be installed: {done.stderr.strip()[-300:]}")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    install()
-    folder = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))  # a short path: munge's socket lies in it
-    for name in ("munge", "state", "d/n1", "d/n2", "run"):
-        (folder / name).mkdir(parents=True)
-    (folder / "munge").chmod(0o711)
-    key = folder / "munge" / "key"
-    key.write_bytes(os.urandom(1024))
-    key.chmod(0o600)
-    user, ports = getpass.getuser(), [free_port() for _ in range(3)]
-    config = f"""
-        ClusterName=test
-        SlurmctldHost=localhost(127.0.0.1)
-        SlurmUser={user}
-        SlurmdUser={user}
-        SlurmctldPort={ports[0]}
-        AuthInfo=socket={folder}/munge/sock
-        ProctrackType=proctrack/linuxproc
-        TaskPlugin=task/none
-        SelectType=select/cons_tres
-        SelectTypeParameters=CR_CPU
-        JobAcctGatherType=jobacct_gather/none
-        ReturnToService=2
-        MpiDefault=none
-        SlurmdParameters=config_overrides
-        StateSaveLocation={folder}/state
-        SlurmctldPidFile={folder}/run/ctld.pid
-        SlurmdSpoolDir={folder}/d/%n
-        SlurmdPidFile={folder}/run/slurmd.%n.pid
-        NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
-        NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
-        PartitionName=all Nodes=n1,n2 Default=YES State=UP
-    """
-    (folder / "slurm.conf").write_text(textwrap.dedent(config).lstrip())
-    before = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
-    munge = folder / "munge"
-    commands = [
-        ["munged", "-F", f"--key-file={key}", f"--socket={munge}/sock", f"--pid-file={munge}/pid",
-         f"--log-file={munge}/log", f"--seed-file={munge}/seed", "--force"],
-        ["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"],
-    ]  # fmt: skip
-    daemons = []
-    try:
-        for command in commands:
-            log = (folder / f"{len(daemons)}.log").open("wb")
-            daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
-            time.sleep(1)
-        deadline = time.monotonic() + 120
-        while "idle" not in (
-            output := subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True, timeout=60).stdout
-        ):
-            if time.monotonic() > deadline:
-                logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("*.log")))
-                pytest.skip(f"Slurm did not come up here ({output.strip()}): {logs}")
-            time.sleep(1)
+def cluster():
+    with slurm_cluster() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         yield folder
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            try:
-                daemon.wait(20)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-        os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

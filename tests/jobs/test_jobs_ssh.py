@@ -1,11 +1,13 @@
 """Jobs over ssh, with a real OpenSSH server: submit, watch, lose the connection, stop; and the copy of the runs."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +17,7 @@ from helpers.ssh_server import SshServer
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import forget_agents, mirror
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
 from rstar_lab.processes import processes_of
 from rstar_lab.profiles import Ssh
 from rstar_lab.runs import RunWriter
@@ -138,6 +140,62 @@ def test_a_job_is_described_by_its_host(profile, tmp_path):
     assert "cluster" in str(there) and "<table>" in there._repr_html_()
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash", "csh", "fish", "zsh"])
+def test_scripts_run_in_every_login_shell(shell):
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    script = """printf '%s\\n' "it's 1! \\\\ $((1 + 1))"\ncat"""
+    done = subprocess.run([shell, "-c", shell_command(script)], input="input", capture_output=True, text=True)
+    assert done.stdout == "it's 1! \\ 2\ninput", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "problem", ["echo Welcome; rsync", "rsync-lacks", "echo 'zsh:1: command not found: rsync' >&2; exit 127;"]
+)
+def test_sftp_copies_where_rsync_cannot(agent, tmp_path, monkeypatch, problem):
+    far, here = Path(agent.runs), tmp_path / "here"
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        write_steps(writer, range(1, 3))
+    client = tmp_path / "bin" / "rsync"
+    client.parent.mkdir()
+    command = f'{shutil.which("rsync")} --rsync-path="{problem}" "$@" 2>&1 | sed s/-lacks// >&2'
+    client.write_text(f"#!/bin/bash\nset -o pipefail\n{command}\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+    mirror.pull_run(agent, "run", here, False, True)
+    assert content(here / "run") == content(far / "run")
+
+
+@pytest.mark.slow
+def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path):
+    far, here = Path(agent.runs), tmp_path / "here"
+    for place, seed in ((far, 0), (here, 1)):
+        with RunWriter.open(place, "run-rl", kind="train", recipe={}, seed=0) as writer:
+            write_steps(writer, range(1, 3), seed=seed)
+    before = content(here / "run-rl")
+    with pytest.raises(mirror.NotACopy, match="run-rl is a run of this machine, not a copy of"):
+        mirror.pull_run(agent, "run-rl", here, False, True)
+    assert content(here / "run-rl") == before
+    with pytest.raises(UserError, match="submit with another --name"):
+        submit("tiny_fast", profile, name="run", runs_dir=here, preflight=False, log=print)
+    assert list_jobs(here) == []
+
+
+def test_a_host_cannot_write_outside_of_the_runs_folder(tmp_path):
+    class Hostile:
+        connection = SimpleNamespace(host="hostile")
+        runs = "/runs"
+
+        def request(self, name, **options):
+            return {"metrics": "", "status": "running", "folder": "/runs/run", "files": {"calls/../../../x": (1, 1)}}
+
+    for run_id in ("../run", "/tmp/run", "run"):
+        with pytest.raises(UserError, match="cannot be copied"):
+            mirror.pull_run(Hostile(), run_id, tmp_path / "here", False, True)
+    assert not (tmp_path / "x").exists() and not (tmp_path / "run").exists()
+
+
 def test_an_unreachable_host_is_named(profile, tmp_path):
     with pytest.raises(ConnectionLost, match=r"cannot reach nowhere\.invalid"):
         submit("tiny_fast", profile, host="nowhere.invalid", runs_dir=tmp_path / "here", preflight=False)
@@ -241,7 +299,7 @@ def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path
         mirror.pull_run(agent, "run", here, False, True)
         write_steps(writer, range(3, 5))
         writer.finish("finished")
-    transfer = mirror._transfer
+    transfer = mirror.copy_files
     names = [name for name in agent.request("files", run_id="run")["files"]]
     for stop_after in range(len(names)):
 
@@ -249,13 +307,13 @@ def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path
             transfer(agent, source, target, sorted(wanted)[:stop_after])
             raise ConnectionLost("cut")
 
-        monkeypatch.setattr(mirror, "_transfer", part)
+        monkeypatch.setattr(mirror, "copy_files", part)
         with pytest.raises(ConnectionLost):
             mirror.pull_run(agent, "run", here, False, True)
         run = RunReader(here / "run")
         assert [line["step"] for line in run.metrics()] == [1, 2]
         assert run.read("transcripts").num_rows == run.read("trajectories").num_rows
-    monkeypatch.setattr(mirror, "_transfer", transfer)
+    monkeypatch.setattr(mirror, "copy_files", transfer)
     mirror.pull_run(agent, "run", here, False, True)
     assert content(here / "run") == content(far / "run")
 
@@ -268,8 +326,36 @@ def test_transcripts_can_stay_on_the_host(agent, tmp_path):
     mirror.pull_run(agent, "run", here, False, False)
     run = RunReader(here / "run")
     assert run.read("trajectories").num_rows
-    with pytest.raises(UserError, match="jobs pull"):
+    with pytest.raises(UserError, match="jobs pull JOB --transcripts"):
         run.read("transcripts")
+
+
+@pytest.mark.slow
+def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(agent, server, tmp_path):
+    from rstar_lab.analysis import open_runs
+
+    far, here = Path(agent.runs), tmp_path / "here"
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        write_steps(writer, range(1, 4))
+    mirror.pull_run(agent, "run", here, False, False)
+    original, copy = open_runs(far), open_runs(here)
+    traj_id = original.trajectories({"step": 2}).traj_id[0]
+    assert copy.transcript(traj_id).equals(original.transcript(traj_id))
+    assert copy.tokens(traj_id).equals(original.tokens(traj_id))
+    assert [path.name for path in (here / "run" / "transcripts").rglob("*.parquet")] == ["step=000002.parquet"]
+    other = original.trajectories({"step": 3}).traj_id[0]
+    server.stop()
+    forget_agents()
+    assert copy.record(traj_id)["messages"] == original.record(traj_id)["messages"], "what was opened stays here"
+    with pytest.raises(ConnectionLost, match="cluster"):
+        copy.record(other)
+    server.start()
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        writer.cut(1)
+        write_steps(writer, range(2, 4), seed=1)
+    mirror.pull_run(agent, "run", here, False, False)
+    assert not list((here / "run" / "transcripts").rglob("*.parquet")), "the steps were written again"
+    assert copy.transcript(traj_id).equals(original.transcript(traj_id))
 
 
 def test_all_requests_share_one_connection(agent, server):

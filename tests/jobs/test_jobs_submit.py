@@ -1,6 +1,8 @@
 """What `submit` writes: resolved paths, the trainer of the profile, the sandbox service; and the job list."""
 
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs import find_job_runs_dir, list_jobs, local, submit
+from rstar_lab.jobs import find_job_runs_dir, list_jobs, local, slurm, submit
 from rstar_lab.jobs.cli import app
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -127,6 +129,49 @@ def test_sandbox_workers_are_started_unless_the_recipe_names_a_service(cluster_p
     assert submitted("tiny", profile).spec.sandbox_workers == 64
     assert submitted("tiny", profile, {"sandbox.url": "http://box:8088"}).spec.sandbox_workers == 0
     assert submitted("tiny", cluster_profile(sandbox={"redis": False})).spec.sandbox_workers == 0
+
+
+def test_a_job_folder_is_private_and_the_jobs_folder_is_shared_like_the_runs_folder(submitted, tmp_path):
+    runs = tmp_path / "shared"
+    runs.mkdir()
+    runs.chmod(0o1777)
+    previous = os.umask(0)
+    try:
+        job = submitted("tiny_fast", runs_dir=runs)
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((runs / ".jobs").stat().st_mode) == 0o1777
+    assert stat.S_IMODE(job.folder.path.stat().st_mode) == 0o700
+
+
+def test_a_run_of_another_user_is_not_continued(submitted, tmp_path):
+    runs = tmp_path / "shared"
+    (runs / "tiny_fast-rl").mkdir(parents=True)
+    if os.geteuid() != 0:
+        pytest.skip("giving a folder to another user requires root")
+    os.chown(runs / "tiny_fast-rl", 65534, 65534)
+    with pytest.raises(UserError, match=r"run tiny_fast-rl in .* belongs to user nobody: submit with another --name"):
+        submitted("tiny_fast", runs_dir=runs)
+    assert list_jobs(runs) == []
+    assert submitted("tiny_fast", runs_dir=runs, name="mine").spec.run == "mine-rl"
+
+
+@pytest.mark.parametrize("state", ["queued", "failed"])
+def test_secrets_of_a_job_whose_supervisor_never_started_are_deleted(
+    cluster_profile, submitted, monkeypatch, tmp_path, state
+):
+    monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
+    job = submitted("tiny_fast", cluster_profile(), runs_dir=tmp_path)
+    assert (job.folder.path / "secrets.json").stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(slurm, "state", lambda folder, spec: state)
+    monkeypatch.setattr(slurm, "stop", lambda folder, spec: None)
+    if state == "queued":
+        job.status()
+        assert (job.folder.path / "secrets.json").exists(), "the job will need them"
+        job.stop()
+    else:
+        job.status()
+    assert not (job.folder.path / "secrets.json").exists()
 
 
 def test_a_submission_that_fails_leaves_no_job(monkeypatch, tmp_path):

@@ -6,23 +6,29 @@ package's dependencies, and no open port other than sshd's.
 import base64
 import fcntl
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.profiles import Ssh
 
-__all__ = ["Agent", "Connection", "ConnectionLost", "agent_of", "logs", "state", "stop"]
+__all__ = ["Agent", "Connection", "ConnectionLost", "agent", "agent_of", "logs", "state", "stop"]
 # One agent per host, code and runs folder; all jobs of a board use it.
 _agents: dict[tuple[str, str, str], Agent] = {}
 
 
 def agent_of(spec: JobSpec) -> Agent:
     """Return this process's agent on the host of a job."""
-    settings = Ssh(**spec.handle["ssh"])
-    key = (settings.model_dump_json(), spec.handle["code"], spec.handle["runs"])
+    return agent(spec.handle)
+
+
+def agent(handle: Mapping[str, Any]) -> Agent:
+    """Return this process's agent for the handle of a job: its `ssh` settings, and the folders `code` and `runs` on the host."""
+    settings = Ssh(**handle["ssh"])
+    key = (settings.model_dump_json(), handle["code"], handle["runs"])
     if key not in _agents:
-        _agents[key] = Agent(Connection(settings), spec.handle["code"], spec.handle["runs"])
+        _agents[key] = Agent(Connection(settings), handle["code"], handle["runs"])
     return _agents[key]
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -19,10 +20,12 @@ from rstar_lab.jobs.describe import describe
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
+from rstar_lab.jobs.store import jobs_folder
 from rstar_lab.jobs.submit import submit
 from rstar_lab.runs.reader import RunReader, run_folders
 
 LOG_BYTES = 1 << 20  # maximum bytes of a log in one answer
+CHECKED_S = 600  # `submit` does not repeat the checks of a description that is not older
 
 
 class Operations:
@@ -30,6 +33,7 @@ class Operations:
 
     def __init__(self, runs: Path):
         self.runs = runs
+        self._checked: dict[str, float] = {}  # job description without failed checks -> when it was made
 
     def submit(
         self,
@@ -47,17 +51,20 @@ class Operations:
 
         recipe_text: content of a recipe file; None for a recipe that ships. Returns the job's row and the printed lines.
         """
-        folder = self.runs / ".jobs" / ".submitted" / job_id
+        folder = jobs_folder(self.runs) / f".submitted-{os.getuid()}" / job_id
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (self.runs / ".jobs" / job_id / "job.json").exists():
                 return {"row": job_row(attach(job_id, runs_dir=self.runs)), "messages": []}
+            request = json.dumps([recipe, recipe_text, profile_text, overrides, command])
             recipe, profile = _store(folder, recipe, recipe_text, profile_text)
             os.environ.update(secrets)
             messages: list[str] = []
+            checked = self._checked.get(request, -CHECKED_S) + CHECKED_S > time.monotonic()
             job = submit(
-                recipe, profile, overrides, command=command, runs_dir=self.runs, name=name, preflight=preflight,
+                recipe, profile, overrides, command=command, runs_dir=self.runs, name=name,
+                preflight=preflight and not checked,
                 log=messages.append, job_id=job_id,
             )  # fmt: skip
             return {"row": job_row(job), "messages": messages}
@@ -120,8 +127,12 @@ class Operations:
     ) -> dict[str, Any]:
         """Return the fields of the JobDescription of a job here."""
         with tempfile.TemporaryDirectory() as folder:
+            request = json.dumps([recipe, recipe_text, profile_text, overrides, command])
             recipe, profile = _store(Path(folder), recipe, recipe_text, profile_text)
-            return asdict(describe(recipe, profile, overrides, command=command))
+            found = describe(recipe, profile, overrides, command=command)
+            if found.ready:
+                self._checked[request] = time.monotonic()
+            return asdict(found)
 
 
 def _store(folder: Path, recipe: str, recipe_text: str | None, profile_text: str) -> tuple[str, str]:

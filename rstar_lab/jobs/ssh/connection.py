@@ -3,6 +3,7 @@
 All commands to one host share one connection (ControlMaster), which closes a minute after the last use.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -186,8 +187,12 @@ class Agent:
 
 
 def shell_command(script: str) -> str:
-    """Return the command line that runs a script with sh, whatever the user's login shell is."""
-    return f"exec sh -c {shlex.quote('set -e' + chr(10) + 'umask 077' + chr(10) + script)}"
+    """Return the command line that runs a script with sh, whatever the user's login shell is.
+
+    csh rejects line breaks in quotes and fish reads backslashes in them, so the script is sent as base64.
+    """
+    encoded = base64.b64encode(f"set -e\numask 077\n{script}".encode()).decode()
+    return f"exec sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
 
 
 def _control_folder() -> Path:

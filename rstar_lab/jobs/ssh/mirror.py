@@ -27,11 +27,16 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
+from rstar_lab.profiles import Ssh
 from rstar_lab.runs.files import atomic_write, write_json
 from rstar_lab.runs.reader import MIRROR_FILE
 
 EVERY_S = 2.0
 LOCK = ".mirror.lock"
+# What shells print if the host has no rsync, and rsync if start-up files of the shell print text. sftp needs no shell.
+NO_RSYNC = re.compile(
+    r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync|is your shell clean", re.IGNORECASE
+)
 RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # rewritten in place, so they are copied each time
 
 
@@ -56,28 +61,41 @@ class Pulled:
 
 
 def pull(
-    job: Job, *, checkpoints: bool = False, transcripts: bool = True, known: dict[str, str] | None = None
+    job: Job, *, checkpoints: bool = False, transcripts: bool | None = None, known: dict[str, str] | None = None
 ) -> list[Pulled]:
     """Copy new files of the runs of a job; return one entry per run that was copied.
 
-    checkpoints: also the checkpoints and models. transcripts: also messages and tokens. known: states of the last pull, to
-    skip runs that have not changed; updated. Raises ConnectionLost, UserError if the job does not run on another host.
+    checkpoints: also the checkpoints and models. transcripts: also messages and tokens; default: `ssh.transcripts` of the
+    profile. known: states of the last pull, to skip runs that have not changed; updated.
+    Raises ConnectionLost, UserError if the job does not run on another host.
     """
     if job.spec.backend != "ssh":
         raise UserError(f"job {job.id} runs here (backend {job.spec.backend}): its runs are in {job.spec.runs_dir}")
     agent, pulled = agent_of(job.spec), []
+    if transcripts is None:
+        transcripts = Ssh(**job.spec.handle["ssh"]).transcripts
     known = {} if known is None else known
+    problem = None
     for run_id, state in agent.request("runs_of", job_id=job.id).items():
         if known.get(run_id) != state:
-            pulled.append(pull_run(agent, run_id, Path(job.spec.runs_dir), checkpoints, transcripts))
+            try:
+                pulled.append(pull_run(agent, run_id, Path(job.spec.runs_dir), checkpoints, transcripts))
+            except NotACopy as error:
+                problem = error
             known[run_id] = state
+    if problem is not None:
+        raise problem
     return pulled
 
 
 def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, transcripts: bool) -> Pulled:
-    """Copy the new files of one run. The order keeps the copy readable if the process is killed or the connection
-    breaks."""
-    started, folder = time.monotonic(), runs_dir / run_id
+    """Copy the new files of one run. The order keeps the copy readable if the process is killed or the connection breaks.
+
+    Raises NotACopy, and changes nothing, if the folder has another run.
+    """
+    started, folder = time.monotonic(), runs_dir / _checked(run_id)
+    if problem := foreign_run(folder, agent.connection.host, f"{agent.runs}/{run_id}"):
+        raise NotACopy(problem)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -91,9 +109,33 @@ def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, trans
                 continue
             break
         host = agent.connection.host
+        handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
         mirror = {"host": host, "folder": remote["folder"], "status": remote["status"], "transcripts": transcripts}
-        write_json(folder / MIRROR_FILE, mirror | {"pulled": datetime.now(UTC).isoformat(timespec="seconds")})
+        pulled = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(folder / MIRROR_FILE, mirror | {"pulled": pulled, "handle": handle})
     return Pulled(run_id, new, total, files, size, time.monotonic() - started)
+
+
+class NotACopy(UserError):
+    """The folder of a run has another run of the same name, which would be overwritten."""
+
+
+def foreign_run(folder: Path, host: str, source: str) -> str | None:
+    """Return why a run cannot be copied from `source` on a host to a folder, or None if it can."""
+    if (mirror := folder / MIRROR_FILE).exists():
+        origin = json.loads(mirror.read_text())["host"]
+        return None if origin == host else f"{folder} is a copy of a run on {origin}, not of {source} on {host}"
+    if (folder / "run.json").exists():
+        return f"{folder} is a run of this machine, not a copy of {source} on {host}"
+    return None
+
+
+def _checked(name: str) -> str:
+    """Return a relative path that the host named. Raises UserError if it leaves its folder."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\n" in name:
+        raise UserError(f"the host names a file {name!r}, which cannot be copied")
+    return name
 
 
 class _Changed(Exception):
@@ -110,10 +152,15 @@ def _copy(
     if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
     common = json.loads(lines[same - 1])["step"] if same else -1
-    wanted = {name: state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)}
+    wanted = {
+        _checked(name): state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)
+    }
     missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
-    _transfer(agent, remote["folder"], folder, missing)
+    copy_files(agent, remote["folder"], folder, missing)
     _write(metrics, b"".join(lines))
+    for name in remote["files"].keys() - wanted.keys():
+        if name.startswith("transcripts/") and _needed(folder / name, name, *remote["files"][name], common):
+            (folder / name).unlink(missing_ok=True)  # fetched before the run was cut and wrote this step again
     for path in folder.rglob("*.parquet"):
         name = str(path.relative_to(folder))
         if name not in remote["files"] and not path.name.startswith("."):
@@ -149,8 +196,8 @@ def _write(path: Path, data: bytes) -> None:
             file.write(data)
 
 
-def _transfer(agent: Agent, source: str, target: Path, names: list[str]) -> None:
-    """Copy files into the folder; each appears under its name only when it is complete."""
+def copy_files(agent: Agent, source: str, target: Path, names: list[str]) -> None:
+    """Copy files of the host's folder `source` into the folder `target`; each appears under its name only when it is complete."""
     if not names:
         return
     if not _rsync(agent, source, target, names):
@@ -158,7 +205,7 @@ def _transfer(agent: Agent, source: str, target: Path, names: list[str]) -> None
 
 
 def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> bool:
-    """Copy with rsync; return False if one side lacks it."""
+    """Copy with rsync; return False if one side lacks it, or the host's shell prints text that rsync cannot read."""
     connection = agent.connection
     if not shutil.which("rsync"):
         return False
@@ -180,7 +227,7 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
         message = errors.read().decode(errors="replace").strip()[-500:]
     if done.returncode in (23, 24):  # some files were gone
         raise _Changed
-    if done.returncode == 127 or "rsync: command not found" in message or "rsync: not found" in message:
+    if done.returncode == 127 or NO_RSYNC.search(message):
         return False
     if done.returncode in (12, 30, 255):
         raise ConnectionLost(f"connection to {connection.host} lost: {message}")
@@ -196,9 +243,10 @@ def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
         hidden = (target / name).with_name(f".{Path(name).name}.tmp")
         hidden.parent.mkdir(parents=True, exist_ok=True)
         lines.append(f"get -p {_sftp_quote(f'{source}/{name}')} {_sftp_quote(str(hidden))}")
+    client = shutil.which("ssh") or "ssh"  # sftp has a path of its own otherwise
     with tempfile.TemporaryFile() as errors:
         done = subprocess.run(
-            ["sftp", "-q", *connection.options(), "-b", "-", connection.host], input="\n".join(lines).encode(),
+            ["sftp", "-q", "-S", client, *connection.options(), "-b", "-", connection.host], input="\n".join(lines).encode(),
             stdout=subprocess.DEVNULL, stderr=errors,
         )  # fmt: skip
         errors.seek(0)
@@ -208,6 +256,8 @@ def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
     if done.returncode:
         if "not found" in message or "No such file" in message:
             raise _Changed
+        if "message too long" in message:
+            message = "a start-up file of the shell there prints text; let it print in interactive shells only"
         raise UserError(f"sftp from {connection.host}: {message}")
     for name in names:
         (target / name).with_name(f".{Path(name).name}.tmp").replace(target / name)
@@ -217,7 +267,7 @@ def _sftp_quote(path: str) -> str:
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = print, **options: bool) -> None:
+def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = print, **options: bool | None) -> None:
     """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again."""
     known: dict[str, str] = {}
     lost = False
@@ -233,6 +283,8 @@ def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = p
             if not lost:
                 log(f"{error}; trying again")
             lost = True
+        except NotACopy as error:
+            log(f"{error}: not copied")
         time.sleep(every_s)
 
 

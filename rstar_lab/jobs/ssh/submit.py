@@ -14,20 +14,21 @@ import yaml
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.pack import pack_tar, tree_root
-from rstar_lab.jobs.ssh import agent_of
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
-from rstar_lab.jobs.ssh.mirror import start_mirror
+from rstar_lab.jobs.ssh import agent, agent_of
+from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost
+from rstar_lab.jobs.ssh.mirror import foreign_run, start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import Profile, Ssh
+from rstar_lab.profiles import Profile, Ssh, load_profile, parse_profile
 
 # Preflight composes the trainer's configuration, which takes up to a minute on a slow file system.
 SUBMIT_S = 300
 RETRY_S = 60
+PROFILE = "rstar-lab-profile:"  # precedes the profile in the output of the host
 
 
 def submit_over_ssh(
     recipe: str | Path,
-    profile_name: str,
+    profile_name: str | None,
     profile: Profile,
     overrides: Mapping[str, Any],
     *,
@@ -41,14 +42,16 @@ def submit_over_ssh(
 ) -> Job:
     """Submit a job on the profile's host, or on `host`; the arguments are those of `submit`.
 
+    profile_name: None if the profile is the host's own.
     A repeated request after a lost connection does not submit twice. Raises UserError if the host cannot be reached, rejects
     the job, or lacks Python.
     """
     settings, handle = connect(profile, host, log)
+    check_run_names(run_name, runs_dir, handle)
     spec = JobSpec(
         id=job_id,
         recipe=_absolute(recipe),
-        profile=_absolute(profile_name),
+        profile=_absolute(profile_name) if profile_name else profile.name,
         backend="ssh",
         command=[settings.python],
         cwd=str(Path.cwd()),
@@ -56,11 +59,12 @@ def submit_over_ssh(
         overrides=dict(overrides),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         run=f"{run_name}-rl",
-        handle=handle,
+        handle=handle | {"own_profile": profile_name is None},
         action=command,
     )
     # Saved first: if this process dies while the host submits, the job can still be found here.
     folder = JobFolder.of(runs_dir, job_id)
+    folder.create()
     folder.save(spec)
     try:
         answer = agent_of(spec).request(
@@ -87,13 +91,9 @@ def describe_over_ssh(
 ) -> dict[str, Any]:
     """Run preflight on the host; return the fields of a JobDescription."""
     settings, handle = connect(profile, host, lambda _: None)
-    agent = Agent(Connection(settings), handle["code"], handle["runs"])
-    try:
-        found = agent.request(
-            "describe", timeout_s=SUBMIT_S, **_request(recipe, profile, settings, overrides), command=command
-        )
-    finally:
-        agent.close()
+    found = agent(handle).request(
+        "describe", timeout_s=SUBMIT_S, **_request(recipe, profile, settings, overrides), command=command
+    )
     return found | {"recipe": str(recipe), "profile": profile.name, "host": settings.host}
 
 
@@ -103,6 +103,35 @@ def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> t
     remote, code = install_tree(Connection(settings), log)
     runs = profile.storage.runs if Path(profile.storage.runs).is_absolute() else f"{remote}/runs"
     return settings, {"ssh": settings.model_dump(), "code": code, "runs": runs}
+
+
+def profile_of_host(host: str) -> Profile:
+    """Return the profile in `rstar-lab/profile.yaml` on a host.
+
+    Without that file: the profile `laptop`, with Slurm if the host has sbatch. Raises UserError if the host cannot be reached or
+    the file is not a profile.
+    """
+    settings = Ssh(host=host)
+    file = f"{settings.remote_dir}/profile.yaml"
+    look = f"echo {PROFILE}; if [ -f {file} ]; then cat {file}; elif command -v sbatch >/dev/null; then echo 'backend: slurm'; fi"
+    # Text that login scripts print comes first.
+    text = Connection(settings).run(look).rpartition(f"{PROFILE}\n")[2]
+    if text in ("", "backend: slurm\n"):
+        settings = settings.model_copy(update={"backend": "slurm" if text else "local"})
+        return load_profile("laptop").model_copy(update={"backend": "ssh", "ssh": settings})
+    profile = parse_profile(text, f"{host}: {file}")
+    if profile.backend == "kuberay":
+        raise UserError(f"{host}: {file}: backend must be local, ray, slurm or ssh")
+    backend = profile.ssh.backend if profile.backend == "ssh" else profile.backend
+    found = profile.ssh.model_copy(update={"host": host, "backend": backend})
+    return profile.model_copy(update={"backend": "ssh", "ssh": found})
+
+
+def check_run_names(run_name: str, runs_dir: Path, handle: Mapping[str, Any]) -> None:
+    """Reject a job whose runs cannot be copied to `runs_dir`, because a run of that name there is not a copy from this host."""
+    for run_id in (f"{run_name}-sft", f"{run_name}-rl"):
+        if problem := foreign_run(runs_dir / run_id, handle["ssh"]["host"], f"{handle['runs']}/{run_id}"):
+            raise UserError(f"{problem}; submit with another --name or --runs-dir")
 
 
 def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Mapping[str, Any]) -> dict[str, Any]:

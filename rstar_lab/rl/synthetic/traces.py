@@ -4,6 +4,7 @@ They teach the format and the tool. They contain deliberate faults (errors that 
 answers), so that RL has something to improve.
 """
 
+import contextlib
 import hashlib
 import json
 import random
@@ -134,10 +135,11 @@ async def make_traces(
         for problem, script in zip(problems, scripts, strict=True)
     ]
     if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(asdict(trace)) + "\n" for trace in traces))
-        temporary.replace(path)
+        with contextlib.suppress(PermissionError):  # the cache of another user of a shared runs folder
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(json.dumps(asdict(trace)) + "\n" for trace in traces))
+            temporary.replace(path)
     return traces
 
 
