@@ -131,7 +131,7 @@ def test_sandbox_workers_are_started_unless_the_recipe_names_a_service(cluster_p
     assert submitted("tiny", cluster_profile(sandbox={"redis": False})).spec.sandbox_workers == 0
 
 
-def test_a_job_folder_is_private_and_the_jobs_folder_is_shared_like_the_runs_folder(submitted, tmp_path):
+def test_a_job_folder_is_private_and_its_parent_is_shared_like_runs(submitted, tmp_path):
     runs = tmp_path / "shared"
     runs.mkdir()
     runs.chmod(0o1777)
@@ -157,9 +157,7 @@ def test_a_run_of_another_user_is_not_continued(submitted, tmp_path):
 
 
 @pytest.mark.parametrize("state", ["queued", "failed"])
-def test_secrets_of_a_job_whose_supervisor_never_started_are_deleted(
-    cluster_profile, submitted, monkeypatch, tmp_path, state
-):
+def test_secrets_are_deleted_if_the_supervisor_never_started(cluster_profile, submitted, monkeypatch, tmp_path, state):
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     job = submitted("tiny_fast", cluster_profile(), runs_dir=tmp_path)
     assert (job.folder.path / "secrets.json").stat().st_mode & 0o077 == 0
