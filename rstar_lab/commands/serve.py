@@ -35,7 +35,7 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(help="Maximum tokens of prompt plus response. Default: the model's.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Data type: auto, float32, bfloat16 or another dtype of vLLM.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="A dtype of vLLM. auto: the model's on a GPU, float32 on a CPU.")] = "auto",
     max_batch: Annotated[int, typer.Option(help="Maximum number of requests that one server decodes together.")] = 256,
     kv_cache_gb: Annotated[float, typer.Option(help="KV cache of one server in GB. CPU only.")] = 1.0,
     memory_share: Annotated[float, typer.Option(help="Share of a GPU's memory. GPU only.")] = 0.85,

@@ -47,7 +47,8 @@ class ServeOptions:
     port: port of the first server; the others have the following ones. 0: free ports. updatable: accept new weights
     from clients with the token. max_model_len: maximum context; None: the model's own. prompt_format: `paper` or
     `released`: use the chat template of this format instead of the model's own. hung_after_s: seconds without an answer
-    after which a server is restarted.
+    after which a server is restarted. dtype: `auto`: the model's on a GPU, float32 on a CPU, where vLLM's bfloat16 kernels
+    end in an illegal instruction on some processors.
     extra: options passed to vLLM.
     """
 
@@ -163,7 +164,8 @@ class Replica:
             folder.name,
             str(folder),
         ]  # requests may use either name
-        command += ["--host", options.host, "--port", str(self.port), "--dtype", options.dtype]
+        dtype = "float32" if options.dtype == "auto" and not visible_gpus() else options.dtype
+        command += ["--host", options.host, "--port", str(self.port), "--dtype", dtype]
         command += ["--max-num-seqs", str(options.max_batch), "--disable-uvicorn-access-log"]
         # Log-probs of the sampled distribution; tool calls in the format of OpenAI clients.
         command += [

@@ -26,7 +26,7 @@ from rstar_lab.rl.commands.evaluate import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.serving.serve import ServeOptions, check, reserve_ports, serving
+from rstar_lab.rl.serving.serve import Replica, ServeOptions, check, reserve_ports, serving
 from rstar_lab.runs.reader import RunReader
 
 GREEDY = ChatOptions(temperature=0.0, seed=0)
@@ -308,6 +308,16 @@ def test_what_cannot_be_served_is_one_line(memorized_model, tmp_path):
         with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use: choose another --port"):
             reserve_ports(ServeOptions(folder, port=port))
     assert len(set(reserve_ports(ServeOptions(folder, replicas=3, port=0)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dtype", "expected"), [([], "auto", "float32"), (["0"], "auto", "auto"), ([], "half", "half")]
+)
+def test_servers_on_a_cpu_use_float32_by_default(tmp_path, monkeypatch, gpus, dtype, expected):
+    monkeypatch.setattr("rstar_lab.rl.serving.serve.visible_gpus", lambda: gpus)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    command = Replica(0, 8000, ServeOptions(tmp_path, dtype=dtype), tmp_path).command()
+    assert command[command.index("--dtype") + 1] == expected
 
 
 @pytest.mark.slow
