@@ -11,7 +11,7 @@ from typing import Any
 
 from rstar_lab.rl.chat_format import released
 from rstar_lab.rl.chat_format.released import END_OF_TURN, GENERATION_PREFIX, QUESTION_PREFIX
-from rstar_lab.rl.chat_format.template import assistant_text, neutralise
+from rstar_lab.rl.chat_format.template import TOOL_CALLS_JINJA, assistant_text, neutralise
 
 
 def render_segments(
@@ -61,14 +61,8 @@ CHAT_TEMPLATE = (
     "{%- set content = message.content or '' -%}\n"
     "{%- if message.role == 'assistant' -%}\n"
     "{{- '\\n<|im_start|>assistant\\n' + ('' if content.startswith('<reason>') else '<reason>') + content -}}\n"
-    "{%- for call in message.tool_calls or [] -%}\n"
-    "{%- set function = call.function if call.function else call -%}\n"
-    "{{- ('\\n' if content or not loop.first else '') + '<tool_call>\\n{\"name\": ' + (function.name | tojson) -}}\n"
-    "{{- ', \"arguments\": ' -}}\n"
-    "{{- function.arguments if function.arguments is string else (function.arguments | tojson) -}}\n"
-    "{{- '}\\n</tool_call>' -}}\n"
-    "{%- endfor -%}\n"
-    "{{- '<|im_end|>' -}}\n"
+    + TOOL_CALLS_JINJA
+    + "{{- '<|im_end|>' -}}\n"
     "{%- elif message.role == 'tool' -%}\n"
     "{%- if loop.first or loop.previtem.role != 'tool' -%}\n"
     "{{- ('' if loop.previtem and loop.previtem.role == 'assistant' else '\\n') + '<|im_start|>user' -}}\n"

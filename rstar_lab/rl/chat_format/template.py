@@ -167,6 +167,18 @@ def render_tool_responses(texts: Iterable[str], *, control_tokens: Sequence[str]
     return "\n" + "".join(text for text, _ in pieces)
 
 
+# Writes the calls of an assistant message in Jinja, for every chat template whose calls are JSON in <tool_call> tags.
+TOOL_CALLS_JINJA = (
+    "{%- for call in message.tool_calls or [] -%}\n"
+    "{%- set function = call.function if call.function else call -%}\n"
+    "{{- ('\\n' if content or not loop.first else '') + '<tool_call>\\n{\"name\": ' + (function.name | tojson) -}}\n"
+    "{{- ', \"arguments\": ' -}}\n"
+    "{{- function.arguments if function.arguments is string else (function.arguments | tojson) -}}\n"
+    "{{- '}\\n</tool_call>' -}}\n"
+    "{%- endfor -%}\n"
+)
+
+
 def chat_template(control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
     """Return the chat format as a Jinja template for a tokenizer."""
     replacements = "".join(f" | replace({token!r}, {_neutralised(token)!r})" for token in control_tokens)
@@ -185,14 +197,8 @@ def chat_template(control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
         "{%- set content = message.content or '' -%}\n"
         "{%- if message.role == 'assistant' -%}\n"
         "{{- '<|im_start|>assistant\\n' + ('' if content.startswith('<reason>') else '<reason>') + content -}}\n"
-        "{%- for call in message.tool_calls or [] -%}\n"
-        "{%- set function = call.function if call.function else call -%}\n"
-        "{{- ('\\n' if content or not loop.first else '') + '<tool_call>\\n{\"name\": ' + (function.name | tojson) -}}\n"
-        "{{- ', \"arguments\": ' -}}\n"
-        "{{- function.arguments if function.arguments is string else (function.arguments | tojson) -}}\n"
-        "{{- '}\\n</tool_call>' -}}\n"
-        "{%- endfor -%}\n"
-        "{{- '<|im_end|>\\n' -}}\n"
+        + TOOL_CALLS_JINJA
+        + "{{- '<|im_end|>\\n' -}}\n"
         "{%- elif message.role == 'tool' -%}\n"
         "{%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}\n"
         "{{- '\\n<tool_response>\\n' + plain(content) + '\\n</tool_response>' -}}\n"

@@ -29,7 +29,7 @@ from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
 
 # A rank of verl's trainer, or an engine of the local trainer.
-WORKERS = {"verl": r"^ray::\S*Worker", "local": r"rstar_lab\.rl\.engines\.vllm_worker|VLLM::EngineCore"}
+WORKERS = {"verl": r"^ray::WorkerDict", "local": r"rstar_lab\.rl\.engines\.vllm_worker|VLLM::EngineCore"}
 # These files are on the cluster, not on this machine; the rehearsal replaces them.
 REPLACED_CHECKS = {"model", "data", "tokens", "devices"}
 
