@@ -1,6 +1,6 @@
-"""A host of another user on this machine: sshd and Slurm, seen by a user that exists only in the test.
+"""A second host on this machine, for tests: sshd and Slurm that run jobs as a user who exists only during the test.
 
-The host has its own mount namespace. There this interpreter can be read by the user even if it lies in root's home.
+The host has its own mount namespace, in which that user can read this interpreter even if it is in root's home.
 """
 
 import contextlib

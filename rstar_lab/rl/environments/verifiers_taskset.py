@@ -29,8 +29,8 @@ from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.trajectory import Trajectory
 
-TASKS = 10_000  # most problems that are written
-_STATE: ContextVar[Any] = ContextVar("verifiers_state")  # of the rollout whose tool is called
+TASKS = 10_000  # maximum number of problems that are written
+_STATE: ContextVar[Any] = ContextVar("verifiers_state")  # state of the rollout whose tool is called
 
 
 def is_taskset(made: Any) -> bool:
@@ -45,7 +45,7 @@ def is_taskset(made: Any) -> bool:
 class VerifiersTaskset:
     """A taskset, loaded once; a call makes the environment of a rollout. Tasks are read when a rollout needs them.
 
-    timeout_s: of each tool call. Raises UserError for a taskset whose tasks need a container, change requests, or whose package
+    timeout_s: time limit of each tool call. Raises UserError for a taskset whose tasks need a container, change requests, or whose package
     has an `Env` of its own.
     """
 
@@ -63,7 +63,7 @@ class VerifiersTaskset:
         return VerifiersEnvironment(self)
 
     def problems(self, limit: int = TASKS) -> list[Problem]:
-        """Return one problem per task. Its `info` names the task. limit: for tasksets without end."""
+        """Return one problem per task. Its `info` names the task. limit: maximum number, because a taskset can be endless."""
         numbered = islice(enumerate(self.taskset), limit)
         name = self.name.partition(":")[2]
         return [
@@ -101,7 +101,7 @@ class VerifiersTaskset:
         return self._shared
 
     def own_toolsets(self, config: Any) -> list[tuple[Any, Any]]:
-        """Return new toolsets for one rollout, with their servers. config: of its task."""
+        """Return new toolsets for one rollout, with their servers. config: configuration of the rollout's task."""
         return [(toolset, _server(toolset)) for toolset in self.task_type.toolsets(config)]
 
     @cached_property
@@ -116,8 +116,8 @@ class VerifiersTaskset:
 
         module = type(self.taskset).__module__  # verifiers looks for the Env in the package that exports the taskset
         places = [vars(sys.modules[name]) for name in {module, module.rpartition(".")[0] or module}]
-        classes = [one for place in places for one in place.values() if isinstance(one, type)]
-        own = [one.__name__ for one in classes if issubclass(one, Env) and one not in (Env, SingleAgentEnv)]
+        classes = [value for place in places for value in place.values() if isinstance(value, type)]
+        own = [cls.__name__ for cls in classes if issubclass(cls, Env) and cls not in (Env, SingleAgentEnv)]
         if own:
             raise UserError(f"taskset {self.name} is run by its own {own[0]}, which is not supported")
         if self.task_type.NEEDS_CONTAINER:
@@ -227,7 +227,7 @@ def needs_runtime(task: Any) -> bool:
 
 
 def question_of(data: Any) -> str:
-    """Return system prompt and prompt of a task as one text."""
+    """Return the system prompt and the prompt of a task, joined to one text."""
     text = "\n\n".join(filter(None, (data.system_prompt, data.prompt_text)))
     if not text:
         raise UserError(f"task {data.name or data.idx} has no prompt; its user would have to speak first")
@@ -235,7 +235,7 @@ def question_of(data: Any) -> str:
 
 
 def _answer(data: Any) -> str:
-    """Return the field `answer` of a task if it has one; its rewards do not use ours."""
+    """Return the field `answer` of a task, or an empty text. The rewards of verifiers do not read it."""
     answer = getattr(data, "answer", "")
     return str(answer) if isinstance(answer, str | int | float) else ""
 
@@ -277,7 +277,7 @@ async def _schemas_of(server: Any) -> list[dict[str, Any]]:
 
 
 def _schemas(server: Any) -> list[dict[str, Any]]:
-    """As `_schemas_of`, also where an event loop is running."""
+    """Return the same as `_schemas_of`. It can be called while an event loop is running."""
     found: list[list[dict[str, Any]]] = []
     thread = Thread(target=lambda: found.append(asyncio.run(_schemas_of(server))))
     thread.start()

@@ -32,7 +32,7 @@ def new_trace(task: Any) -> Any:
 
 
 def add_turn(trace: Any, text: str, calls: Sequence[ToolCallRecord]) -> None:
-    """Add a turn of the model and the responses of its calls. text: as generated."""
+    """Add a turn of the model and the responses of its calls. text: the text that the model generated."""
     from verifiers.v1 import AssistantMessage, ToolCall, ToolMessage
 
     turn = trace.num_turns
@@ -45,7 +45,7 @@ def add_turn(trace: Any, text: str, calls: Sequence[ToolCallRecord]) -> None:
 
 
 def arguments_of(call: ToolCallRecord) -> str:
-    """Return the arguments of a call as JSON. Code tools store the code alone."""
+    """Return the arguments of a call as JSON. Code tools store only the code."""
     try:
         return call.code if isinstance(json.loads(call.code), dict) else json.dumps({"code": call.code})
     except ValueError:

@@ -101,13 +101,13 @@ async def test_the_conversation_continues_and_chat_completions_give_equal_text(s
     async with opened as chat:
         plain = await chat.ask(QUESTION)
         assert chat.backend.messages[2]["tool_calls"][0]["function"]["name"] == "execute_python_code_with_standard_io"
-    # It does not know that the prompt has begun the thinking: that comes as plain text.
+    # The plain view does not know that the prompt opened the reasoning, so it shows reasoning as plain text.
     assert kinds(plain.events) == [("text" if kind == "reason" else kind, text) for kind, text in CONVERSATION]
     assert plain.answer == ANSWER and plain.trajectory.calls[0].code == CODE
     (row,) = RunReader(tmp_path / "plain").read("trajectories").to_pylist()
     assert row["response_tokens"] == plain.response_tokens > 10 and row["calls"] == 1
 
-    # A reply that is cut says so, either way.
+    # A truncated reply is reported as truncated, with and without --plain.
     for flag in (False, True):
         async with open_chat(served.urls[0], ChatOptions(temperature=0.0, max_tokens=3), plain=flag) as chat:
             reply = await chat.ask(QUESTION)
