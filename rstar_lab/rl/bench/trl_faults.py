@@ -25,7 +25,8 @@ NOT_APPLICABLE = {"no-log-probs": "TRL uses log-probs of the engine only with vL
 
 @dataclass(frozen=True)
 class TrlRun:
-    """What a run of TRL reported. error: of the exception that ended it, or None. warnings: in order, each once. steps: finished.
+    """What a run of TRL reported. error: text of the exception that ended it, or None. warnings: distinct warnings in order.
+    steps: number of finished steps.
 
     calls: mean tool calls per rollout. metrics: the last values that TRL logged.
     """

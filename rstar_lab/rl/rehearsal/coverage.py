@@ -37,7 +37,7 @@ REPLACED = {
 
 
 def fields_of(section: BaseModel, prefix: str = "", way: tuple[tuple[str, ...], ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, fields on the way to it) of all keys that have a value. Stages are named, not numbered.
+    """Yield (dotted key, fields that lead to it) for all keys that have a value. Stages are named, not numbered.
 
     A field is a tuple of its names `Class.field`, one for each class that defines or inherits it.
     """
@@ -70,7 +70,7 @@ def _names(section: type[BaseModel], field: str) -> tuple[str, ...]:
 
 
 def all_keys(recipe: Recipe, profile: Profile) -> dict[str, Any]:
-    """Return the fields on the way to each key of both, by dotted key; those of the profile begin with `profile.`."""
+    """Return the fields that lead to each key of recipe and profile, by dotted key. Keys of the profile begin with `profile.`."""
     return dict(fields_of(recipe)) | dict(fields_of(profile, "profile."))
 
 

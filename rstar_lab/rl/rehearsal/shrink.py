@@ -128,7 +128,7 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
 
 
 def reads_folder(folder: Path) -> Path:
-    """Return where the processes of a rehearsal record the keys that they read. folder: of the rehearsal."""
+    """Return the folder in which the processes of a rehearsal record the keys that they read. folder: folder of the rehearsal."""
     return folder / "key_reads"
 
 
