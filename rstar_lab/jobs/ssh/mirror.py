@@ -159,7 +159,8 @@ def _copy(
     copy_files(agent, remote["folder"], folder, missing)
     _write(metrics, b"".join(lines))
     for name in remote["files"].keys() - wanted.keys():
-        if name.startswith("transcripts/") and _needed(folder / name, name, *remote["files"][name], common):
+        size, mtime = remote["files"][name]
+        if name.startswith("transcripts/") and _needed(folder / name, name, size, mtime, common):
             (folder / name).unlink(missing_ok=True)  # fetched before the run was cut and wrote this step again
     for path in folder.rglob("*.parquet"):
         name = str(path.relative_to(folder))
@@ -267,14 +268,24 @@ def _sftp_quote(path: str) -> str:
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def follow(job: Job, *, every_s: float = EVERY_S, log: Callable[[str], None] = print, **options: bool | None) -> None:
-    """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again."""
+def follow(
+    job: Job,
+    *,
+    checkpoints: bool = False,
+    transcripts: bool | None = None,
+    every_s: float = EVERY_S,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
+
+    checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
+    """
     known: dict[str, str] = {}
     lost = False
     while True:
         try:
             ended = job.status().ended  # read before the pull, so that the last pull copies everything
-            for pulled in pull(job, known=known, **options):
+            for pulled in pull(job, checkpoints=checkpoints, transcripts=transcripts, known=known):
                 log(str(pulled))
             lost = False
             if ended:
