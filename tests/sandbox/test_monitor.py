@@ -1,7 +1,7 @@
 """Tests of the decisions about a running call, without a running program."""
 
 import asyncio
-import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +11,19 @@ from rstar_lab.sandbox.runtime.monitor import CallMonitor
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection, SupervisorUnresponsive
 
 
+@pytest.fixture
+def program():
+    """Process id of a program that sleeps. This process may use more memory than the limits of a call."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
 @pytest.mark.parametrize(("state", "waiting", "charged"), [("S", True, True), ("D", True, False), ("R", False, False)])
-def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch, state, waiting, charged):
+def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch, program, state, waiting, charged):
     """A call that waits for a disk or for a lock of the kernel needs no CPU, but may not be responsible for its wait."""
     request = protocol.Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
-    running = SimpleNamespace(pid=os.getpid(), streams=SimpleNamespace(outputs=()), processes=lambda: [os.getpid()])
+    running = SimpleNamespace(pid=program, streams=SimpleNamespace(outputs=()), processes=lambda: [program])
     monitor = CallMonitor(request, running, None, None)  # type: ignore[arg-type]
     monkeypatch.setattr(procfs, "state", lambda task: state)
     monkeypatch.setattr(procfs, "cpu_s", lambda pids: 0.0)
