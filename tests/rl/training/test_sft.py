@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.chat_format.encoding import Example, encode
-from rstar_lab.rl.models.model import build_tiny, load_model
+from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.training.data_parallel import HelperProcesses
@@ -279,4 +279,6 @@ def test_two_processes_train_like_one(tmp_path, optimizer):
         config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5})
         with HelperProcesses(processes) as helpers:
             sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / str(processes), helpers=helpers)
-    torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-4)
+    # Muon computes in bf16 if the CPU supports it; its rounding amplifies the float32 differences of the sums of gradients.
+    in_bf16 = optimizer == "muon" and has_bf16(torch.device("cpu"))
+    torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-3 if in_bf16 else 1e-4)
