@@ -23,7 +23,7 @@ def controller(runs):
 def test_a_grid_outlives_its_caller_and_runs_each_arm_once(tmp_path):
     arms = {"plain": {}, "no RoC": {"rl.oversample": 1}}
     grid = submit_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small", concurrency=2)
-    with pytest.raises(UserError, match="runs already"):
+    with pytest.raises(UserError, match="already running"):
         submit_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small")
     assert controller(tmp_path).wait(timeout_s=300) == JobStatus.FINISHED, controller(tmp_path).logs()
     assert set(grid.status().values()) == {"finished"} and len(grid.status()) == 3

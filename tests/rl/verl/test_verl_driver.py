@@ -10,7 +10,7 @@ if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_tokens_and_texts_do_not_reach_the_trainers_process(tmp_path):
     from rstar_lab.rl.verl.scale import RUN, TOKENS, measure_step
 

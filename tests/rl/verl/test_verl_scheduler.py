@@ -133,10 +133,12 @@ def test_rollouts_of_a_killed_server_continue_on_the_others(model, engine):
     assert stats["alive"] == 2 and stats["open"] == stats["in_flight"] == 0
 
 
-OTHER_POLICIES = [pytest.param(name, marks=pytest.mark.soak) for name in ("turn-barrier", "static", "least-in-flight")]
+OTHER_POLICIES = [
+    pytest.param(name, marks=pytest.mark.soak) for name in ("turn-barrier", "static", "least-in-flight", "kv")
+]
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "kv", *OTHER_POLICIES])
+@pytest.mark.parametrize("policy", ["adaptive", *OTHER_POLICIES])
 def test_every_policy_places_all_turns(model, slow_servers, policy):
     client = start(slow_servers, policy)
     complete, peak = asyncio.run(roll_out_all(client, model))
