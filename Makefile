@@ -44,10 +44,11 @@ services:  ## install Redis, g++ and Chromium for the tests with apt (only as ro
 demo: $(READY)  ## train a tool-using model from random weights (8 minutes) and write a report
 	$(BIN)/rstar-lab demo
 
-# Two test files at a time: half of the tests wait for processes to start. Tests that fail are run once more, one at a time,
+# Three test files at a time on two cores: half of the tests wait for processes to start (tests/conftest.py gives the order).
+# Tests that fail are run once more, one at a time,
 # because some have time limits that a busy machine exceeds. A module that cannot be imported is always an error.
 test: setup services  ## run every test except long soaks and Slurm
-	$(PYTEST) -m "not soak" -n 2 --dist loadfile --durations 60 || \
+	$(PYTEST) -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder --durations 60 || \
 	  { echo; echo "Again, one at a time:"; $(PYTEST) -qq --collect-only >/dev/null && $(PYTEST) -m "not soak" --last-failed --last-failed-no-failures none --maxfail 1; }
 
 test-fast: setup  ## run the tests between two edits

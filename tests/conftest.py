@@ -16,7 +16,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A soak is slow: `-m "not slow"` is the part to run between two edits."""
+    """Mark soaks as slow (`-m "not slow"` is the part to run between two edits) and put files with slow tests first.
+
+    pytest-xdist hands out whole files. Files that start processes wait much and take long: none of them may be the last.
+    """
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow_files, "verl" not in item.path.parts, item.path.parent.name != "notebooks"))
