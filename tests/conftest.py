@@ -24,4 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in slow_files, "verl" not in item.path.parts, item.path.parent.name != "notebooks"))
+    items.sort(
+        key=lambda item: (
+            item.path not in slow_files,
+            "verl" not in item.path.parts,
+            item.path.parent.name != "notebooks",
+        )
+    )

@@ -26,7 +26,8 @@ class Turn:
 
     generate_s: seconds in the engine. tool_s: seconds until the last call of the turn ended. queue_s: longest wait of a
     call. versions: (policy version, tokens) of the parts of the turn, in order; () if not recorded. void: the turn has
-    neither a well-formed call nor an answer. observation: text of the environment after the turn. reward: reward that
+    neither a well-formed call nor an answer. control_token: the model wrote a control token that does not belong there.
+    observation: text of the environment after the turn. reward: reward that
     the environment gives to the turn.
     """
 
@@ -38,6 +39,7 @@ class Turn:
     queue_s: float
     versions: tuple[tuple[int, int], ...] = ()
     void: bool = False
+    control_token: bool = False
     observation: str = ""
     reward: float | None = None
 

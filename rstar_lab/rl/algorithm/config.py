@@ -60,6 +60,7 @@ class SelectionConfig:
     advantages, divided by the standard deviation of the group if normalise_std.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
     drop_void_turns: leave out rollouts that have a turn without a well-formed call or an answer (SimpleTIR).
+    drop_control_tokens: leave out rollouts in which the model wrote a control token that does not belong there.
     keep_equal: also train on groups whose rewards are all equal, with advantage 0.
     tool_budget, tool_budget_from, max_turns: see `advantages.tool_budget_advantages`; 0: no penalty on tool calls.
     environment_penalties: penalties of the rollouts of an environment, by its name; for others `penalties`.
@@ -75,6 +76,7 @@ class SelectionConfig:
     max_response_tokens: int = 8192
     overlong_buffer: int = 0
     drop_void_turns: bool = False
+    drop_control_tokens: bool = False
     keep_equal: bool = False
     tool_budget: float = 0.0
     tool_budget_from: float = 0.5

@@ -19,14 +19,16 @@ class Selection:
     """The rollouts of a step that are trained on.
 
     trajectories, advantages: of equal length, grouped by group. equal_groups: number of groups dropped because their
-    kept rewards were equal. void: number of rollouts dropped because of a void turn. teacher_log_probs: the teacher's
-    log-probs, (response length,) per trajectory, NaN where the teacher returned none; None without a teacher.
+    kept rewards were equal. void, control_tokens: number of rollouts dropped by `drop_void_turns` and by
+    `drop_control_tokens`. teacher_log_probs: the teacher's log-probs, (response length,) per trajectory, NaN where the
+    teacher returned none; None without a teacher.
     """
 
     trajectories: list[Trajectory]
     advantages: list[float]
     equal_groups: int
     void: int = 0
+    control_tokens: int = 0
     teacher_log_probs: list[np.ndarray] | None = None
 
     @property
@@ -35,7 +37,8 @@ class Selection:
 
     @property
     def metrics(self) -> dict[str, int]:
-        return {"kept": len(self.trajectories), "equal_groups": self.equal_groups, "void": self.void}
+        counts = {"kept": len(self.trajectories), "equal_groups": self.equal_groups, "void": self.void}
+        return counts | {"control_tokens_dropped": self.control_tokens}
 
 
 def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig, seed: int) -> Selection:
@@ -84,10 +87,13 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
         advantages = group_advantages(rewards, groups_of, normalise_std=config.normalise_std).tolist()
     else:
         advantages = list(config.advantage(np.asarray(rewards, dtype=float), kept)) if kept else []
-    if not config.drop_void_turns:
-        return Selection(kept, advantages, equal_groups)
-    valid = [i for i, t in enumerate(kept) if not any(turn.void for turn in t.turns)]
-    return Selection([kept[i] for i in valid], [advantages[i] for i in valid], equal_groups, len(kept) - len(valid))
+    # The guards drop rollouts after the advantages, which stay those of the whole group.
+    void = {i for i, t in enumerate(kept) if config.drop_void_turns and any(turn.void for turn in t.turns)}
+    control = {
+        i for i, t in enumerate(kept) if config.drop_control_tokens and any(turn.control_token for turn in t.turns)
+    } - void
+    valid = [i for i in range(len(kept)) if i not in void | control]
+    return Selection([kept[i] for i in valid], [advantages[i] for i in valid], equal_groups, len(void), len(control))
 
 
 def rollout_penalty(trajectory: Trajectory, config: SelectionConfig) -> float:

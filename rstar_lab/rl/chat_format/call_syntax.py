@@ -14,7 +14,7 @@ from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 Syntax = Literal["hermes", "function_tags", "json"]
 Schemas = Mapping[str, Mapping[str, Any]]  # function schemas, by the name of the tool
 
-_PYTHON_TAG = "<|python_tag|>"
+PYTHON_TAG = "<|python_tag|>"
 _JSON_CALL = re.compile(r'\{\s*"(?:type|name)"\s*:')
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -54,8 +54,8 @@ def parse_json_calls(text: str, schemas: Schemas) -> list[ToolCall]:
     """Return the calls of a turn that consists of JSON objects `{"name": ..., "parameters": {...}}`, separated by `;`, after
     an optional `<|python_tag|>` (Llama 3.1 and later). A turn that begins with other text has no call."""
     body = text.strip()
-    tagged = body.startswith(_PYTHON_TAG)
-    body = body.removeprefix(_PYTHON_TAG).lstrip()
+    tagged = body.startswith(PYTHON_TAG)
+    body = body.removeprefix(PYTHON_TAG).lstrip()
     if not tagged and not _JSON_CALL.match(body):
         return []
     calls: list[ToolCall] = []

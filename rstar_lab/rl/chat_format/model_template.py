@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.call_syntax import PARSERS, Syntax, find_syntax
-from rstar_lab.rl.chat_format.parser import ToolCall
+from rstar_lab.rl.chat_format.call_syntax import PARSERS, PYTHON_TAG, Syntax, find_syntax
+from rstar_lab.rl.chat_format.parser import ToolCall, text_outside_calls
 from rstar_lab.rl.chat_format.template import TOOLS_INTRO, neutralise
 
 # Templates that insert today's date get this date instead, so that equal seeds give equal prompts. It is Llama 3.1's
@@ -103,6 +103,15 @@ class ModelTemplate:
         if not closed and (self.thinks_first or "<think>" in text):
             return []
         return PARSERS[self.syntax](rest, schemas)
+
+    def text_outside_calls(self, text: str, calls: Sequence[ToolCall]) -> str:
+        """Return what a turn contains besides its calls and the tags of its reasoning. calls: those in its text."""
+        reasoning, _, rest = text.lstrip().removeprefix("<think>").rpartition("</think>")
+        if self.syntax == "json":
+            own = rest.lstrip().removeprefix(PYTHON_TAG) if calls else rest
+        else:
+            own = text_outside_calls(rest, calls)
+        return reasoning + own
 
     def stop_tokens(self) -> list[int]:
         """Return the ids of the tokens that end a turn: the template's, and those in generation_config.json."""

@@ -59,6 +59,26 @@ def is_void_turn(text: str, calls: Sequence[ToolCall], answer_format: AnswerForm
     return extract_answer(text, answer_format) is None and all(call.error for call in calls)
 
 
+def text_outside_calls(text: str, calls: Sequence[ToolCall]) -> str:
+    """Return what an assistant turn contains besides its calls. calls: those in its text, written in `<tool_call>` tags.
+
+    A well-formed call is left out with its tags. Of a malformed call, only the tags are left out; a call that another
+    opening tag interrupts keeps its tag.
+    """
+    pieces, position = [], 0
+    for call in calls:
+        start = text.index(_OPEN + call.raw, position)
+        end = start + len(_OPEN) + len(call.raw)
+        closed = text.startswith(_CLOSE, end)
+        pieces.append(text[position:start])
+        if not closed and end < len(text):
+            pieces.append(_OPEN)
+        if call.error:
+            pieces.append(call.raw)
+        position = end + len(_CLOSE) * closed
+    return "".join([*pieces, text[position:]])
+
+
 def _json_end(text: str, start: int) -> int | None:
     """Return the start of the first closing tag outside of JSON strings; None if an opening tag, a backslash or the end
     of the text comes first."""

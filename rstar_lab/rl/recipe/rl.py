@@ -213,6 +213,9 @@ class RlSection(Section):
     """Pass rate in its group from which a problem is easy for `tool_budget`. Default: ours."""
     drop_void_turns: bool = False
     """Exclude rollouts with a turn that has neither a tool call nor an answer from the loss (arXiv 2509.02479)."""
+    drop_control_tokens: bool = False
+    """Exclude rollouts from the loss in which the model writes a control token that does not belong there: a role marker, a tag
+    of tool responses, or a `<tool_call>` tag without its counterpart. Such tokens precede collapse (arXiv 2606.26027)."""
     fp32_head: bool = False
     """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
     dynamic_sampling: NotNegative = 0
@@ -264,6 +267,7 @@ class RlSection(Section):
             max_response_tokens=self.max_response_tokens,
             overlong_buffer=self.overlong_buffer,
             drop_void_turns=self.drop_void_turns,
+            drop_control_tokens=self.drop_control_tokens,
             tool_budget=self.tool_budget,
             tool_budget_from=self.tool_budget_from,
             max_turns=self.max_turns,

@@ -211,6 +211,7 @@ class _Rollout:
                         queue_s=max((result.queue_s for result in results), default=0.0),
                         versions=versions,
                         void=is_void_turn(text, written, context.answer_format),
+                        control_token=codec.has_misplaced_control_token(text, written),
                         observation=observation.text,
                         reward=observation.reward,
                     )

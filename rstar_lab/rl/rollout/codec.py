@@ -7,7 +7,7 @@ from typing import Any
 from rstar_lab.rl.chat_format import formats
 from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.chat_format.model_template import ModelTemplate
-from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
+from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls, text_outside_calls
 from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens, format_question
 from rstar_lab.rl.tools.base import Tool
 
@@ -53,6 +53,20 @@ class Codec:
         if self.model_template is None:
             return parse_tool_calls(text)
         return self.model_template.calls(text, {schema["function"]["name"]: schema for schema in self.schemas})
+
+    def has_misplaced_control_token(self, text: str, calls: Sequence[ToolCall]) -> bool:
+        """Return whether the model wrote a control token that does not belong into its turn.
+
+        text: the turn without the tokens that end it. calls: those in its text. Control tokens belong into a turn as the tags
+        and arguments of tool calls and, with a chat template, as one pair of `<think>` tags at the start.
+        """
+        if not any(token in text for token in self.control_tokens):
+            return False
+        if self.model_template is None:
+            own = text_outside_calls(text, calls)
+        else:
+            own = self.model_template.text_outside_calls(text, calls)
+        return any(token in own for token in self.control_tokens)
 
     def prompt_ids(self, question: str) -> list[int]:
         return list(self._prompt(question))

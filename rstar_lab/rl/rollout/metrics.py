@@ -22,7 +22,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
 
     `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
     rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
-    rollouts whose answer equals the true answer as text, but whose reward is not above 0. own: names of user functions,
+    rollouts whose answer equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of
+    rollouts in which the model wrote a misplaced control token. own: names of user functions,
     `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
@@ -51,6 +52,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
             [t.reward <= 0 and (t.answer or "").strip() == t.truth.strip() for t in trajectories]
         ),
         "duplicate_answers": mean([t.text.count("<answer>") > 1 for t in trajectories]),
+        "control_tokens": mean([any(turn.control_token for turn in t.turns) for t in trajectories]),
         "sandbox_failures": sum(outcomes[outcome] for outcome in INFRASTRUCTURE_FAILURES),
         "engine_failures": sum(t.stop_reason is StopReason.ENGINE_ERROR for t in trajectories),
         "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),

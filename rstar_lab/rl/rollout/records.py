@@ -104,7 +104,8 @@ def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return the conversation as messages: the question, then turns of the model, tool responses, and texts of the
     environment (role user). If the environment failed, the last message has the role environment.
 
-    A turn has `generate_s`, and `reward` if the environment gave it one. If several policy versions generated the
+    A turn has `generate_s`, and `reward` if the environment gave it one, and `control_token: true` if the model wrote a misplaced control
+    token. If several policy versions generated the
     rollout, a turn also has `policy_versions`: [version, tokens] of its parts, in order.
     """
     conversation: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
@@ -119,6 +120,8 @@ def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
             for call in trajectory.calls
             if call.turn == number
         ]
+        if turn.control_token:
+            spoken["control_token"] = True
         if turn.reward is not None:
             spoken["reward"] = turn.reward
         if turn.observation:

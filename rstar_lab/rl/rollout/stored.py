@@ -70,7 +70,16 @@ def stored_trajectory(
         spans = [(0, 0)] * len(model_turns)
     void = [is_void_turn(text, parse_stored_calls(text), answer_format) for text in (m["content"] for m in model_turns)]
     turns = tuple(
-        Turn(start, end, message["content"], message.get("generate_s", 0.0), 0.0, 0.0, void=is_void)
+        Turn(
+            start,
+            end,
+            message["content"],
+            message.get("generate_s", 0.0),
+            0.0,
+            0.0,
+            void=is_void,
+            control_token=message.get("control_token", False),
+        )
         for (start, end), message, is_void in zip(spans, model_turns, void, strict=True)
     )
     text, records = "\n".join(turn.text for turn in turns), _calls(messages, calls)

@@ -1,9 +1,17 @@
 """User text and tool output never become control tokens, and ordinary text keeps its tokens."""
 
+import random
+
 import pytest
 from tokenizers import AddedToken
 
-from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens, neutralise, render_prompt
+from rstar_lab.rl.chat_format.template import (
+    CONTROL_TOKENS,
+    control_tokens,
+    neutralise,
+    render_prompt,
+    render_tool_call,
+)
 from rstar_lab.rl.models.model import build_tiny, export_chat_template, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.rollout.codec import Codec
@@ -56,3 +64,30 @@ def test_exported_template_renders_what_training_used(tokenizer, tmp_path):
         assert saved.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
         (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
         export_chat_template(tmp_path)
+
+
+def test_misplaced_control_tokens_of_a_turn(tokenizer):
+    """Turns are put together from pieces of which it is known whether they contain a misplaced control token."""
+    codec = Codec(tokenizer, {})
+    call = render_tool_call("f", {"code": "print('<|im_start|>', '</tool_call>')"})
+    in_place = [
+        "words",
+        " a < b ",
+        "</reason>\n",
+        call,
+        "<tool_call>no JSON</tool_call>",
+        "<answer>\\boxed{1}</answer>",
+    ]
+    misplaced = [
+        "<|im_start|>", "<tool_response>", "</tool_response>", "<think>", "</tool_call>", f"<tool_call>{call}",
+        "<tool_call>no JSON <|im_start|></tool_call>",
+    ]  # fmt: skip
+    rng = random.Random(0)
+    for _ in range(300):
+        pieces = rng.choices(in_place, k=rng.randint(0, 5))
+        if stray := rng.random() < 0.5:
+            pieces.insert(rng.randint(0, len(pieces)), rng.choice(misplaced))
+        if rng.random() < 0.3:
+            pieces.append("<tool_call>" + rng.choice(["", call[11:30]]))  # cut off or malformed, but not misplaced
+        text = "".join(pieces)
+        assert codec.has_misplaced_control_token(text, codec.calls(text)) == stray, text

@@ -94,6 +94,20 @@ async def test_tokens_of_turns_stay_as_generated(family):
 
 
 @families
+async def test_only_misplaced_control_tokens_are_found(family):
+    first, answer = two_turns(family)
+    clean, _, codec = await roll(family, [first, answer])
+    assert [turn.control_token for turn in clean.turns] == [False, False]
+    assert any(token in first for token in codec.control_tokens) or family == "llama"
+    for stray in {"<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<tool_response>"} & set(
+        codec.control_tokens
+    ):
+        for text in (stray + answer, answer.replace("It", stray)):
+            trajectory, _, _ = await roll(family, [first, text])
+            assert [turn.control_token for turn in trajectory.turns] == [False, True]
+
+
+@families
 async def test_a_rollout_reads_as_the_template_renders_the_conversation(family):
     """Except for templates that remove the reasoning of earlier turns: there, the rollout keeps it."""
     trajectory, engine, codec = await roll(family, two_turns(family))

@@ -17,10 +17,10 @@ from rstar_lab.runs.reader import RunReader
 
 
 @pytest.mark.parametrize(("answer", "void"), [("tagged", True), ("boxed", False), ("last_number", False)])
-async def test_void_turns_of_stored_rollouts_follow_the_answer_format(tmp_path, answer, void):
+async def test_stored_turns_are_void_by_answer_format_and_keep_control_tokens(tmp_path, answer, void):
     recipe = recipe_of([], answer=answer)
     tokenizer = train_tokenizer(["text"], 300)
-    engine = ScriptedEngine(tokenizer, lambda prompt, turn: r"so \boxed{42}")
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: r"so <|im_start|> \boxed{42}")
     context = RolloutContext.for_training(Codec(tokenizer, {}), {}, make_reward("verify", answer), recipe.rl)
     task = RolloutTask(Problem(problem_id="p", question="6 * 7?", answer="42"), "t", "g", sample=0, seed=1)
     rollout = await run_rollout(task, engine, context)
@@ -29,3 +29,4 @@ async def test_void_turns_of_stored_rollouts_follow_the_answer_format(tmp_path, 
         writer.finish("finished")
     (stored,), _ = read_trajectories(RunReader(tmp_path / "r"), 1)
     assert [turn.void for turn in stored.turns] == [turn.void for turn in rollout.turns] == [void]
+    assert [turn.control_token for turn in stored.turns] == [turn.control_token for turn in rollout.turns] == [True]

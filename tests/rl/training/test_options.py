@@ -223,6 +223,32 @@ def test_void_turns_are_dropped_after_the_advantages():
     assert without_void.advantages == [all_turns.advantages[i] for i in (0, 1, 3)]
 
 
+def test_guards_drop_a_rollout_once_and_leave_the_advantages_of_the_others():
+    """Each guard alone and both: the advantages are (reward - mean) / sd of the whole group, whatever is dropped."""
+    flags = [(False, False), (True, False), (False, True), (True, True), (False, False), (False, True)]
+    rewards = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])
+    rollouts = [
+        replace(
+            trajectory(i, 3, 4),
+            traj_id=f"t{i}",
+            reward=rewards[i],
+            turns=(Turn(0, 2, "", 0, 0, 0), Turn(2, 4, "", 0, 0, 0, void=void, control_token=control)),
+        )
+        for i, (void, control) in enumerate(flags)
+    ]
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    for drop_void, drop_control in [(False, False), (True, False), (False, True), (True, True)]:
+        rl = RlSection(roc="none", group_size=6, drop_void_turns=drop_void, drop_control_tokens=drop_control)
+        left = [
+            i for i, (void, control) in enumerate(flags) if not ((drop_void and void) or (drop_control and control))
+        ]
+        found = select_rollouts(rollouts, rl.selection_config, 0)
+        assert [t.traj_id for t in found.trajectories] == [f"t{i}" for i in left]
+        assert found.advantages == pytest.approx(expected[left])
+        assert found.metrics["void"] + found.metrics["control_tokens_dropped"] == 6 - len(left)
+    assert RlSection().selection_config.drop_control_tokens is False
+
+
 def test_fp32_head_is_more_precise_than_bf16():
     model = tiny()
     with torch.no_grad():
