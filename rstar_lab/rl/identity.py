@@ -34,6 +34,8 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
         )
     defaults = RlSection()
     style = {key: getattr(rl, key) for key in PROMPT_KEYS[1:] if getattr(rl, key) != getattr(defaults, key)}
+    if rl.chat_template:
+        style["chat_template"] = _named(rl.chat_template)
     return {
         "model": model,
         "problems": _hash([problem.as_row() for problem in problems]),

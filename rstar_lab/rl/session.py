@@ -21,7 +21,7 @@ from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
-from rstar_lab.rl.recipe.functions import own_metric, own_trigger
+from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.recipe.rl import REWARDS
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
@@ -184,6 +184,8 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
     for entry in recipe.rl.environments:
         make_reward(entry.reward or "verify", recipe.rl.answer)
     load_environments(recipe.rl)
+    if recipe.rl.chat_template:
+        own_chat_template(recipe.rl.chat_template)
     make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
     for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
         _ = rl.selection_config, rl.loss_config, [own_metric(name) for name in rl.metrics]

@@ -97,15 +97,26 @@ def test_new_weights_in_the_same_folder_change_the_model_hash(tmp_path):
     assert len(json.loads((cache / "file-hashes.json").read_text())) == 3
 
 
-def test_an_edited_reward_function_changes_the_identity(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "source", "part"),
+    [
+        ({"rl.reward": "edited:own"}, "def own(text, answer): return 1.0", "reward"),
+        (
+            {"rl.prompt_format": "model", "rl.chat_template": "edited:own"},
+            "def own(messages, tools, start): ...",
+            "prompt",
+        ),
+    ],
+)
+def test_an_edited_function_changes_the_identity(keys, source, part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    recipe = load_recipe("evaluate", {"rl.reward": "edited_reward:score"})
+    recipe = load_recipe("evaluate", keys)
     identities = []
-    for value in ("1.0", "0.5"):
-        Path("edited_reward.py").write_text(f"def score(text, answer):\n    return {value}\n")
-        identities.append(evaluation_identity(recipe, PROBLEMS, "weights", 16)["reward"])
-    sys.modules.pop("edited_reward", None)
+    for comment in ("", "  # edited"):
+        Path("edited.py").write_text(source + comment)
+        identities.append(evaluation_identity(recipe, PROBLEMS, "weights", 16)[part])
+    sys.modules.pop("edited", None)
     assert identities[0] != identities[1]
 
 

@@ -20,7 +20,7 @@ _INSTRUCTIONS: dict[AnswerFormat, str] = {
 @dataclass(frozen=True, slots=True)
 class PromptStyle:
     """How prompts are written: the recipe keys `rl.prompt_format`, `system_prompt`, `question_wrapper`,
-    `answer_instruction`, `answer` and `template_options`. None: the default of the format."""
+    `answer_instruction`, `answer`, `template_options` and `chat_template`. None: the default of the format."""
 
     prompt_format: PromptFormat = "paper"
     system: str | None = None
@@ -28,6 +28,7 @@ class PromptStyle:
     instruction: str | None = None
     answer: AnswerFormat = "tagged"
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
 
     @property
     def question_texts(self) -> tuple[str, str]:

@@ -7,7 +7,7 @@ text that follows the token that ends a turn. The model's own tokens are never r
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,41 @@ _PROBE_SCHEMA = {
 }
 
 
-class ModelTemplate:
-    """The chat template of a tokenizer.
+# (messages, tools, whether to end with the start of the next turn) -> text of the conversation
+Render = Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
 
-    tokenizer: with a chat template. control_tokens: neutralised in questions and tool output. options: further variables of
-    the template, such as `enable_thinking`. Raises UserError if the tokenizer has no template, or one that cannot be used.
+
+class TemplateError(UserError):
+    """A chat template cannot render a conversation."""
+
+
+class ModelTemplate:
+    """The chat template of a tokenizer, or a function of the user in its place.
+
+    tokenizer: with a chat template, unless `render` is given. control_tokens: neutralised in questions and tool output.
+    options: further variables of the template, such as `enable_thinking`. render: renders conversations instead of the chat
+    template. Raises UserError if the tokenizer has no template, or one that cannot be used.
 
     end: text of the token that ends a turn. syntax: syntax in which the model writes calls. uses_tools: whether the
     template has a place for tools; if not, tools are described in the system prompt, and tool responses are user
     messages.
     """
 
-    def __init__(self, tokenizer: Any, control_tokens: Sequence[str], options: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        tokenizer: Any,
+        control_tokens: Sequence[str],
+        options: Mapping[str, Any] | None = None,
+        render: Render | None = None,
+    ):
         self.tokenizer, self.control_tokens, self.options = tokenizer, control_tokens, dict(options or {})
-        if not tokenizer.chat_template:
+        self.render = render
+        self.name = (
+            getattr(render, "__name__", "")
+            if render
+            else f"prompt_format model: the chat template of {tokenizer.name_or_path}"
+        )
+        if not tokenizer.chat_template and render is None:
             raise UserError(
                 f"prompt_format model: the tokenizer in {tokenizer.name_or_path} has no chat template; set "
                 "rl.prompt_format=paper"
@@ -131,9 +152,7 @@ class ModelTemplate:
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         found = [token for token in {*added, self.tokenizer.eos_token} if token and token in after]
         if _TURN not in text or not found:
-            raise UserError(
-                f"prompt_format model: the chat template of {self.tokenizer.name_or_path} ends a turn without a special token"
-            )
+            raise UserError(f"{self.name} ends a turn without a special token")
         return min(found, key=lambda token: (after.index(token), -len(token)))
 
     def _find_tool_use(self) -> tuple[bool, bool]:
@@ -144,13 +163,11 @@ class ModelTemplate:
             self.uses_tools, self.calls_needed = True, calls_needed
             try:
                 text = self.continuation(_RESULTS)
-            except UserError:
+            except TemplateError:
                 continue
             if -1 < text.find(_RESULTS[0]) < text.find(_RESULTS[1]):
                 return True, calls_needed
-        raise UserError(
-            f"prompt_format model: the chat template of {self.tokenizer.name_or_path} takes tools, but writes no tool responses"
-        )
+        raise UserError(f"{self.name} takes tools, but writes no tool responses")
 
     def _find_syntax(self) -> Syntax:
         """Return the syntax of the calls that the template writes."""
@@ -160,20 +177,20 @@ class ModelTemplate:
             try:
                 text = self._render(messages, [_PROBE_SCHEMA])
                 before = self._render(messages[:1], [_PROBE_SCHEMA], generate=True)
-            except UserError:
+            except TemplateError:
                 continue
             turn = text[_common(text, before) :].partition(self.end)[0]
             if syntax := find_syntax(turn.rpartition("</think>")[2], "probe_tool", {"code": "print(1)"}):
                 return syntax
         raise UserError(
-            f"prompt_format model: the chat template of {self.tokenizer.name_or_path} writes tool calls in a syntax that is not "
+            f"{self.name} writes tool calls in a syntax that is not "
             f"supported; supported: {', '.join(PARSERS)} (docs/recipes.md)"
         )
 
     def _contains(self, messages: list[dict[str, Any]], text: str, tools: Sequence[dict[str, Any]] = ()) -> bool:
         try:
             return text in self._render(messages, tools)
-        except UserError:
+        except TemplateError:
             return False
 
     def _after_turn(self, turn: dict[str, Any], messages: list[dict[str, Any]]) -> str:
@@ -181,24 +198,21 @@ class ModelTemplate:
         _, found, after = text.rpartition(_TURN)
         _, ended, after = after.partition(self.end)
         if not found or not ended:
-            raise UserError(
-                f"prompt_format model: the chat template of {self.tokenizer.name_or_path} leaves out a turn of the model, so "
-                "the text after it cannot be found"
-            )
+            raise TemplateError(f"{self.name} leaves out a turn of the model, so the text after it cannot be found")
         return after
 
     def _render(
         self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, generate: bool = False
     ) -> str:
+        if self.render:
+            return self.render(messages, tools, generate)
         variables = {"strftime_now": _DATE.strftime, "date_string": _DATE.strftime("%d %b %Y")} | self.options
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tools=list(tools) or None, add_generation_prompt=generate, tokenize=False, **variables
             )
         except Exception as error:  # templates raise errors of Jinja and of Python
-            raise UserError(
-                f"prompt_format model: the chat template of {self.tokenizer.name_or_path} fails: {error}"
-            ) from error
+            raise TemplateError(f"{self.name} fails: {error}") from error
 
     def _plain(self, text: str) -> str:
         return neutralise(text, self.control_tokens)

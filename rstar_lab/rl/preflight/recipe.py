@@ -107,15 +107,16 @@ def token_contract(context: CheckContext) -> str:
 
     tokenizer = load_tokenizer(folder)
     if context.recipe.rl.prompt_format == "model":
-        from rstar_lab.rl.chat_format.model_template import ModelTemplate
+        from rstar_lab.rl.rollout.codec import Codec
 
-        own = ModelTemplate(tokenizer, chat.control_tokens(tokenizer), context.recipe.rl.template_options)
+        own = Codec(tokenizer, {}, context.recipe.rl.prompt_style).model_template
+        assert own is not None
         where = (
             f"tool calls in the syntax {own.syntax}"
             if own.uses_tools
             else "no place for tools: the system prompt lists them"
         )
-        return f"chat template of the model: a turn ends with {own.end}; {where}"
+        return f"{context.recipe.rl.chat_template or 'chat template of the model'}: a turn ends with {own.end}; {where}"
     for token in chat.SPECIAL_TOKENS:
         if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise UserError(

@@ -77,6 +77,20 @@ def own_correction(name: str) -> OwnCorrection:
     return lambda *tensors: _same_shape(correction(*tensors), tensors[-1], f"rl.correction: {name}")
 
 
+def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]:
+    """Return the chat template: (messages, tools, add_generation_prompt) -> text of the whole conversation."""
+    template = load_function(name, "rl.chat_template", ("messages", "tools", "add_generation_prompt"))
+
+    def checked(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+        text = template(messages, tools, add_generation_prompt)
+        if not isinstance(text, str):
+            raise UserError(f"rl.chat_template: {name} returned {type(text).__name__}; expected a text")
+        return text
+
+    checked.__name__ = f"rl.chat_template: {name}"  # for the errors of ModelTemplate
+    return checked
+
+
 def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
     """Return the metric of a step: (trajectories of all rollouts) -> number, or None if it is not defined."""
     metric = load_function(name, "rl.metrics", ("trajectories",))

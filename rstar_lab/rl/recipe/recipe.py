@@ -57,8 +57,8 @@ class Recipe(Section):
         """Return the user functions that the recipe names (`module:function`), by recipe key."""
         named = {"engine.scheduler": [self.engine.scheduler]}
         for prefix, rl in [("rl", self.rl), *((f"stages.{stage.name}", self.settings(stage)) for stage in self.stages)]:
-            for key in ("roc", "variant", "advantage", "correction", "reward"):
-                named[f"{prefix}.{key}"] = [getattr(rl, key)]
+            for key in ("roc", "variant", "advantage", "correction", "reward", "chat_template"):
+                named[f"{prefix}.{key}"] = [getattr(rl, key) or ""]
             for key in ("roc_penalties", "metrics", "tools"):
                 named[f"{prefix}.{key}"] = list(getattr(rl, key))
         for stage in self.stages:

@@ -30,7 +30,14 @@ WhenStale = Literal["wait", "drop", "trim"]
 REWARDS = ("verify", "released")
 TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
 CODE_TOOLS = ("python", "python_released", "jupyter")
-PROMPT_KEYS = ("prompt_format", "system_prompt", "question_wrapper", "answer_instruction", "template_options")
+PROMPT_KEYS = (
+    "prompt_format",
+    "system_prompt",
+    "question_wrapper",
+    "answer_instruction",
+    "template_options",
+    "chat_template",
+)
 
 
 class RlSection(Section):
@@ -100,6 +107,9 @@ class RlSection(Section):
     `prompt_format: model`, what `answer` reads."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, such as `enable_thinking: false`. Requires `prompt_format: model`."""
+    chat_template: Function | None = None
+    """Your own `module:function` that renders conversations in place of the model's chat template (docs/extending.md).
+    Requires `prompt_format: model`."""
     time_limit_s: float | None = Field(None, gt=0)
     """Wall-clock limit of one rollout in seconds, also within a turn. Default: none."""
     step_time_s: float | None = Field(None, gt=0)
@@ -336,6 +346,7 @@ class RlSection(Section):
             self.answer_instruction,
             self.answer,
             self.template_options,
+            self.chat_template,
         )
 
 

@@ -9,6 +9,7 @@ from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.chat_format.model_template import ModelTemplate
 from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls, text_outside_calls
 from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens, format_question
+from rstar_lab.rl.recipe.functions import own_chat_template
 from rstar_lab.rl.tools.base import Tool
 
 
@@ -25,7 +26,8 @@ class Codec:
         self.control_tokens = control_tokens(tokenizer)
         self.model_template: ModelTemplate | None = None
         if style.prompt_format == "model":
-            self.model_template = ModelTemplate(tokenizer, self.control_tokens, style.template_options)
+            render = own_chat_template(style.chat_template) if style.chat_template else None
+            self.model_template = ModelTemplate(tokenizer, self.control_tokens, style.template_options, render)
         self.end_id = tokenizer.convert_tokens_to_ids(self.model_template.end if self.model_template else END_OF_TURN)
         if self.end_id is None or self.end_id == tokenizer.unk_token_id:
             raise ValueError(f"the tokenizer does not have the token {END_OF_TURN}, which ends a turn")

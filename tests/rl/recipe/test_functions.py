@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from helpers.own_parts import example_recipe, examples, write_module
+from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, train
 from helpers.trajectories import BATCH
 
@@ -16,16 +17,22 @@ from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.objective import policy_loss, training_loss
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.pipeline import SFT_KEYS
 from rstar_lab.rl.preflight.run import preflight
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.session import RunSession, load_functions, open_run
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.verify import verify
 
 GROUPS = [replace(t, group_id=f"g{i // 3}", p_err=i / 10) for i, t in enumerate(BATCH)]
 
@@ -49,7 +56,7 @@ def recipe_of(**keys):
 
 
 def test_every_example_is_at_most_ten_lines_and_the_rule_at_most_eight():
-    assert len(examples()) == 9
+    assert len(examples()) == 10
     lengths = {text.split("(")[0].split(":")[0].split()[1]: len(text.strip().splitlines()) for text in examples()}
     assert max(length for name, length in lengths.items() if name != "RoundRobin") <= 10
     assert lengths["fewest_errors"] <= 8
@@ -57,7 +64,7 @@ def test_every_example_is_at_most_ten_lines_and_the_rule_at_most_eight():
 
 @pytest.mark.slow
 def test_all_examples_load_and_preflight_names_them(module):
-    assert len(load_functions(recipe_of())) == 9
+    assert len(load_functions(recipe_of())) == 10
     (module / "own.yaml").write_text(yaml.safe_dump({"name": "own", "model": "tiny", **example_recipe()}))
     (shown,) = (found for found in preflight("own.yaml", "laptop") if found.check == "own functions")
     assert (
@@ -222,6 +229,40 @@ def test_mistakes_are_named_with_their_key(message, module):
     with pytest.raises(UserError) as error:
         select_rollouts(GROUPS, RlSection(group_size=2, **keys).selection_config, seed=0)
     assert message in str(error.value)
+
+
+async def test_an_own_chat_template_renders_prompts_and_text_between_turns():
+    tokenizer = train_tokenizer(["text"], 300)
+    tokenizer.chat_template = None
+    rl = RlSection(prompt_format="model", chat_template="my_parts:chatml", answer="boxed", system_prompt="Be brief.")
+    codec = Codec(tokenizer, {}, rl.prompt_style)
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: [render_tool_call("f", {}), "\\boxed{4}"][turn])
+    context = RolloutContext(codec, {}, verify, RolloutLimits(500), answer_format="boxed")
+    task = RolloutTask(Problem(problem_id="p", question="2 + 2?", answer="4"), "t", "g", sample=0, seed=1)
+    rollout = await run_rollout(task, engine, context)
+    asked = "2 + 2?\n\nPut the final answer in \\boxed{}."
+    first = f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    response = f"<tool_response>\n{rollout.calls[0].response}\n</tool_response>"
+    second = f"<|im_end|>\n<|im_start|>user\n{response}<|im_end|>\n<|im_start|>assistant\n"
+    assert [tokenizer.decode(ids) for ids in engine.prompts] == [first, first + render_tool_call("f", {}) + second]
+    assert rollout.answer == "4" and rollout.reward == 0.0  # verify reads tagged answers
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("return 1", "rl.chat_template: my_wrong:t returned int; expected a text"),
+        ("return messages[0]['text']", "rl.chat_template: my_wrong:t failed at .*my_wrong.py:2: KeyError: 'text'"),
+        ("return ''", "rl.chat_template: my_wrong:t ends a turn without a special token"),
+    ],
+)
+def test_wrong_chat_templates_are_named_with_their_key(source, message, module):
+    (module / "my_wrong.py").write_text(f"def t(messages, tools, add_generation_prompt):\n    {source}")
+    style = RlSection(prompt_format="model", chat_template="my_wrong:t").prompt_style
+    with pytest.raises(UserError, match=message):
+        Codec(train_tokenizer(["text"], 300), {}, style)
+    with pytest.raises(RecipeError, match="chat_template requires prompt_format: model"):
+        parse_recipe({"model": "tiny", "rl": {"chat_template": "my_wrong:t"}})
 
 
 def test_a_loss_of_the_wrong_shape_is_refused(module):
