@@ -24,6 +24,7 @@ from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, sa
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
+from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
@@ -67,7 +68,8 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
         helpers = session.helpers()
         dataset = await sft_data(session, writer.run_dir)
         attention = attention_implementation(device(), bf16=recipe.sft.precision != "fp32")
-        model, tokenizer = load_model(base, torch.float32, attn_implementation=attention), load_tokenizer(base)
+        dtype = training_dtype(recipe.sft.lora, bf16=recipe.sft.precision != "fp32")
+        model, tokenizer = load_model(base, dtype, attn_implementation=attention), load_tokenizer(base)
         model.to(device())  # type: ignore[arg-type]
         if session.warm and device().type == "cpu":  # on a GPU, SFT needs the memory
             session.start_engines(base)
@@ -93,6 +95,11 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
                 stopped.set()
         writer.finish("finished", result=result)
     return base, after
+
+
+def training_dtype(lora: Lora | None, *, bf16: bool) -> torch.dtype:
+    """Return the dtype of a trained model: float32; bfloat16 for the frozen base of adapters on a GPU, if `bf16`."""
+    return torch.bfloat16 if lora is not None and bf16 and device().type == "cuda" else torch.float32
 
 
 def fine_tuned(run_dir: Path) -> bool:
@@ -177,8 +184,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         helpers = session.helpers()
         bf16 = all(recipe.settings(stage).precision != "fp32" for stage in recipe.stages)
         attention = attention_implementation(device(), bf16=bf16)
-        frozen_bf16 = recipe.rl.lora is not None and bf16 and device().type == "cuda"
-        dtype = torch.bfloat16 if frozen_bf16 else torch.float32
+        dtype = training_dtype(recipe.rl.lora, bf16=bf16)
         model = load_model(model_dir, dtype, attn_implementation=attention)
         if recipe.rl.lora is not None:
             attach_lora(model, recipe.rl.lora, recipe.seed)

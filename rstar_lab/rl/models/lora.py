@@ -16,20 +16,22 @@ from rstar_lab.rl.recipe.lora import Lora
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+ADAPTER = "adapter"  # subfolder of a stored model
 _NAME = "default"  # peft's name of the adapter
 
 
-def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int) -> None:
+def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int, key: str = "rl.lora") -> None:
     """Freeze the model and add adapters to its linear layers, in place. The first output is unchanged: B is 0.
 
-    seed: seed of the initial values of A. Raises UserError if no layer has one of the names in `targets`.
+    seed: seed of the initial values of A. key: recipe key of `lora`, for errors. Raises UserError if no layer has one of the
+    names in `targets`.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if missing := [target for target in lora.targets if target not in names]:
         raise UserError(
-            f"rl.lora.targets: the model has no linear layer {', '.join(missing)}; it has {', '.join(sorted(names))}"
+            f"{key}.targets: the model has no linear layer {', '.join(missing)}; it has {', '.join(sorted(names))}"
         )
     config = LoraConfig(r=lora.rank, lora_alpha=lora.resolved_alpha, target_modules=list(lora.targets), bias="none")
     model.requires_grad_(False)

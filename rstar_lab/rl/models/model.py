@@ -13,6 +13,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.chat_format.released_template import CHAT_TEMPLATE as RELEASED_TEMPLATE
 from rstar_lab.rl.chat_format.template import chat_template, control_tokens
+from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -118,11 +119,10 @@ def save_model(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     prompt_format: PromptFormat = "paper",
-    state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write model (safetensors), tokenizer and the chat template of training to `folder`.
 
-    state: weights to write; None: those of the model.
+    Of a model with LoRA adapters, the merged weights are written, and the adapters alone to `folder/adapter`.
     prompt_format: in which the model is trained. `model` keeps the chat template of the tokenizer.
     transformers and vLLM can load the folder. It is filled in place: to replace a folder atomically, write to a temporary
     one and rename it.
@@ -132,7 +132,9 @@ def save_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
-    model.save_pretrained(folder, state_dict=state)
+    model.save_pretrained(folder, state_dict=full_state(model) if has_lora(model) else None)
+    if has_lora(model):
+        save_adapter(folder / ADAPTER, model)
     if prompt_format != "model":
         tokenizer.chat_template = chat_template_of(tokenizer, prompt_format)
     tokenizer.save_pretrained(folder)

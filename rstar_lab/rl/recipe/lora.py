@@ -1,4 +1,4 @@
-"""The section `rl.lora` of a recipe."""
+"""The sections `rl.lora` and `sft.lora` of a recipe."""
 
 from rstar_lab.rl.recipe.section import Positive, Section
 

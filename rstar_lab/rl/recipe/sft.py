@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import MixEntry, Problems
+from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.section import Section
 
 
@@ -37,6 +38,8 @@ class SftConfig(Section):
     of similar length. Default: ours."""
     micro_batch_tokens: int = Field(8192, ge=2)
     """Maximum tokens in one forward pass. Changes memory and speed, not the result. Default: ours."""
+    lora: Lora | None = None
+    """Train adapters only, as `rl.lora`. RL then starts from the merged model. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of matrix products; weights stay fp32. `auto`: bf16 if the hardware supports it. Default: ours."""
     gradient_checkpointing: bool = False

@@ -12,13 +12,11 @@ import torch
 from safetensors.torch import load_model as load_tensors
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.models.lora import full_state, has_lora, load_adapter, save_adapter
+from rstar_lab.rl.models.lora import ADAPTER, has_lora, load_adapter
 from rstar_lab.rl.models.model import save_model
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.runs.writer import RunWriter
-
-ADAPTER = "adapter"  # subfolder of a checkpoint
 
 
 @dataclass(slots=True)
@@ -58,9 +56,7 @@ def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, to
     """Write the checkpoint of `state.step` and delete all but the newest `rl.keep_checkpoints`."""
     assert learner.optimizer is not None
     with writer.checkpoint(state.step) as folder:
-        save_model(folder, learner.model, tokenizer, prompt_format=rl.prompt_format, state=full_state(learner.model))
-        if has_lora(learner.model):
-            save_adapter(folder / ADAPTER, learner.model)
+        save_model(folder, learner.model, tokenizer, prompt_format=rl.prompt_format)
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")
         (folder / "trainer.json").write_text(json.dumps(asdict(state)))
     writer.keep_checkpoints(rl.keep_checkpoints)

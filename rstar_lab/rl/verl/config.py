@@ -225,6 +225,10 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         options["+engine.mixed_precision"] = FP32
     if on_cpu:
         options["trainer.device"] = "cpu"
+    if sft.lora is not None:
+        options["model.lora_rank"] = sft.lora.rank
+        options["model.lora_alpha"] = sft.lora.resolved_alpha
+        options["model.target_modules"] = list(sft.lora.targets)
     return options
 
 

@@ -24,6 +24,7 @@ from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
+from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
@@ -77,6 +78,9 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
         ray.shutdown()
     history = trainer.batches.history
     model = checkpoint_folder(run_dir, len(history)) / "huggingface"
+    if sft.lora is not None:
+        export_merged(model, model.with_name("merged"), sft.lora)
+        model = model.with_name("merged")
     result = summary(history, len(examples), left_out, time.monotonic() - started)
     finish(
         run_dir / "sft",

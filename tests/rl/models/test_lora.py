@@ -86,7 +86,7 @@ def test_peft_loads_the_exported_adapter(tmp_path):
 
 def test_the_saved_model_is_merged(tmp_path):
     model, _ = trained()
-    save_model(tmp_path, model, TOKENIZER, state=full_state(model))
+    save_model(tmp_path, model, TOKENIZER)
     torch.testing.assert_close(load_model(tmp_path)(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-4)
 
 

@@ -219,6 +219,43 @@ def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
     assert same_files(tmp_path / "cut", tmp_path / "uninterrupted")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "processes"), [("adamw", 1), ("muon", 1), pytest.param("adamw", 2, marks=pytest.mark.slow)]
+)
+def test_lora_trains_adapters_and_resumes_exactly(tmp_path, optimizer, processes):
+    from peft import PeftModel
+
+    lora = {"rank": 4, "targets": ("q_proj", "up_proj")}
+    config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5, "checkpoint_every": 2, "lora": lora})
+    whole = fresh()
+
+    def train(folder, model, stop=None):
+        def on_step(line):
+            if line["step"] == stop:
+                raise KeyboardInterrupt
+
+        with HelperProcesses(processes) as helpers:
+            sft(model, TOKENIZER, DATASET, config=config, out_dir=tmp_path / folder, helpers=helpers, on_step=on_step)
+
+    train("whole", whole)
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", fresh(), stop=3)
+    assert all("lora_" in name for name in torch.load(tmp_path / "cut" / "checkpoint.pt")["model"])
+    train("cut", fresh())
+    base, merged = fresh().state_dict(), load_model(tmp_path / "whole" / "model")
+    resumed = load_model(tmp_path / "cut" / "model").state_dict()
+    for name, tensor in merged.state_dict().items():
+        assert torch.equal(tensor, resumed[name])
+        assert torch.equal(tensor, base[name]) == (not name.endswith(("q_proj.weight", "up_proj.weight"))), name
+    ids = torch.arange(20)[None]
+    adapted = PeftModel.from_pretrained(fresh(), tmp_path / "whole" / "model" / "adapter")
+    for model in (whole, adapted):
+        torch.testing.assert_close(model(ids).logits, merged(ids).logits, atol=1e-5, rtol=1e-4)
+    again = fresh()
+    train("whole", again, stop=1)  # finished: no step runs
+    assert torch.equal(weights(again), weights(merged))
+
+
 SCRIPT = """
     import os, signal, sys
     sys.path.insert(0, {here!r})

@@ -1,6 +1,7 @@
 """LoRA under verl: the engines and the exported models have the adapters, and the base weights stay as they are."""
 
 import importlib.util
+import json
 
 import pytest
 import torch
@@ -85,4 +86,39 @@ def test_adapters_are_trained_sent_and_exported_over_two_stages(tmp_path, monkey
     adapter = run / "stages" / "two" / "adapter"
     with_adapter = PeftModel.from_pretrained(start, adapter).merge_and_unload().state_dict()
     for name, tensor in stages[1].items():
+        torch.testing.assert_close(with_adapter[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_sft_trains_adapters_and_exports_the_merged_model(tmp_path):
+    from peft import PeftModel
+
+    from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, write_conversations
+    from rstar_lab.rl.models.model import load_model
+    from rstar_lab.rl.verl.parity import prepare, train_with_verl
+
+    recipe_file = prepare(tmp_path, steps=1, lr=1e-12, weight_decay=0.0)
+    turns = [
+        (Message(role="user", content=f"{n}?"), Message(role="assistant", content=reply(str(n)))) for n in range(8)
+    ]
+    write_conversations(
+        tmp_path / "c.jsonl",
+        [Conversation(conversation_id=str(n), source="test", messages=messages) for n, messages in enumerate(turns)],
+    )
+    recipe = yaml.safe_load(recipe_file.read_text())
+    recipe["sft"] = {
+        "epochs": 6, "batch_size": 4, "lr": 2e-2, "max_tokens": 512, "lora": {"rank": 4, "targets": ["q_proj", "down_proj"]},
+        "conversations": [{"file": str(tmp_path / "c.jsonl")}],
+    }  # fmt: skip
+    recipe_file.write_text(yaml.safe_dump(recipe))
+    run = train_with_verl(recipe_file, tmp_path / "verl")
+    sft = run.parent / "parity-sft" / "sft"
+    losses = [json.loads(line)["loss"] for line in (sft / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 12 and losses[-1] < losses[0] - 0.1
+    start, found = load_model(tmp_path / "model", torch.float32), load_model(sft / "model", torch.float32).state_dict()
+    changed = {name for name, tensor in start.state_dict().items() if not torch.equal(tensor, found[name])}
+    assert changed == {name for name in found if "q_proj.weight" in name or "down_proj" in name}
+    with_adapter = PeftModel.from_pretrained(start, sft / "model" / "adapter").merge_and_unload().state_dict()
+    for name, tensor in found.items():
         torch.testing.assert_close(with_adapter[name], tensor, rtol=0, atol=1e-6)

@@ -189,12 +189,14 @@ def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
     from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
     sft = {"conversations": [{"file": "c.jsonl"}], "lr": 0.5, "warmup": 0.2, "batch_size": 64, "max_tokens": 9000}
+    sft |= {"lora": {"rank": 8, "targets": ["q_proj"]}}
     recipe = parse_recipe({"model": "/models/m", "sft": sft})
     for profile in profile_names():
         keys = sft_overrides(recipe, load_profile(profile), tmp_path / "base", tmp_path, 20)
         config = compose(keys, "sft_trainer_engine")
         assert config.data.max_token_len_per_gpu * config.engine.ulysses_sequence_parallel_size >= 9000
         assert config.data.train_batch_size == 64 and config.optim.lr == 0.5
+        assert (config.model.lora_rank, config.model.lora_alpha, config.model.target_modules) == (8, 16, ["q_proj"])
     optimizer = optimizer_of(0.5)
     schedule = get_cosine_schedule_with_warmup(
         optimizer, config.optim.lr_warmup_steps, 20, zero_indexed_step=config.optim.zero_indexed_step
