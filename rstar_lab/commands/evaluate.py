@@ -41,6 +41,12 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder of the servers' tokenizer, if the servers' model is not on this machine."),
     ] = None,
+    environment: Annotated[
+        str,
+        typer.Option(
+            help="Environment of all problems: module:Class, or the name of an entry of rl.environments in the recipe."
+        ),
+    ] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Sample again in a new run, even if this evaluation is finished.")
     ] = False,
@@ -61,7 +67,7 @@ def evaluate(
     result = run_async(
         evaluate_command(
             models, problems, settings, Reporter(as_json), fields=fields, limit=limit, name=name, tokenizer=tokenizer,
-            force=force,
+            environment=environment, force=force,
         )
     )  # fmt: skip
     if as_json:

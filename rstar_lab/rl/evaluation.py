@@ -18,6 +18,7 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.driver import run_rollouts, stream_rollouts
+from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.seeds import derive_seed
@@ -238,7 +239,7 @@ async def _in_batches(
     """Yield the trajectories of each chunk. One chunk at a time, so that lockstep batches do not depend on timing."""
     for tasks in chunks:
         trajectories = await run_rollouts(tasks, context, slots=engines.slots(tasks, "lockstep"))
-        yield trajectories
+        yield await score_groups(trajectories, tasks, context)
 
 
 async def _in_a_window(
@@ -256,7 +257,8 @@ async def _in_a_window(
             done[chunk_of[trajectory.traj_id]][trajectory.traj_id] = trajectory
             while number < len(chunks) and len(done[number]) == len(chunks[number]):
                 finished = done.pop(number)
-                yield [finished[task.traj_id] for task in chunks[number]]
+                trajectories = [finished[task.traj_id] for task in chunks[number]]
+                yield await score_groups(trajectories, chunks[number], context)
                 number += 1
 
 

@@ -69,7 +69,7 @@ def fork(
     turn: from 0; None: every turn. edit: text with which the model's turn starts; the loss mask excludes it. model:
     model folder to sample from with transformers in this process; default: the run's checkpoint nearest to the weights
     of the rollout. url: server to sample from instead; the tokenizer is still read from `model` or the checkpoint.
-    Raises UserError if the rollout has no token arrays, or the run has no checkpoint.
+    Raises UserError if the rollout has no token arrays or is of an environment, or the run has no checkpoint.
     """
     job = _Fork(run_dir, traj_id, step, turn, k, edit, model, url, seed)
     # A notebook's thread already runs an event loop.
@@ -91,6 +91,10 @@ class _Fork:
             raise RunStoreError(f"run {self.reader.run_id} has no trajectory {traj_id!r} at step {step}")
         if not has_tokens(found):
             raise UserError(f"trajectory {traj_id} has no token arrays, which a fork continues: see rl.token_arrays")
+        if found.environment:
+            raise UserError(
+                f"trajectory {traj_id} is of environment {found.environment}, whose state at a turn cannot be restored"
+            )
         self.original: Trajectory = found
         if turn is not None and not 0 <= turn < len(found.turns):
             raise UserError(f"turn {turn}: trajectory {traj_id} has the turns 0 to {len(found.turns) - 1}")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.memorized_model import ANSWER, QUESTION
 
+from rstar_lab.analysis import Inspector, open_runs
+from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import evaluation
 from rstar_lab.rl.commands.evaluate import evaluate_command
@@ -79,3 +81,48 @@ async def test_an_interrupted_evaluation_continues_after_its_last_chunk(evaluate
     uninterrupted = await evaluate("other")
     assert rewards(run) == rewards(uninterrupted["run"])
     assert result["pass1"] == uninterrupted["pass1"]
+
+
+ENVIRONMENT = """
+from rstar_lab.rl.environments.base import Environment
+
+
+class Quiz(Environment):
+    def reset(self, problem, seed):
+        self.bonus = float(problem.info["bonus"])
+        return problem.question
+
+    def score(self, trajectory):
+        return {"bonus": self.bonus}
+
+    def score_group(self, trajectories):
+        return [{"rank": float(index)} for index, _ in enumerate(trajectories)]
+"""
+
+
+@pytest.mark.slow
+async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_model, tmp_path, monkeypatch):
+    (tmp_path / "my_quiz.py").write_text(ENVIRONMENT)
+    rows = [{"problem_id": f"q{n}", "question": QUESTION, "info": {"bonus": n}} for n in range(2)]  # without answers
+    (tmp_path / "quiz.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = SETTINGS | {"evaluate.max_response_tokens": 4, "rl.tools": [], "rl.rollout": "async"}
+
+    def start(environment):
+        recipe = load_recipe("evaluate", settings)
+        return evaluate_command(
+            [str(memorized_model[0])], "quiz.jsonl", recipe, Reporter(True), environment=environment
+        )
+
+    result = await start("my_quiz:Quiz")
+    found = RunReader(result["run"]).read("trajectories").to_pylist()
+    assert [(row["environment"], row["reward"]) for row in found] == [("Quiz", r) for r in (0.0, 1.0, 1.0, 2.0)]
+    assert [dict(row["metrics"]) for row in found[2:]] == [{"bonus": 1.0, "rank": 0.0}, {"bonus": 1.0, "rank": 1.0}]
+    assert result["pass1"][0] == 0.75
+    widget = Inspector(open_runs(Path(result["run"]).parent), filters={"environment": "Quiz", "correct": True})
+    assert len(widget.rows()) == 3 and "Quiz" in widget.html(found[3]["traj_id"])
+    with pytest.raises(UserError, match="is of environment Quiz, whose state at a turn cannot be restored"):
+        widget.fork(found[3]["traj_id"])
+    with pytest.raises(UserError, match="--environment Quizz: give module:name or an entry"):
+        await start("Quizz")

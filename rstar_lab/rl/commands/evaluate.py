@@ -16,8 +16,9 @@ from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
+from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.problems import Problem, parse_fields
-from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 
@@ -34,13 +35,16 @@ async def evaluate_command(
     limit: int | None = None,
     name: str | None = None,
     tokenizer: Path | None = None,
+    environment: str = "",
     force: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a model, print the result, and return the last line of `evaluate --json`.
 
     models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`.
-    force: sample again in a new run if a finished run with the same identity exists.
+    environment: of all problems, see `with_environment`. force: sample again in a new run if a finished run with the same identity exists.
     """
+    if environment:
+        recipe, environment = with_environment(recipe, environment)
     urls = [model for model in models if model.startswith(("http://", "https://"))]
     if len(models) > 1 and len(urls) < len(models):
         raise UserError("evaluate: give one model, or any number of URLs of servers with the same model")
@@ -52,7 +56,7 @@ async def evaluate_command(
     else:
         folder = model_folder(models[0], recipe.runs)
         identity = str(folder.resolve())
-    title, problems = load(source, fields, limit)
+    title, problems = load(source, fields, limit, environment)
     # The run id contains the identity: the same command resumes its run, and any other setting gives a new run.
     weights = model_hash(folder, recipe.runs / ".cache")
     if urls:  # the folder may contain only the tokenizer; the name includes the version of pushed weights
@@ -91,14 +95,36 @@ def _unused_suffix(recipe: Recipe, suffix: str) -> str:
     raise AssertionError("unreachable: the candidates do not end")
 
 
-def load(source: str, fields: str, limit: int | None) -> tuple[str, list[Problem]]:
-    """Return the name of a problem set and its problems. Raises ProblemError, or UserError for an empty set or equal ids."""
+def with_environment(recipe: Recipe, environment: str) -> tuple[Recipe, str]:
+    """Return the recipe with an entry for an environment, and the name of the entry.
+
+    environment: name of an entry of `rl.environments`, or `module:name` of an environment, for which an entry without further
+    tools is added. Raises UserError for an unknown name.
+    """
+    names = [entry.name for entry in recipe.rl.environments]
+    if environment in names:
+        return recipe, environment
+    if not NAME.fullmatch(environment):
+        raise UserError(
+            f"--environment {environment}: give module:name or an entry of rl.environments ({', '.join(names) or 'none'})"
+        )
+    entry = EnvironmentEntry(name=environment.partition(":")[2], environment=environment)
+    if entry.name in names:
+        raise UserError(f"--environment {environment}: rl.environments has another entry {entry.name}")
+    rl = recipe.rl.model_copy(update={"environments": (*recipe.rl.environments, entry)})
+    return recipe.model_copy(update={"rl": rl}), entry.name
+
+
+def load(source: str, fields: str, limit: int | None, environment: str = "") -> tuple[str, list[Problem]]:
+    """Return the name of a problem set and its problems. environment: that of all problems, which then need no answer; default:
+    that of each row. Raises ProblemError, or UserError for an empty set or equal ids."""
     reading = parse_source(source, parse_fields(fields))
     problems: list[Problem] = []
-    for candidate in read_source(reading):
+    for candidate in read_source(reading, answers=not environment):
         if limit is not None and len(problems) >= limit:
             break
-        problems.append(candidate.problem)
+        problem = candidate.problem
+        problems.append(problem.model_copy(update={"environment": environment}) if environment else problem)
     if not problems:
         raise UserError(f"{source}: no problems")
     seen: set[str] = set()

@@ -104,10 +104,13 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> Reading:
     return Reading(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
 
 
-def read_source(reading: Reading, on_bad_row: Callable[[str], None] | None = None) -> Iterator[Candidate]:
+def read_source(
+    reading: Reading, on_bad_row: Callable[[str], None] | None = None, *, answers: bool = True
+) -> Iterator[Candidate]:
     """Yield the problems of a source.
 
-    on_bad_row: called with the message of each invalid row. None: the first one raises ProblemError.
+    answers: whether a row that names no environment must have an answer. on_bad_row: called with the message of each invalid
+    row. None: the first one raises ProblemError.
     """
     source = reading.source
     for number, row in _rows(reading):
@@ -123,16 +126,17 @@ def read_source(reading: Reading, on_bad_row: Callable[[str], None] | None = Non
                 },
                 default_id=f"{source.name}-{number}",
                 default_source=source.name,
+                answers=answers,
             )
         except ProblemError as error:
             if on_bad_row is None:
                 raise
             on_bad_row(str(error))
             continue
-        answers = row.get("answers") or [] if isinstance(row, Mapping) else []
+        sampled = row.get("answers") or [] if isinstance(row, Mapping) else []
         if source.solution and (boxed := last_boxed(str(row.get(source.solution) or ""))):
-            answers = [boxed]
-        yield Candidate(problem, where, [str(answer) for answer in answers])
+            sampled = [boxed]
+        yield Candidate(problem, where, [str(answer) for answer in sampled])
 
 
 def _has(row: Any, name: str) -> bool:
