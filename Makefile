@@ -4,6 +4,7 @@
 #   make setup VENV="$$CONDA_PREFIX"          install into the active conda environment
 PYTHON ?= python3
 BACKEND ?= cpu
+IMAGES ?= cuda rocm
 TORCH_BACKEND ?= cpu
 EXTRAS ?= sandbox,notebooks,$(BACKEND),verl,inspect,hub,dev
 UV_VERSION = 0.13.8
@@ -20,7 +21,7 @@ TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torc
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt
 
-.PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services check-gpu resolve constraints clean
+.PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -80,6 +81,9 @@ docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipes.md
 screenshots: setup services  ## take the screenshots of the README from the golden run
 	$(PYTEST) -q tests/browser/test_readme_screenshots.py
 	cp out/screenshots/inspector.png docs/images/inspector.png
+
+images:  ## build the container images rstar-lab:cuda and rstar-lab:rocm with Docker (IMAGES=cuda builds one)
+	for name in $(IMAGES); do docker build --tag rstar-lab:$$name --file cluster/$$name/Dockerfile . || exit 1; done
 
 check-gpu: setup  ## check one GPU in about 10 minutes: parity, MFU, memory, SFT, weight sync, demo
 	$(BIN)/python -m rstar_lab.rl.bench.gpu

@@ -14,6 +14,7 @@ from rstar_lab.resources import resource_folder
 FOLDER = resource_folder("cluster") / "profiles"
 # Environment variable of a job: the GPUs that its profile promises. The local trainer stops if torch finds none.
 EXPECTED_GPUS = "RSTAR_LAB_EXPECTED_GPUS"
+RENAMED = {"image": "container", "slurm.container": "container"}  # keys of earlier versions
 
 
 @record_reads
@@ -99,9 +100,6 @@ class Slurm(ProfileSection):
     time: str = "24:00:00"
     options: list[str] = Field(default_factory=list, description="additional #SBATCH options, such as --gres=gpu:8")
     setup: list[str] = Field(default_factory=list, description="shell lines to run first: modules, environment")
-    container: Literal["apptainer", "pyxis"] | None = Field(
-        default=None, description="run the job's processes in `image`: a .sif file for Apptainer, an image for pyxis"
-    )
     requeue_before_s: int = Field(
         default=600, ge=0, description="stop and requeue the job this long before its wall time; 0: never"
     )
@@ -126,7 +124,7 @@ class Ssh(ProfileSection):
 
 
 class KubeRay(ProfileSection):
-    """Kubernetes with the KubeRay operator. The job's pods run `image`; `hardware` determines their number and size."""
+    """Kubernetes with the KubeRay operator. The job's pods run `container`; `hardware` determines their number and size."""
 
     context: str | None = Field(default=None, description="context of the kubeconfig file; default: the current one")
     namespace: str | None = Field(default=None, description="default: that of the context")
@@ -153,7 +151,10 @@ class Profile(ProfileSection):
     storage: Storage = Storage()
     env: dict[str, str] = Field(default_factory=dict, description="environment of every process of the job")
     secrets: list[str] = Field(default_factory=list, description="names of secret variables to forward to the job")
-    image: str | None = None
+    container: str | None = Field(
+        default=None,
+        description="image in which Slurm, Ray and Kubernetes run the job's processes; default: directly on the nodes",
+    )
     slurm: Slurm = Slurm()
     ssh: Ssh = Ssh()
     kuberay: KubeRay = KubeRay()
@@ -198,7 +199,11 @@ def _explain(error: ValidationError | TypeError) -> str:
     for problem in error.errors():
         key = ".".join(map(str, problem["loc"]))
         hint = ""
-        if problem["type"] == "extra_forbidden":
+        if key in RENAMED:
+            lines.append(
+                f"{key}: replaced by `{RENAMED[key]}`, the image of the job on every backend; see docs/cluster.md"
+            )
+        elif problem["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(problem["loc"][-1]), sorted(_all_keys(Profile)), 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             lines.append(f"unknown key {key!r}{hint}")

@@ -120,4 +120,4 @@ def test_profiles_recipes_and_notebooks_are_in_the_wheel(wheel, tmp_path):
     assert json.loads(checks.splitlines()[-1])
     copied = run(*cli, "notebooks", "mine", cwd=tmp_path, **path).split()
     assert {Path(name).name for name in copied} == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert run(sys.executable, "-m", "rstar_lab.jobs.render", "mi300x_8x8", "kuberay", cwd=tmp_path, **path)
+    assert run(sys.executable, "-m", "rstar_lab.jobs.render", "h100x8", "kuberay", cwd=tmp_path, **path)

@@ -1,12 +1,15 @@
 """Jobs on a running Ray cluster, through its job API. The submitter and all nodes must see the runs folder."""
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.container import mounted_folders, ray_container
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.profiles import load_profile
 
 AGENT_TIMEOUT_S = 60
 # A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
@@ -14,15 +17,26 @@ ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
 
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Submit the supervisor as the job's entrypoint, with the packed tree as its working directory."""
+    """Submit the supervisor as the job's entrypoint, in the packed tree and in the profile's container if it has one."""
     client = _client(spec)
+    code = folder.path / "code"
+    entrypoint = f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))}"
+    runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": spec.environment}
+    profile = load_profile(spec.profile)
+    if profile.container is not None:
+        # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
+        entrypoint = f"cd {shlex.quote(str(code))} && {entrypoint}"
+        runtime_env = {
+            "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
+            "env_vars": {"PYTHONPATH": str(code), **spec.environment},
+        }
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
             client.submit_job(
-                entrypoint=f"{spec.python} -m rstar_lab.jobs.supervisor {folder.path}",
+                entrypoint=entrypoint,
                 submission_id=spec.id,
-                runtime_env={"working_dir": str(folder.path / "code"), "env_vars": spec.environment},
+                runtime_env=runtime_env,
                 metadata={"recipe": spec.recipe, "profile": spec.profile},
             )
             return {}

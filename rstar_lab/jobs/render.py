@@ -9,6 +9,14 @@ from typing import Any
 
 import yaml
 
+from rstar_lab.container import (
+    apptainer_words,
+    is_amd,
+    mounted_folders,
+    pyxis_options,
+    registry_image,
+    slurm_runtime,
+)
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.store import JobSpec
 from rstar_lab.profiles import Profile, load_profile
@@ -80,26 +88,14 @@ def sbatch_directives(profile: Profile, name: str, output: str) -> list[str]:
 
 def _container(profile: Profile, spec: JobSpec, folder: Path) -> tuple[str, str, str]:
     """Return (options of srun, words before a command on a node, words before a command of the batch script)."""
-    kind = profile.slurm.container
-    if kind is None:
+    image = profile.container
+    if image is None:
         return "", "", '"${inside[@]}"'
-    if profile.image is None:
-        raise UserError(f"profile {profile.name}: slurm.container: {kind} requires `image`")
-    storage = (spec.runs_dir, str(folder), profile.storage.models, profile.storage.data)
-    mounts = list(dict.fromkeys(path for path in storage if Path(path).is_absolute()))
-    if kind == "pyxis":
-        options = (
-            f"--container-image={profile.image} --container-mounts={','.join(f'{path}:{path}' for path in mounts)}"
-        )
-        return f" {options} --container-workdir={folder}/code", "", '"${step[@]}" --nodelist="$head" "${inside[@]}"'
-    gpu = [] if not profile.hardware.gpus else ["--rocm" if is_amd(profile) else "--nv"]
-    words = ["apptainer", "exec", *gpu, *(f"--bind={path}" for path in mounts), f"--pwd={folder}/code", profile.image]
-    return "", " " + shlex.join(words), '"${inside[@]}"'
-
-
-def is_amd(profile: Profile) -> bool:
-    """Whether the profile's GPUs are AMD Instinct."""
-    return (profile.hardware.gpu or "").startswith("MI")
+    mounts = mounted_folders(profile, spec.runs_dir, folder)
+    if slurm_runtime(image) == "pyxis":
+        options = shlex.join(pyxis_options(image, mounts, folder))
+        return f" {options}", "", '"${step[@]}" --nodelist="$head" "${inside[@]}"'
+    return "", " " + shlex.join(apptainer_words(profile, image, mounts, folder)), '"${inside[@]}"'
 
 
 def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> list[str]:
@@ -110,9 +106,12 @@ def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> li
 
 
 def ray_cluster(profile: Profile) -> dict[str, Any]:
-    """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image, environment and volume."""
+    """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image, environment and volume.
+
+    Raises UserError if the profile's `container` is not an image of a registry.
+    """
     document: dict[str, Any] = yaml.safe_load(_fill("kuberay/raycluster.yaml", name=profile.name.replace("_", "-")))
-    hardware, kuberay = profile.hardware, profile.kuberay
+    hardware, kuberay, image = profile.hardware, profile.kuberay, registry_image(profile, "kuberay")
     if kuberay.namespace:
         document["metadata"]["namespace"] = kuberay.namespace
     environment = [{"name": name, "value": value} for name, value in profile.env.items()]
@@ -132,7 +131,7 @@ def ray_cluster(profile: Profile) -> dict[str, Any]:
     for group in (head, worker):
         pod = group["template"]["spec"]
         container = pod["containers"][0]
-        container["image"] = profile.image or container["image"]
+        container["image"] = image
         container["env"] = [*environment, *secret_variables]
         container["volumeMounts"] = [
             {"name": "shared", "mountPath": kuberay.mount},
@@ -145,18 +144,16 @@ def ray_cluster(profile: Profile) -> dict[str, Any]:
 def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[str, Any]:
     """Return the KubeRay RayJob of a job: the cluster of `ray_cluster`, and the supervisor as entry point on its head.
 
-    name: name of the RayJob. The cluster is deleted when the job ends. Raises UserError if the pods would not see the
-    job's folder.
+    name: name of the RayJob. The cluster is deleted when the job ends. Raises UserError if the profile has
+    no image, or if the pods would not see the job's folder.
     """
     mount = profile.kuberay.mount
-    if profile.image is None:
-        raise UserError(f"profile {profile.name}: backend kuberay requires `image`")
+    cluster = ray_cluster(profile)
     if not folder.is_relative_to(mount):
         raise UserError(
             f"profile {profile.name}: the pods mount the claim {profile.kuberay.claim} at {mount}, but the job's folder is {folder}; "
             f"choose a --runs-dir under {mount}, or change kuberay.mount"
         )
-    cluster = ray_cluster(profile)
     groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     for group in groups:
         # The packed tree takes precedence over the package in the image.

@@ -105,7 +105,7 @@ def submit(
             # Pods with GPUs lack the rights that the sandbox requires, so the sandbox runs in a separate Deployment.
             sandbox_workers, resolved["sandbox.url"] = 0, machine.kuberay.sandbox_url
         arguments = _command(trainer, action, recipe_argument, profile_argument, resolved, runs)
-        in_image = backend == "kuberay" or (backend == "slurm" and machine.slurm.container)
+        in_image = backend != "local" and machine.container is not None
         python = "python3" if in_image else sys.executable
         spec = JobSpec(
             id=job_id,

@@ -17,7 +17,7 @@ from rstar_lab.cli import app, mount
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec
-from rstar_lab.profiles import load_profile, profile_names
+from rstar_lab.profiles import load_profile, parse_profile, profile_names
 
 ROOT = Path(__file__).parent.parent.parent
 mount()
@@ -64,7 +64,7 @@ def test_slurm_steps_get_all_cpus_and_no_rocr_variable(tmp_path):
     profile = load_profile("mi300x_8x8")
     text = sbatch_script(profile, spec(profile, tmp_path), tmp_path)
     assert "unset ROCR_VISIBLE_DEVICES" in text
-    assert "inside=(env -u ROCR_VISIBLE_DEVICES)" in text, "Slurm sets it again in every step"
+    assert "inside=(env -u ROCR_VISIBLE_DEVICES " in text, "Slurm sets it again in every step"
     assert "step=(srun --nodes=1 --ntasks=1 --overlap --cpus-per-task=96)" in text
     steps = [line for line in text.splitlines() if "ray.scripts" not in line and '"${step[@]}"' in line]
     assert steps and "--exact" not in text
@@ -80,22 +80,32 @@ def test_slurm_job_requeues_itself_before_the_wall_time(tmp_path):
     assert "#SBATCH --no-requeue" in text and "--signal" not in text
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "pyxis"])
-def test_slurm_job_runs_in_the_container_of_the_profile(kind, tmp_path):
-    profile = load_profile("mi300x_8x8")
-    profile = profile.model_copy(update={"slurm": profile.slurm.model_copy(update={"container": kind})})
+@pytest.mark.parametrize(
+    "image", ["/shared/rstar-lab.sif", "docker://registry.org/rstar-lab:rocm", "registry.org/a/rstar-lab:rocm"]
+)
+def test_slurm_job_runs_in_the_container_of_the_profile(image, tmp_path):
+    profile = load_profile("mi300x_8x8").model_copy(update={"container": image})
     text = sbatch_script(profile, spec(profile, tmp_path, sandbox_workers=64), tmp_path)
     (tmp_path / "job.sbatch").write_text(text)
     subprocess.run(["bash", "-n", str(tmp_path / "job.sbatch")], check=True)
-    if kind == "apptainer":
-        assert "apptainer exec --rocm" in text and "--bind=/shared/models" in text
+    if image != "registry.org/a/rstar-lab:rocm":
+        assert "apptainer exec --rocm" in text and "--bind=/shared/models" in text and f" {image})" in text
         assert text.index("env -u ROCR_VISIBLE_DEVICES apptainer exec") > 0
     else:
-        assert "--container-image=rstar-lab:rocm" in text and "/shared/data:/shared/data" in text
+        assert "--container-image=registry.org#a/rstar-lab:rocm" in text and "/shared/data:/shared/data" in text
         assert 'on_head=("${step[@]}" --nodelist="$head" "${inside[@]}")' in text
-    without = profile.model_copy(update={"image": None})
-    with pytest.raises(UserError, match="requires `image`"):
-        sbatch_script(without, spec(without, tmp_path), tmp_path)
+    without = profile.model_copy(update={"container": None})
+    text = sbatch_script(without, spec(without, tmp_path), tmp_path)
+    assert "inside=(env -u ROCR_VISIBLE_DEVICES)" in text and "container-image" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"), [({"image": "rstar-lab:cuda"}, "image"), ({"slurm": {"container": "pyxis"}}, "slurm.container")]
+)
+def test_old_container_keys_are_rejected_with_the_new_key(changes, key):
+    text = (ROOT / "cluster/profiles/laptop.yaml").read_text()
+    with pytest.raises(UserError, match=rf"mine\.yaml: {key}: replaced by `container`"):
+        parse_profile(yaml.safe_dump(yaml.safe_load(text) | changes), "mine.yaml")
 
 
 def test_slurm_job_starts_the_sandbox_service_and_workers_on_every_node(tmp_path):
@@ -106,12 +116,12 @@ def test_slurm_job_starts_the_sandbox_service_and_workers_on_every_node(tmp_path
 
 
 def test_ray_cluster_has_the_profiles_resources_and_no_api_token():
-    document = ray_cluster(load_profile("mi300x_8x8"))
+    document = ray_cluster(load_profile("mi300x_8x8").model_copy(update={"container": "registry/rstar-lab:rocm"}))
     worker = document["spec"]["workerGroupSpecs"][0]
     container = worker["template"]["spec"]["containers"][0]
     assert worker["replicas"] == 8
     assert container["resources"]["limits"]["amd.com/gpu"] == "8"
-    assert container["image"] == "rstar-lab:rocm"
+    assert container["image"] == "registry/rstar-lab:rocm"
     assert {"name": "HSA_NO_SCRATCH_RECLAIM", "value": "1"} in container["env"]
     for group in (document["spec"]["headGroupSpec"], worker):
         assert group["template"]["spec"]["automountServiceAccountToken"] is False

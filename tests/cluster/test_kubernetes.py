@@ -12,7 +12,7 @@ from helpers.kubernetes_schema import check_manifest
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.kuberay import MAX_NAME, resource_name
-from rstar_lab.jobs.render import main, ray_job, to_yaml
+from rstar_lab.jobs.render import ray_cluster, ray_job, to_yaml
 from rstar_lab.jobs.store import JobSpec
 from rstar_lab.profiles import KubeRay, load_profile, profile_names
 
@@ -71,11 +71,12 @@ def test_the_schema_check_finds_errors(change, message):
         check_manifest(document)
 
 
-@pytest.mark.parametrize("name", [name for name in profile_names() if load_profile(name).image])
+@pytest.mark.parametrize("name", [name for name in profile_names() if load_profile(name).hardware.gpus])
 def test_ray_job_and_ray_cluster_of_every_profile_follow_the_schema(name):
-    document = job(load_profile(name))
+    profile = load_profile(name).model_copy(update={"container": "registry/rstar-lab:1"})
+    document = job(profile)
     check_manifest(document)
-    check_manifest(yaml.safe_load(main(name, "kuberay")))
+    check_manifest(ray_cluster(profile))
     assert yaml.safe_load(to_yaml(document)) == document and "&id" not in to_yaml(document)
     for path, value in ((("spec", "entrypont"), "x"), (("spec", "rayClusterSpec", "rayVersion"), 2.6)):
         broken = copy.deepcopy(document)
@@ -118,8 +119,12 @@ def test_ray_of_the_image_has_the_version_of_the_kuberay_manifest():
 
 
 def test_ray_job_requires_an_image_and_a_folder_that_the_pods_see():
-    with pytest.raises(UserError, match="backend kuberay requires `image`"):
+    with pytest.raises(UserError, match="backend kuberay requires `container`"):
         job(load_profile("laptop"))
+    with pytest.raises(
+        UserError, match=r"container: /shared/images/rstar-lab-rocm\.sif: .* requires an image of a registry"
+    ):
+        job(load_profile("mi300x_8x8"))
     with pytest.raises(UserError, match=r"mount the claim rstar-lab-shared at /shared, .* --runs-dir under /shared"):
         job(load_profile("h100x8"), "/home/me/runs")
 

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
@@ -20,21 +21,53 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
 
 
+# Runs a command without a container, in the environment that podman would give it. Ray calls podman first to find its
+# worker in the image, then for each worker.
+PODMAN = """#!{python}
+import os, sys
+words = sys.argv[1:]
+if words[1] == "--rm":
+    import ray._private.workers.default_worker as worker
+    with open(words[3].split(":")[0] + "/worker_path.txt", "w") as file:
+        file.write(worker.__file__)
+    sys.exit()
+with open({log!r}, "a") as file:
+    print(*words, file=file)
+for number, word in enumerate(words):
+    if word == "--env":
+        name, _, value = words[number + 1].partition("=")
+        os.environ[name] = value
+image = words.index("--entrypoint") + 2
+os.environ["IMAGE"] = words[image]
+os.execv({python!r}, [{python!r}, *words[image + 1 :]])
+"""
+
+
 @pytest.fixture(scope="module")
-def cluster():
+def podman_log(tmp_path_factory):
+    """The file in which the program `podman` on the PATH of the cluster writes its arguments."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "podman").write_text(PODMAN.format(python=sys.executable, log=str(folder / "log.txt")))
+    (folder / "podman").chmod(0o755)
+    return folder / "log.txt"
+
+
+@pytest.fixture(scope="module")
+def cluster(podman_log):
     before = dict(os.environ)
+    os.environ["PATH"] = f"{podman_log.parent}:{before['PATH']}"
     with LocalRay(nodes=2, cpus=1) as ray:
         yield ray
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+    for name in ("PATH", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         os.environ.pop(name, None) if name not in before else os.environ.update({name: before[name]})
 
 
-def start_job(cluster, tmp_path, code, *, job_id, secrets=None) -> Job:
+def start_job(cluster, tmp_path, code, *, job_id, secrets=None, profile="laptop") -> Job:
     folder = JobFolder.of(tmp_path, job_id)
     spec = JobSpec(
         id=job_id,
         recipe="toy",
-        profile="laptop",
+        profile=profile,
         backend="ray",
         command=[sys.executable, "-c", textwrap.dedent(code)],
         cwd=str(folder.path / "code"),
@@ -91,6 +124,18 @@ def test_a_failing_ray_job_has_status_failed(cluster, tmp_path):
     job = start_job(cluster, tmp_path, "raise SystemExit(3)", job_id="ray-3")
     assert job.wait(timeout_s=900) == JobStatus.FAILED
     assert job.exit_code == 3
+
+
+def test_a_ray_job_runs_in_the_container_of_the_profile(cluster, podman_log, tmp_path):
+    profile = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text()) | {
+        "container": "registry/rstar-lab:1"
+    }
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
+    code = "import os; print(open('sent.txt').read(), 'in', os.environ['IMAGE'])"
+    job = start_job(cluster, tmp_path, code, job_id="ray-4", profile=str(tmp_path / "profile.yaml"))
+    assert job.wait(timeout_s=300) == JobStatus.FINISHED, job.logs()
+    assert "sent along in registry/rstar-lab:1" in job.logs()
+    assert f"--volume={tmp_path}:{tmp_path} " in podman_log.read_text()
 
 
 def test_requests_without_the_token_are_rejected(cluster, tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ import os
 import shutil
 from pathlib import Path
 
+from rstar_lab.container import is_file, registry_image, slurm_runtime
 from rstar_lab.errors import UserError
+from rstar_lab.profiles import Profile
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers that need a package of the same name
@@ -44,12 +46,9 @@ def parallelism(context: CheckContext) -> str:
 def programs(context: CheckContext) -> str:
     """Check redis-server, the container image and the packages of the loggers."""
     profile, found = context.profile, []
-    container = profile.slurm.container if profile.backend == "slurm" else None
-    if container and _is_path(profile.image) and not Path(profile.image or "").exists():
-        raise UserError(f"image: {profile.image}: no such file; profile {profile.name} starts it with {container}")
-    if container:
-        found.append(f"{container} starts {profile.image}")
-    in_image = container is not None or profile.backend == "kuberay"
+    in_image = profile.container is not None and profile.backend in ("slurm", "ray", "kuberay")
+    if in_image:
+        found.append(_check_container(profile))
     starts_redis = profile.sandbox.redis and context.recipe.sandbox.url == "local" and profile.backend != "kuberay"
     missing = [f"package {name}, for a logger" for name in _loggers(context) if importlib.util.find_spec(name) is None]
     if starts_redis and "RSTAR_LAB_REDIS_URL" not in os.environ and not shutil.which("redis-server"):
@@ -68,5 +67,15 @@ def _loggers(context: CheckContext) -> list[str]:
     return [name for name in (*context.recipe.log_to, *verls) if name in TRACKERS]
 
 
-def _is_path(image: str | None) -> bool:
-    return image is None or image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh"))
+def _check_container(profile: Profile) -> str:
+    """Return how the profile's container is started. Raises UserError for an image that the backend cannot start."""
+    if profile.backend != "slurm":
+        image = registry_image(profile, profile.backend)
+        return f"{'podman on every node starts' if profile.backend == 'ray' else 'the pods run'} {image}"
+    image = profile.container or ""
+    if is_file(image) and not Path(image).exists():
+        raise UserError(
+            f"container: {image}: no such file; build it as docs/cluster.md shows, or delete the key in profile {profile.name} if "
+            "all nodes have the packages"
+        )
+    return f"{slurm_runtime(image)} starts {image}"

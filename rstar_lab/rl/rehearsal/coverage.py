@@ -23,7 +23,7 @@ REPLACED = {
     "profile.parallelism.offload_*": "there is no GPU memory to free",
     "profile.measured.*": "efficiencies of the time estimate",
     "profile.sandbox.call_s": "read by the estimate only",
-    "profile.image": "no container is started",
+    "profile.container": "no container is started",
     "profile.slurm.*": "no Slurm job is submitted",
     "profile.ssh.*": "no job is sent to another machine",
     "profile.kuberay.*": "no job is sent to Kubernetes",

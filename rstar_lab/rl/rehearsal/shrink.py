@@ -121,7 +121,7 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
             # Retries as on GPUs: a stage whose worker dies continues in new processes.
             "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2", VARIABLE: str(reads_folder(folder))},
-            "image": None,
+            "container": None,
             "slurm": Slurm(),
         }
     )

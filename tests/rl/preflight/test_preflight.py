@@ -76,6 +76,7 @@ def storage(tmp_path):
 
     def profile(**changes):
         content = yaml.safe_load((resource_folder("cluster") / "profiles/mi300x_8x8.yaml").read_text())
+        content["container"] = None
         content["storage"] = {name: str(shared / name) for name in ("runs", "models", "data")}
         path = tmp_path / "mi300x_here.yaml"
         path.write_text(yaml.safe_dump(content | changes))
@@ -217,12 +218,19 @@ def test_a_model_that_does_not_divide_among_the_gpus_fails(recipe, storage, sect
 
 def test_programs_and_images_that_the_job_starts_must_exist(recipe, storage, monkeypatch, tmp_path):
     calls = {"sandbox": {"url": "local"}}
-    container = {"slurm": {"container": "apptainer"}, "image": str(tmp_path / "rstar.sif")}
+    container = {"container": str(tmp_path / "rstar.sif")}
     finding = findings_of(recipe(**calls), storage(**container))["programs"]
     assert finding.status is Status.FAIL and "rstar.sif: no such file" in finding.message
     (tmp_path / "rstar.sif").touch()
     monkeypatch.setattr("rstar_lab.rl.preflight.launch.shutil.which", lambda name: None)
     assert "must contain redis-server" in findings_of(recipe(**calls), storage(**container))["programs"].message
+    for backend, image, words in (
+        ("slurm", "rstar-lab:rocm", "pyxis starts rstar-lab:rocm"),
+        ("ray", "rstar-lab:rocm", "podman on every node starts rstar-lab:rocm"),
+        ("kuberay", "rstar-lab:rocm", "the pods run rstar-lab:rocm"),
+        ("kuberay", "/x.sif", "container: /x.sif: backend kuberay requires an image of a registry"),
+    ):
+        assert words in findings_of(recipe(), storage(backend=backend, container=image))["programs"].message
     on_nodes = findings_of(recipe(**calls), storage())["programs"]
     assert on_nodes.status is Status.SKIP and "redis-server, for sandbox.redis" in on_nodes.message
     here = findings_of(recipe(**calls), storage(backend="local"))["programs"]

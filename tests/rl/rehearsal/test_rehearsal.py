@@ -107,7 +107,7 @@ def test_what_a_cpu_cannot_execute_is_listed():
     for key in (
         "profile.hardware.gpu:",
         "profile.engine.tensor_parallel:",
-        "profile.image:",
+        "profile.container:",
         "profile.slurm.time:",
         "rl.precision:",
     ):
