@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
+    from rstar_lab.analysis.failure_labels import Agreement, hand_labels, label_agreement, label_rollouts
+    from rstar_lab.analysis.failure_map import plot_failure_map
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
     from rstar_lab.analysis.figures import (
         plot_ablation,
@@ -44,6 +46,8 @@ _MODULES = {
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "alerts": ("find_alerts",),
+    "failure_labels": ("Agreement", "hand_labels", "label_agreement", "label_rollouts"),
+    "failure_map": ("plot_failure_map",),
     "failures": ("failed_rollouts", "failure_groups", "plot_failures"),
     "comparison": ("compare",),
     "counterfactual_lab": ("counterfactual",),
@@ -75,6 +79,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "METRICS",
+    "Agreement",
     "Explorer",
     "Inspector",
     "LinkedFigure",
@@ -90,11 +95,14 @@ __all__ = [
     "failure_groups",
     "find_alerts",
     "group_rollouts",
+    "hand_labels",
     "import_inspect",
     "import_messages",
     "import_trl",
     "import_verl",
     "inspect",
+    "label_agreement",
+    "label_rollouts",
     "libraries",
     "link",
     "measure",
@@ -105,6 +113,7 @@ __all__ = [
     "plot_ablation",
     "plot_curves",
     "plot_entropy",
+    "plot_failure_map",
     "plot_failures",
     "plot_heatmap",
     "plot_high_entropy_words",

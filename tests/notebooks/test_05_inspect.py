@@ -24,9 +24,9 @@ def test_output_of_the_golden_runs_is_readable_without_a_kernel(tmp_path):
         for output in cell.get("outputs", [])
         if "application/vnd.plotly.v1+json" in output.get("data", {})
     ]
-    assert len(figures) == 7  # curves, heat map, outcomes, failures, timeline, the watched run, and the overview
+    assert len(figures) == 8  # curves, heat map, outcomes, map and bars of failures, timeline, the watched run, and the overview
     assert ">tool errors in correct</th>" in shown_text, "the table of all runs is not there"
-    assert "kept by RoC" in str(figures[3]["data"]["application/vnd.plotly.v1+json"]["data"])
+    assert "kept by RoC" in str(figures[4]["data"]["application/vnd.plotly.v1+json"]["data"])
     curves = figures[0]["data"]["application/vnd.plotly.v1+json"]["data"]
     drawn = [trace["customdata"] for trace in curves if "customdata" in trace]
     assert len(drawn) == 2 and len(drawn[0]) == 8, "one training run, two metrics, eight steps"

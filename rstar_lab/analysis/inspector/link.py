@@ -185,15 +185,22 @@ def _distinct(filters: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _NAMES = {"run_id": "run", "problem_id": "problem", "group_id": "group", "traj_id": "trajectory"}
+_IDS = re.compile(r"traj_id IN \((.+)\)", re.DOTALL)
 _EQUALS = re.compile(r"\(?(\w+) (?:= |IN \()'?([^',()]+)'?\)?\)?")
 
 
 def _describe_sql(condition: str) -> str:
     """Return a condition in words if it only compares columns with values, else the condition itself."""
+    if (ids := _IDS.fullmatch(condition)) and (count := ids[1].count("', '")):
+        return f"{count + 1} trajectories"
     matches = [_EQUALS.fullmatch(part.strip()) for part in condition.split(" AND ")]
     if not all(matches):
         return condition
     return ", ".join(f"{_NAMES.get(match[1], match[1])} {match[2]}" for match in matches if match)
+
+
+def _plural(noun: str) -> str:
+    return noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
 
 
 def _describe(filters: Mapping[str, Any]) -> str:
@@ -208,7 +215,7 @@ def _describe(filters: Mapping[str, Any]) -> str:
         elif key == "sql":
             words.append(_describe_sql(value))
         elif isinstance(value, list):
-            words.append(f"{len(value)} {_NAMES.get(key, key)}s")
+            words.append(f"{len(value)} {_plural(_NAMES.get(key, key))}")
         else:
             words.append(f"{_NAMES.get(key, key)} {value}")
     return ", ".join(words)
