@@ -20,6 +20,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
+from rstar_lab.rl.engines.logs import end_of_log
 
 Request = tuple[int, list[int], Sampling]
 WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases))
@@ -131,8 +132,8 @@ class VllmEngine:
             answer = await loop.run_in_executor(None, self._receive)
         if answer is None or answer[0] == "failed":
             await self.aclose()
-            where = f" (log: {self.log})" if self.log else ""
-            raise UserError(f"engine: vLLM could not load {self.model}: {answer[1] if answer else 'it died'}{where}")
+            reason = answer[1] if answer else "its process died"
+            raise UserError(f"engine: vLLM could not load {self.model}: {reason}{end_of_log(self.log)}")
         self.kv_tokens: int = answer[1]
         self._loop = loop
         self._heard = time.monotonic()
@@ -217,7 +218,7 @@ class VllmEngine:
     async def _revive(self) -> None:
         self._reap()
         if self.restarts_left <= 0:
-            error = EngineError(f"{self.name} died too often{f'; see its log {self.log}' if self.log else ''}")
+            error = EngineError(f"{self.name} died too often{end_of_log(self.log)}")
             self._fail(error)
             return
         self.restarts_left -= 1

@@ -7,9 +7,12 @@ Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardwar
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow.parquet as pq
+
 from rstar_lab.profiles import Profile
 from rstar_lab.rl.preflight.architecture import Architecture
-from rstar_lab.rl.recipe import Recipe, RlSection
+from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.lora import Lora
 
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
@@ -267,7 +270,7 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
 
 
 def disk_bytes(model: Architecture, recipe: Recipe) -> tuple[float, float]:
-    """Return (checkpoints, run store): kept checkpoints with optimizer and exported model; token arrays of all steps.
+    """Return (checkpoints, run store): kept checkpoints with optimizer and exported model; rollouts of all steps and filters.
 
     A token takes 10 bytes (id 4, mask 1/8, three float16), about half after compression; messages take 1.5 bytes per token.
     """
@@ -280,4 +283,22 @@ def disk_bytes(model: Architecture, recipe: Recipe) -> tuple[float, float]:
         share = {"all": 1.0, "kept": 1 / rl.oversample, "sampled": 1 / (rl.group_size * rl.oversample)}[rl.token_arrays]
         tokens = rollouts * MEAN_RESPONSE_SHARE * rl.max_response_tokens
         store += stage.steps * tokens * (10 * share * 0.5 + 1.5)
+        if stage.filter:  # it stores all token arrays
+            problems = sum(map(_problem_count, recipe.stage_problems(stage)))
+            response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
+            store += problems * stage.filter.samples * response * (10 * 0.5 + 1.5)
     return (kept + 1) * 14 * model.parameters, store
+
+
+def _problem_count(section: Problems) -> int:
+    """Return the number of problems of a section; 0 if its file is missing, which the check `data` reports."""
+    if section.synthetic is not None:
+        count = section.synthetic.count
+    elif section.file is None or not section.file.is_file():
+        return 0
+    elif section.file.suffix == ".parquet":
+        count = pq.read_metadata(section.file).num_rows
+    else:
+        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
+        count = len(load_problems(section.file, fields=fields, answers=section.environment is None))
+    return min(count, section.limit or count)

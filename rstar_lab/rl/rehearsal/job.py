@@ -73,6 +73,15 @@ class RehearsalJob:
         text = path.read_text(errors="replace") if path.exists() else "(no log)"
         return " | ".join(text.strip().splitlines()[-12:])[-1500:]
 
+    def stop(self) -> None:
+        """Stop the job if it has not ended."""
+        if not self.id or (self.folder / "exit.json").exists():
+            return
+        command = [sys.executable, "-m", "rstar_lab.cli", "jobs", "stop", self.id, "--runs-dir", str(self.runs_dir)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"jobs stop {self.id} failed: {done.stderr.strip()[-800:]}")
+
     # Run store
 
     @property

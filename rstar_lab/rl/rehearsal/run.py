@@ -35,7 +35,7 @@ REPLACED_CHECKS = {"model", "data", "tokens", "devices"}
 
 
 class Rehearsal:
-    """One rehearsal in `folder`, which must be empty or absent."""
+    """One rehearsal in `folder`, which must be empty or absent. Its job ends with it, also after a failed phase."""
 
     def __init__(
         self, recipe: str, profile: str, overrides: Mapping[str, Any], folder: Path, on_phase: Callable[[Phase], None]
@@ -53,6 +53,7 @@ class Rehearsal:
             self._phase("data", self.data)
             if not self.report.failed:
                 stack.enter_context(self.cluster())
+                stack.callback(self.job.stop)
             if self._has_sft:
                 self._phase("sft", self.sft)
             else:

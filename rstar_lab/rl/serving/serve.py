@@ -22,6 +22,7 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.devices import environment_for, visible_gpus
+from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.serving.auth import TOKEN
@@ -238,7 +239,7 @@ class Replica:
                 if await self._answers(client):
                     return
                 await asyncio.sleep(0.25)
-        raise UserError(f"server {self.number} ended while it started: {last_error(self.log)} (log: {self.log})")
+        raise UserError(f"server {self.number} ended while it started: {last_error(self.log)}{end_of_log(self.log)}")
 
     async def _answers(self, client: httpx.AsyncClient) -> bool:
         with suppress(httpx.TransportError):

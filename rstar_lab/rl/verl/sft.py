@@ -26,6 +26,7 @@ from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
+from rstar_lab.rl.verl.exports import write_stored_dtype
 from rstar_lab.rl.verl.resume import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
 from rstar_lab.rl.verl.unsupported import unsupported_sft_options
@@ -78,6 +79,7 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
         ray.shutdown()
     history = trainer.batches.history
     model = checkpoint_folder(run_dir, len(history)) / "huggingface"
+    write_stored_dtype(model)
     if sft.lora is not None:
         export_merged(model, model.with_name("merged"), sft.lora)
         model = model.with_name("merged")

@@ -34,6 +34,7 @@ from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_t
 from rstar_lab.rl.training.update import check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
+from rstar_lab.rl.verl.exports import write_stored_dtype
 from rstar_lab.rl.verl.generation import ServerRollouts, filter_stage
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
@@ -139,6 +140,7 @@ class RstarTrainer(PPOTrainerSync):
     def _export(self, stage: str, *, over: bool) -> None:
         """Copy the checkpoint's model to the models of the run, and keep it if a stage ends with it. Does nothing if it exists."""
         model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
+        write_stored_dtype(model)
         if lora := self.settings.keys.lora:
             export_merged(model, model.with_name("merged"), lora)
             model = model.with_name("merged")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines.group import open_engines
+from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.recipe import EngineSection
 
 pytestmark = pytest.mark.slow
@@ -134,9 +135,22 @@ async def test_forked_engines_restart_independently(tmp_path):
 async def test_a_model_that_cannot_be_loaded_is_an_error_with_its_path(tmp_path):
     make_model(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(UserError, match=r"could not load .*model"):
+    with pytest.raises(UserError, match=r"could not load .*model") as caught:
         async with open_engines(SECTION, tmp_path / "model", tmp_path / "work", 256):
             pass
+    log = tmp_path / "work" / "vllm-0.log"
+    shown = str(caught.value).partition(f"end of the log {log}:\n")[2].splitlines()
+    assert shown and all(line.strip() in log.read_text() for line in shown), "the last lines of the process's output"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("", "  (empty)"), ("a\n\nb \n", "  a\n  b"), ("x\n" * 50, "  x\n" * 9 + "  x")]
+)
+def test_the_end_of_a_log_has_its_file_and_last_lines(text, shown, tmp_path):
+    log = tmp_path / "server.log"
+    assert end_of_log(log) == end_of_log(None) == ""
+    log.write_text(text)
+    assert end_of_log(log) == f"\nend of the log {log}:\n{shown}"
 
 
 def test_no_engine_outlives_a_killed_parent(tmp_path):

@@ -106,6 +106,23 @@ def test_the_papers_recipe_passes_on_its_machine(recipe, storage):
     assert "510 steps in one week = 168 h" in findings["time"].message
 
 
+def test_the_disk_estimate_has_the_rollouts_of_the_filter(recipe, tmp_path):
+    stage = {"name": "one", "problems": {"synthetic": {"count": 1000}}, "steps": 1, "filter": {"samples": 8}}
+    (tmp_path / "problems.jsonl").write_text('{"question": "?", "answer": "1"}\n' * 1000)
+    stores = []
+    for section in (
+        {"synthetic": {"count": 1000}},
+        {"file": str(tmp_path / "problems.jsonl")},
+        {"file": "data/missing.jsonl"},
+    ):
+        path = recipe(model="tiny", stages=[stage | {"problems": section}])
+        stores.append(estimate.disk_bytes(KNOWN["Qwen3-14B"], load_recipe(path))[1])
+    limit = load_recipe(path).settings(load_recipe(path).stages[0]).max_response_tokens
+    # 8 rollouts of each problem, 45% of the longest response, 6.5 bytes per token.
+    assert stores[0] - stores[2] == pytest.approx(8000 * 0.45 * limit * 6.5)
+    assert stores[1] == stores[0]
+
+
 def test_verl_configuration_is_composed_and_unknown_keys_are_rejected(recipe, composed):
     good = findings_of(recipe(), "mi300x_8x8", {"verl.trainer.logger": ["console", "wandb", "tensorboard"]})
     assert good["verl configuration"].status is Status.PASS, good["verl configuration"].message

@@ -2,20 +2,27 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 
+import psutil
 import pytest
 
 from rstar_lab.errors import UserError
+from rstar_lab.jobs import local
+from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.key_reads import VARIABLE, recorded_reads
+from rstar_lab.processes import alive
 from rstar_lab.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
 from rstar_lab.rl.rehearsal.data import write_data
+from rstar_lab.rl.rehearsal.job import RehearsalJob
 from rstar_lab.rl.rehearsal.phases import RehearsalReport
-from rstar_lab.rl.rehearsal.run import Rehearsal
+from rstar_lab.rl.rehearsal.run import WORKERS, Rehearsal
 from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -169,6 +176,49 @@ def test_after_a_failed_phase_nothing_runs_and_the_report_fails():
     assert report.failed and "no such partition" in report.phases[1].detail
     assert set(report.as_json()) == {"phases", "covered", "not_covered"}
     assert set(report.as_json()["phases"][0]) == {"name", "status", "seconds", "detail"}
+
+
+@pytest.mark.slow
+def test_the_job_ends_with_a_failed_phase(tmp_path, monkeypatch):
+    def sft(rehearsal):
+        folder = JobFolder.of(rehearsal.job.runs_dir, "job-1")
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        job = JobSpec(
+            "job-1", "tiny", "laptop", "local", sleep, str(tmp_path), str(tmp_path), {}, "2026-01-01T00:00:00"
+        )
+        folder.save(job)
+        folder.save(replace(job, handle=local.start(folder, job)))
+        rehearsal.job.id = "job-1"
+        rehearsal.job.wait_for((folder.path / "supervisor.json").exists, "supervisor")
+        raise UserError("the phase fails")
+
+    for name in ("preflight", "data"):
+        monkeypatch.setattr(Rehearsal, name, lambda rehearsal: "")
+    monkeypatch.setattr(Rehearsal, "sft", sft)
+    report = Rehearsal("tiny", "laptop", {}, tmp_path, lambda phase: None).run()
+    assert [phase.detail for phase in report.phases if phase.status == "failed"] == ["the phase fails"]
+    supervisor = json.loads((tmp_path / "runs/.jobs/job-1/supervisor.json").read_text())
+    assert json.loads((tmp_path / "runs/.jobs/job-1/exit.json").read_text())
+    assert not alive(**supervisor)
+
+
+def test_the_killed_worker_of_verl_is_a_rank(tmp_path):
+    """Ray names a worker process after its actor and method."""
+    titles = [
+        "ray::AgentLoopWorkerTQ.generate_sequences",
+        "ray::WorkerDict.actor_rollout_update_actor",
+        "ray::TaskRunner.run",
+    ]
+    processes = [subprocess.Popen(["bash", "-c", f"exec -a {title} sleep 60"]) for title in titles]
+    try:
+        job = RehearsalJob(tmp_path, tmp_path, tmp_path, "tiny", {})
+        job.kill_worker(WORKERS["verl"], lambda: [psutil.Process(process.pid) for process in processes])
+        assert processes[1].wait(10) == -signal.SIGKILL
+        assert processes[0].poll() is processes[2].poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_a_recipe_that_cannot_be_read_fails_the_rehearsal(tmp_path):

@@ -344,11 +344,12 @@ def test_nothing_outlives_serve(memorized_model, tmp_path, what):
 
 
 @pytest.mark.soak
-def test_a_model_that_cannot_be_loaded_is_one_line(memorized_model, tmp_path):
+def test_a_model_that_cannot_be_loaded_is_an_error_with_the_servers_log(memorized_model, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     for path in memorized_model[0].iterdir():
         (broken / path.name).write_bytes(b"torn" if path.suffix == ".safetensors" else path.read_bytes())
     done = run("serve", str(broken), "--port", "0", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "ended while it started" in " ".join(done.stderr.split())
+    words = " ".join(done.stderr.split())
+    assert "ended while it started" in words and "end of the log /" in words and "server-0.log" in words

@@ -212,6 +212,7 @@ def test_the_exported_model_loads_in_transformers_and_vllm(runs):
     from rstar_lab.rl.models.model import load_model, load_tokenizer
 
     folder = runs[1] / "checkpoints" / "step=000002"
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32", "the dtype of the weights"
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, torch.float32)
     prompt = tokenizer.encode("What is six times seven?", add_special_tokens=False)
