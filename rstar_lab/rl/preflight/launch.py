@@ -43,32 +43,11 @@ def parallelism(context: CheckContext) -> str:
     )
 
 
-def programs(context: CheckContext) -> str:
-    """Check redis-server, the container image and the packages of the loggers."""
-    profile, found = context.profile, []
-    in_image = profile.container is not None and profile.backend in ("slurm", "ray", "kuberay")
-    if in_image:
-        found.append(_check_container(profile))
-    starts_redis = profile.sandbox.redis and context.recipe.sandbox.url == "local" and profile.backend != "kuberay"
-    missing = [f"package {name}, for a logger" for name in _loggers(context) if importlib.util.find_spec(name) is None]
-    if starts_redis and "RSTAR_LAB_REDIS_URL" not in os.environ and not shutil.which("redis-server"):
-        missing.append("redis-server, for sandbox.redis")
-    if missing and in_image:
-        found.append(f"the image must contain {', '.join(missing)}")
-    elif missing and profile.backend == "local":
-        raise UserError(f"not installed: {', '.join(missing)}")
-    elif missing:
-        raise Skip(f"not installed on this machine; the nodes must have it: {', '.join(missing)}")
-    return "; ".join(found) or "everything that the job starts is installed"
-
-
-def _loggers(context: CheckContext) -> list[str]:
-    verls = context.verl_overrides.get("trainer.logger", ()) if context.profile.trainer == "verl" else ()
-    return [name for name in (*context.recipe.log_to, *verls) if name in TRACKERS]
-
-
-def _check_container(profile: Profile) -> str:
-    """Return how the profile's container is started. Raises UserError for an image that the backend cannot start."""
+def container(context: CheckContext) -> str:
+    """Check that the backend can start the profile's container, and that its file exists."""
+    profile = context.profile
+    if not _runs_in_container(profile):
+        raise NotNeeded("the job runs without a container")
     if profile.backend != "slurm":
         image = registry_image(profile, profile.backend)
         return f"{'podman on every node starts' if profile.backend == 'ray' else 'the pods run'} {image}"
@@ -79,3 +58,28 @@ def _check_container(profile: Profile) -> str:
             "all nodes have the packages"
         )
     return f"{slurm_runtime(image)} starts {image}"
+
+
+def programs(context: CheckContext) -> str:
+    """Check redis-server and the packages of the loggers."""
+    profile = context.profile
+    starts_redis = profile.sandbox.redis and context.recipe.sandbox.url == "local" and profile.backend != "kuberay"
+    missing = [f"package {name}, for a logger" for name in _loggers(context) if importlib.util.find_spec(name) is None]
+    if starts_redis and "RSTAR_LAB_REDIS_URL" not in os.environ and not shutil.which("redis-server"):
+        missing.append("redis-server, for sandbox.redis")
+    if missing and _runs_in_container(profile):
+        return f"the image must contain {', '.join(missing)}"
+    if missing and profile.backend == "local":
+        raise UserError(f"not installed: {', '.join(missing)}")
+    if missing:
+        raise Skip(f"not installed on this machine; the nodes must have it: {', '.join(missing)}")
+    return "everything that the job starts is installed"
+
+
+def _runs_in_container(profile: Profile) -> bool:
+    return profile.container is not None and profile.backend in ("slurm", "ray", "kuberay")
+
+
+def _loggers(context: CheckContext) -> list[str]:
+    verls = context.verl_overrides.get("trainer.logger", ()) if context.profile.trainer == "verl" else ()
+    return [name for name in (*context.recipe.log_to, *verls) if name in TRACKERS]

@@ -43,6 +43,7 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
     "memory": machine.gpu_memory,
     "batches": machine.batches,
     "parallelism": launch.parallelism,
+    "container": launch.container,
     "programs": launch.programs,
     "disk": machine.disk,
     "GPU variables": machine.gpu_variables,

@@ -31,7 +31,7 @@ from rstar_lab.runs.reader import RunReader
 # A rank of verl's trainer, or an engine of the local trainer.
 WORKERS = {"verl": r"^ray::WorkerDict", "local": r"rstar_lab\.rl\.engines\.vllm_worker|VLLM::EngineCore"}
 # These files are on the cluster, not on this machine; the rehearsal replaces them.
-REPLACED_CHECKS = {"model", "data", "tokens", "devices"}
+REPLACED_CHECKS = {"model", "data", "tokens", "devices", "container"}
 
 
 class Rehearsal:

@@ -175,8 +175,9 @@ def test_impossible_settings_fail_with_key_and_remedy(recipe, changes, overrides
 )
 def test_recipes_that_ship_fail_only_for_missing_files_which_are_named(name, profile):
     findings = findings_of(name, profile)
-    assert {f.check for f in findings.values() if f.status is Status.FAIL} == {"model", "data"}
-    storage = load_profile(profile).storage
+    storage, container = load_profile(profile).storage, load_profile(profile).container
+    files = {"model", "data"} | ({"container"} if container and container.endswith(".sif") else set())
+    assert {f.check for f in findings.values() if f.status is Status.FAIL} == files
     assert f"{storage.data}/sft/toolace.jsonl" in findings["data"].message
     assert f"{storage.data}/eval/math500.parquet" in findings["data"].message
     assert storage.models in findings["model"].message
@@ -233,10 +234,10 @@ def test_a_model_that_does_not_divide_among_the_gpus_fails(recipe, storage, sect
     assert findings_of(recipe(), storage())["parallelism"].status is Status.PASS
 
 
-def test_programs_and_images_that_the_job_starts_must_exist(recipe, storage, monkeypatch, tmp_path):
+def test_programs_and_containers_that_the_job_starts_must_exist(recipe, storage, monkeypatch, tmp_path):
     calls = {"sandbox": {"url": "local"}}
     container = {"container": str(tmp_path / "rstar.sif")}
-    finding = findings_of(recipe(**calls), storage(**container))["programs"]
+    finding = findings_of(recipe(**calls), storage(**container))["container"]
     assert finding.status is Status.FAIL and "rstar.sif: no such file" in finding.message
     (tmp_path / "rstar.sif").touch()
     monkeypatch.setattr("rstar_lab.rl.preflight.launch.shutil.which", lambda name: None)
@@ -247,7 +248,7 @@ def test_programs_and_images_that_the_job_starts_must_exist(recipe, storage, mon
         ("kuberay", "rstar-lab:rocm", "the pods run rstar-lab:rocm"),
         ("kuberay", "/x.sif", "container: /x.sif: backend kuberay requires an image of a registry"),
     ):
-        assert words in findings_of(recipe(), storage(backend=backend, container=image))["programs"].message
+        assert words in findings_of(recipe(), storage(backend=backend, container=image))["container"].message
     on_nodes = findings_of(recipe(**calls), storage())["programs"]
     assert on_nodes.status is Status.SKIP and "redis-server, for sandbox.redis" in on_nodes.message
     here = findings_of(recipe(**calls), storage(backend="local"))["programs"]
