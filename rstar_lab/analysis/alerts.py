@@ -1,7 +1,8 @@
 """Alerts: steps of a run at which a value in the run store crosses a limit, which usually indicates a problem."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from rstar_lab.analysis.metrics import METRICS, curves
 from rstar_lab.analysis.runs import Runs, Where, sql_condition
 
 FIRST_STEPS = 3  # number of first steps of a run and stage; relative limits refer to the median over them
+KEYS = ["run_id", "stage", "step"]
 COLUMNS = ["run_id", "stage", "alert", "metric", "step", "last", "steps", "value", "threshold", "evidence"]
 
 
@@ -17,13 +19,13 @@ COLUMNS = ["run_id", "stage", "alert", "metric", "step", "last", "steps", "value
 class Detector:
     """Compares a column of the steps with a threshold.
 
-    threshold: function of the column's reference (the median over the first steps of the run and stage).
+    threshold: function of the column's references, one per step (the median over the first steps of the run and stage).
     below: alert if the value is below the threshold, else if it is above.
     """
 
     name: str
     metric: str
-    threshold: Callable[[float], float]
+    threshold: Callable[[Any], Any]
     meaning: str
     below: bool = False
     relative: bool = False
@@ -71,44 +73,59 @@ def find_alerts(runs: Runs, where: Where = None) -> pd.DataFrame:
     Relative thresholds compare with the median over the first three steps of the run and stage. `DETECTORS` lists the
     detectors. Reads only rollups and metrics.jsonl. where: a condition on run_id, stage and step.
     """
-    names = [detector.metric for detector in DETECTORS if detector.metric in METRICS]
-    frame = curves(runs, list(dict.fromkeys(names)))
-    frame = frame.merge(_of_trainer(runs), on=["run_id", "stage", "step"], how="left")
+    found = alerts_of_steps(step_metrics(runs))
     condition, parameters = sql_condition(where)
     chosen = runs.sql(f"SELECT run_id, stage, step FROM rollup WHERE {condition}", parameters)
-    wanted = set(chosen.itertuples(index=False, name=None))
-    rows = []
-    for (run_id, stage), steps in frame.groupby(["run_id", "stage"], sort=True):
-        for detector in DETECTORS:
-            known = steps[steps[detector.metric].notna()].sort_values("step")
-            if detector.relative:
-                reference = float(known[detector.metric].head(FIRST_STEPS).median())
-                known = known.iloc[FIRST_STEPS:]
-            else:
-                reference = np.nan
-            threshold = detector.threshold(reference)
-            values = known[detector.metric].astype(float)
-            fired = known[(values < threshold) if detector.below else (values > threshold)]
-            fired = fired[[(run_id, stage, step) in wanted for step in fired.step]]
-            if fired.empty:
-                continue
-            value = float(fired[detector.metric].iloc[0])
-            side = "below" if detector.below else "above"
-            start = f" (first steps: {reference:.3g})" if detector.relative else ""
-            first, last, count = int(fired.step.iloc[0]), int(fired.step.iloc[-1]), len(fired)
-            evidence = f"{detector.metric} {value:.3g} is {side} {threshold:.3g}{start}: {detector.meaning}"
-            rows.append([run_id, stage, detector.name, detector.metric, first, last, count, value, threshold, evidence])
-    return pd.DataFrame(rows, columns=COLUMNS).sort_values(["run_id", "step", "alert"], ignore_index=True)
+    return summarize_alerts(found.merge(chosen, on=KEYS))
 
 
-def _of_trainer(runs: Runs) -> pd.DataFrame:
-    """Return the metrics of the trainer that detectors read, and the share of groups with equal rewards, per step."""
-    steps = runs.steps()
-    frame = steps[["run_id", "stage", "step"]].copy()
-    for name in ("mismatch", "correct_unrewarded"):
-        frame[name] = pd.to_numeric(steps[name]) if name in steps else np.nan
+def step_metrics(runs: Runs, metrics: Sequence[str] = (), columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Return one row per run, stage and step with the values that the detectors read.
+
+    metrics: further names of METRICS. columns: further columns of `runs.steps()`, NaN where they are missing.
+    """
+    names = [detector.metric for detector in DETECTORS if detector.metric in METRICS]
+    steps = runs.trainer_metrics()
+    of_trainer = steps[KEYS].copy()
+    for name in ("mismatch", "correct_unrewarded", *columns):
+        of_trainer[name] = pd.to_numeric(steps[name]) if name in steps else np.nan
     both = {"equal_groups", "groups"} <= set(steps.columns)
-    frame["groups_without_signal"] = (
+    of_trainer["groups_without_signal"] = (
         pd.to_numeric(steps.equal_groups) / pd.to_numeric(steps.groups).replace(0, np.nan) if both else np.nan
     )
-    return frame
+    return curves(runs, list(dict.fromkeys([*names, *metrics]))).merge(of_trainer, on=KEYS, how="left")
+
+
+def alerts_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per detector and step of `step_metrics` at which it fires: run_id, stage, step, alert, metric, value, threshold,
+    reference (NaN for an absolute threshold)."""
+    frame = frame.sort_values(KEYS)
+    parts = []
+    for detector in DETECTORS:
+        known = frame.loc[frame[detector.metric].notna(), [*KEYS, detector.metric]]
+        known = known.rename(columns={detector.metric: "value"}).astype({"value": float})
+        reference = pd.Series(np.nan, known.index)
+        if detector.relative:
+            first = known.groupby(KEYS[:2]).cumcount() < FIRST_STEPS
+            medians = known[first].groupby(KEYS[:2])["value"].median().rename("reference")
+            reference = known.join(medians, on=KEYS[:2]).reference
+            known, reference = known[~first], reference[~first]
+        threshold = detector.threshold(reference)
+        fired = known["value"] < threshold if detector.below else known["value"] > threshold
+        known = known.assign(alert=detector.name, metric=detector.metric, threshold=threshold, reference=reference)
+        parts.append(known[fired])
+    return pd.concat(parts)
+
+
+def summarize_alerts(fired: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per run, stage and alert of `alerts_of_steps`: COLUMNS."""
+    detectors = {detector.name: detector for detector in DETECTORS}
+    rows = []
+    for (run_id, stage, alert), steps in fired.sort_values("step").groupby(["run_id", "stage", "alert"]):
+        detector, first = detectors[str(alert)], steps.iloc[0]
+        side = "below" if detector.below else "above"
+        start = f" (first steps: {first.reference:.3g})" if detector.relative else ""
+        evidence = f"{detector.metric} {first.value:.3g} is {side} {first.threshold:.3g}{start}: {detector.meaning}"
+        count = [int(steps.step.iloc[0]), int(steps.step.iloc[-1]), len(steps)]
+        rows.append([run_id, stage, alert, detector.metric, *count, first.value, first.threshold, evidence])
+    return pd.DataFrame(rows, columns=COLUMNS).sort_values(["run_id", "step", "alert"], ignore_index=True)

@@ -3,13 +3,11 @@
 import html
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from rstar_lab.analysis.alerts import find_alerts
-from rstar_lab.analysis.metrics import curves, get_metric
+from rstar_lab.analysis.alerts import alerts_of_steps, step_metrics, summarize_alerts
+from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.reader import run_folders
@@ -109,40 +107,35 @@ def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
 
 
 def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
-    runs = open_runs(folders)
-    info = runs.runs().set_index("path")
-    steps = runs.steps()
-    frame = curves(runs, ROLLED_UP)
-    keys = ["run_id", "stage", "step"]
-    measured = steps[keys].copy()
-    for name in ("mismatch", "step_s"):
-        measured[name] = pd.to_numeric(steps[name]) if name in steps else np.nan
-    frame = frame.merge(measured, on=keys, how="left")
+    frame = step_metrics(open_runs(folders), ROLLED_UP, ["step_s"])
+    frame = frame.astype({name: float for name in (*SERIES, "step_s")})
     by_run = dict(list(frame.groupby("run_id")))
-    alerts = {run_id: part for run_id, part in find_alerts(runs).groupby("run_id")}
+    alerts = dict(list(summarize_alerts(alerts_of_steps(frame)).groupby("run_id")))
     rows: dict[Path, OverviewRow] = {}
     for folder in folders:
-        run: Any = info.loc[str(folder)]
-        part = by_run.get(run.run_id, frame.iloc[:0])
-        speed = part.step_s.dropna().tail(_SPEED_STEPS).median()
-        found = alerts.get(run.run_id)
-        parent: str = "" if pd.isna(run.parent_run) else str(run.parent_run)
-        if parent and not pd.isna(run.parent_step):
-            parent += f", step {int(run.parent_step)}"
+        reader = RunReader(folder)
+        info, part = reader.info, by_run.get(reader.run_id, frame.iloc[:0])
+        values = {name: _recorded(part[name].to_numpy()) for name in (*SERIES, "step_s")}
+        parent = info.get("parent") or {}
+        found = alerts.get(reader.run_id)
         rows[folder] = OverviewRow(
-            run_id=run.run_id,
-            state=run.status,
-            created="" if pd.isna(run.created) else run.created.isoformat(),
+            run_id=reader.run_id,
+            state=reader.status,
+            created=str(info.get("created") or ""),
             step=int(part.step.max()) if len(part) else None,
-            trajectories=int(run.trajectories),
-            step_s=None if pd.isna(speed) else float(speed),
-            parent=parent,
+            trajectories=int(part.n.sum()),
+            step_s=float(np.median(values["step_s"][-_SPEED_STEPS:])) if len(values["step_s"]) else None,
+            parent=", step ".join(str(parent[key]) for key in ("run", "step") if parent.get(key) is not None),
             alerts=()
             if found is None
             else tuple(f"{a.alert} from step {a.step}: {a.evidence}" for a in found.itertuples()),
-            series={name: part[name].dropna().astype(float).tolist() for name in SERIES},
+            series={name: values[name].tolist() for name in SERIES},
         )
     return rows
+
+
+def _recorded(values: np.ndarray) -> np.ndarray:
+    return values[~np.isnan(values)]
 
 
 def sparkline(name: str, values: list[float]) -> str:

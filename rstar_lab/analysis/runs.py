@@ -75,13 +75,17 @@ class Runs:
     def steps(self, where: Where = None) -> pd.DataFrame:
         """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup."""
         rollup = self._query("SELECT * FROM rollup", where, order="run_id, step")
-        lines = [line | {"run_id": reader.run_id} for reader in self._views.readers() for line in reader.metrics()]
-        measured = pd.DataFrame(lines, columns=None if lines else ["run_id", "stage", "step"])
+        measured = self.trainer_metrics()
         clashes = [
             name for name in measured.columns if name in rollup.columns and name not in ("run_id", "stage", "step")
         ]
         measured = measured.rename(columns={name: f"trainer.{name}" for name in clashes})
         return measured.merge(rollup, on=["run_id", "stage", "step"], how="right", sort=False)
+
+    def trainer_metrics(self) -> pd.DataFrame:
+        """Return one row per step: run_id, stage, step and the metrics that the trainer wrote, without the rollup."""
+        lines = [line | {"run_id": reader.run_id} for reader in self._views.readers() for line in reader.metrics()]
+        return pd.DataFrame(lines, columns=None if lines else ["run_id", "stage", "step"])
 
     def trajectories(
         self,
