@@ -29,6 +29,7 @@ from rich.console import Console
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
+from rstar_lab.rl.bench.lora import lora_lines
 from rstar_lab.rl.chat_format.template import (
     CODE_TOOL,
     END_OF_TURN,
@@ -78,10 +79,11 @@ class Steps:
 
 
 def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield one line per task: our median step in seconds, and how many times faster than TRL it is.
+    """Yield the lines of `lora`, then one line per task: our median step in seconds, and how many times faster than TRL it is.
 
     Raises UserError if TRL cannot be installed or the two runs made different numbers of tool calls.
     """
+    yield from lora_lines()
     python = trl_environment()
     for task in TASKS:
         with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:

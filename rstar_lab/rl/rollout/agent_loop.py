@@ -227,7 +227,8 @@ class _Rollout:
                 return StopReason.LENGTH
             if records:
                 observation = await self._step(text, tuple(records))
-                self.turns[-1] = replace(self.turns[-1], observation=observation.text, reward=observation.reward)
+                if observation.text or observation.reward is not None:
+                    self.turns[-1] = replace(self.turns[-1], observation=observation.text, reward=observation.reward)
             if observation.done:
                 return StopReason.ENVIRONMENT_ERROR if self.error else StopReason.DONE
             if not calls and not observation.text:
