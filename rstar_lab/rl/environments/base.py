@@ -67,8 +67,8 @@ class Environment(Protocol):
     async def step(self, message: ModelMessage) -> str | Observation | None:
         """Answer a turn of the model, after its tool calls were executed. Default: None.
 
-        None or an empty text: the environment says nothing. The rollout goes on after a turn with calls, and ends after
-        a turn without.
+        None or an empty text: the model gets no message. The rollout then continues after a turn with calls, and ends after
+        a turn without calls.
         """
         return None
 
@@ -80,7 +80,7 @@ class Environment(Protocol):
         return {}
 
     async def close(self) -> None:
-        """Free resources. Called once when the rollout has ended, however it ended."""
+        """Free resources. Called once when the rollout has ended, also after a failure."""
 
 
 class GroupScoring(Protocol):

@@ -173,7 +173,7 @@ class Act:
         return ToolResult(outcome, text, code, run_s=time.monotonic() - began)
 
     async def close(self, traj_id: str) -> None:
-        """The environment closes its session."""
+        """Do nothing: the environment closes its session."""
 
 
 def text_of(observed: dict[str, Any]) -> str:

@@ -214,7 +214,7 @@ class ToolsetTool:
         return ToolResult(outcome, text, code, run_s=time.monotonic() - began)
 
     async def close(self, traj_id: str) -> None:
-        """The environment owns the toolsets."""
+        """Do nothing: the environment closes its toolsets."""
 
 
 def needs_runtime(task: Any) -> bool:

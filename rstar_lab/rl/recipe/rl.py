@@ -78,8 +78,8 @@ class RlSection(Section):
     advantage: Literal["group", "maxrl", "otb"] | Function = "group"
     """`group`: reward minus the mean of its group (GRPO). `maxrl`: that divided by the mean, which weights hard problems
     more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). `otb`: reward minus a separate baseline for each
-    token, in which rollouts with large gradients have more weight (OTB, arXiv 2602.07078; local trainer only, requires
-    one more forward pass, ignores `normalise_std`). Or your own `module:function` (docs/extending.md)."""
+    token, in which rollouts with large gradients have more weight (OTB in its variant for tool calls, arXiv 2602.07078;
+    local trainer only, requires one more forward pass, ignores `normalise_std`). Or your own `module:function` (docs/extending.md)."""
     normalise_std: bool = True
     """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO."""
     max_response_tokens: Positive = 8192

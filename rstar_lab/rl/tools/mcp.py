@@ -1,6 +1,6 @@
 """Tools of MCP servers (Model Context Protocol): every tool of a server, with its own schema.
 
-In `rl.tools`, `mcp+stdio:COMMAND ARGUMENTS` starts a server that speaks on its standard streams, and `mcp+http://HOST/PATH`
+In `rl.tools`, `mcp+stdio:COMMAND ARGUMENTS` starts a server and uses its standard input and output, and `mcp+http://HOST/PATH`
 (or `mcp+https`) connects to one that runs. Each rollout has its own session: with `mcp+stdio`, its own server process. MCP
 servers are trusted: they run outside the sandbox.
 """
