@@ -9,7 +9,7 @@ from hypothesis import settings
 # Processes that tests start import tests/helpers too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
-# `make test` says the same twice; `make test-all` looks for new examples.
+# Property tests use the same examples in every `make test`; `make test-all` searches for new ones.
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -18,7 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark soaks as slow (`-m "not slow"` is the part to run between two edits) and put files with slow tests first.
 
-    pytest-xdist hands out whole files. Files that start processes wait much and take long: none of them may be the last.
+    pytest-xdist distributes whole files. Files that start processes take longest, so they must not be the last to start.
     """
     for item in items:
         if item.get_closest_marker("soak"):

@@ -89,14 +89,16 @@ class RlSection(Section):
     max_calls_per_turn: Positive = 8
     """Tool calls of one turn that are executed; each further call gets an error as its response. Default: ours."""
     max_tool_chars: Positive = 4096
-    """Maximum characters of a tool response; a longer one loses its middle. Default: ours; the release uses 256."""
+    """Maximum characters of a tool response; the middle of a longer one is left out. Default: ours; the release
+    uses 256."""
     tool_truncate_side: TruncateSide = "middle"
     """How a long tool response is truncated; only with `prompt_format: released`. As in verl, `left` keeps the start
-    and `right` keeps the end. Default: the release."""
+    and `right` keeps the end. Default: as the release."""
     prompt_format: PromptFormat = "paper"
     """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as
     microsoft/rStar renders them, for the released rStar2-Agent-14B. `model`: by the model's own chat template, with its own
-    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports `paper` and `released`. One for the whole run."""
+    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports `paper` and `released`. The same for all
+    stages."""
     system_prompt: str | None = None
     """System prompt; "" for none. Not with `released`. Default: that of the prompt format."""
     question_wrapper: str | None = None
@@ -164,7 +166,7 @@ class RlSection(Section):
     """Number of newest checkpoints that are kept. Default: ours."""
     tools: tuple[str, ...] = ("python",)
     """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
-    `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). One set for the whole run."""
+    `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). The same for all stages."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
     environments: tuple[EnvironmentEntry, ...] = ()
@@ -173,16 +175,16 @@ class RlSection(Section):
     reward: str = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
     in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
-    (docs/own-tools.md). One for the whole run."""
+    (docs/own-tools.md). The same for all stages."""
     answer: AnswerFormat = "tagged"
     """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
-    `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. One for the whole
-    run."""
+    `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. The same for all
+    stages."""
     metrics: tuple[Function, ...] = ()
     """Further metrics of a step, as `module:function` of its trajectories. A function `f` appears as `metrics/f`."""
     lora: Lora | None = None
-    """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. One for the whole
-    run. Default: all weights are trained."""
+    """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. The same for all
+    stages. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
     a GPU, fp32 on a CPU. Default: ours."""
@@ -204,7 +206,7 @@ class RlSection(Section):
     """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
     teacher_weight: float = Field(0.0, ge=0)
     """On-policy distillation: weight of log p_teacher - log p_student, which is added to the advantage of each token (arXiv
-    2306.13649). Groups with equal rewards are then kept. Needs `engine.teacher_url`. Local trainer only. Default: 0, off."""
+    2306.13649). Groups with equal rewards are then kept. Requires `engine.teacher_url`. Local trainer only. Default: 0, off."""
     self_distillation: float = Field(0.0, ge=0)
     """Weight of self-distillation: a failed rollout is scored again with a successful rollout of its group in the prompt, the
     one with the lowest RoC penalty and without tool errors; weight * (log p with it - log p) is added to the advantage of each
@@ -217,7 +219,7 @@ class RlSection(Section):
     before the limit. Used for advantages only. Default: 0, off."""
     tool_budget: float = Field(0.0, ge=0)
     """Weight of a penalty on the tool calls of successful rollouts of easy problems, sin(pi/2 * calls / max_turns). It changes an
-    advantage by at most half of its size, so it never changes the sign (after AdaTIR, arXiv 2601.14696; the half is ours).
+    advantage by at most half of its size, so it never changes the sign (after AdaTIR, arXiv 2601.14696; the bound is ours).
     Requires `advantage: group`. Default: 0, off."""
     tool_budget_from: float = Field(0.5, gt=0, le=1)
     """Pass rate in its group from which a problem is easy for `tool_budget`. Default: ours."""
