@@ -242,6 +242,29 @@ def test_group_and_side_by_side_together_do_not_overlap(opened: LabPage):
     assert covered == []
 
 
+def test_keys_go_to_failed_calls_and_forking_tokens(opened: LabPage):
+    page = opened.page
+    query = "SELECT traj_id FROM trajectories WHERE errors = 2 AND kept ORDER BY 1"
+    run_python(opened, f"inspector.show(); inspector.selected = runs.sql({query!r}).traj_id[0]")
+    opened.wait(f"() => document.querySelectorAll('{APP} .rl-turns [data-outcome=bad]').length >= 2")
+    page.locator(f"{APP} .rl-list").focus()
+    shown = []
+    for key in ("e", "e", "e", "E"):
+        page.keyboard.press(key)
+        shown.append(text(opened, ".rl-status"))
+    assert shown == [f"Failed call {at} of 2: {name}." for at, name in ((1, "exception"), (2, "timeout"))] * 2
+    for key in "bbB":
+        page.keyboard.press(key)
+        shown.append(text(opened, ".rl-status"))
+    first, second, back = shown[-3:]
+    assert first.startswith("Forking token 1 of ") and second.startswith("Forking token 2 of ") and back == first
+    record = "runs.record(inspector.selected)"
+    run_python(opened, f"import numpy as np\nr = {record}\nentropy = np.array(r['entropy'], float)")
+    known = "np.array(r['loss_mask'], bool) & (entropy > 0)"
+    count = run_python(opened, f"print(int(np.ceil(({known}).sum() / 5)))")
+    assert f" of {count}: token " in first  # without ties
+
+
 def test_a_link_to_an_unknown_trajectory_shows_a_message(opened: LabPage):
     opened.page.evaluate(
         "() => { const a = document.body.appendChild(document.createElement('a')); a.href = '#rstar=other%2F1'; a.click(); a.remove(); }"

@@ -9,6 +9,7 @@ import { Figures } from "./figures.js";
 
 const keys = [
   ["j, k", "next, previous trajectory"], ["[, ]", "previous, next rollout of the group"], ["1 to 6", "colour of the tokens"],
+  ["e, E", "next, previous failed tool call"], ["b, B", "next, previous forking token"],
   ["c", "compare with the next rollout of the group"], ["g", "table of the group"], ["r", "raw tokens"], ["/", "search in the transcript"],
   ["s", "search in all transcripts"], ["n", "note and tags"], ["f", "full screen"], ["?", "this help"],
 ];
@@ -346,6 +347,8 @@ class View {
     const focus = (input) => { input.focus(); input.select(); };
     const { detail } = this;
     const action = {
+      e: () => this.say(detail.transcript.nextError(1)), E: () => this.say(detail.transcript.nextError(-1)),
+      b: () => this.say(detail.transcript.nextFork(1)), B: () => this.say(detail.transcript.nextFork(-1)),
       j: () => this.list.move(1), k: () => this.list.move(-1), "[": () => this.set({ selected: detail.nextSibling(-1) }),
       "]": () => this.set({ selected: detail.nextSibling(1) }), c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(),
       "/": () => focus(detail.findBox), s: () => focus(this.across), n: () => focus(detail.note), f: () => this.full(), "?": () => this.helpBox.showModal(),

@@ -41,6 +41,8 @@ export class Transcript {
     this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
     this.kept = opened.row.kept;
     this.token = 0;
+    this.atFork = false;
+    this.error = null;
     this.parts = opened.segments.map((segment, index) => this.segment(segment, index));
     fill(this.turns, opened.missing ? h("p", { class: "rl-missing" }, opened.missing) : null, this.parts.map((part) => part.element));
     this.turns.scrollTop = 0;
@@ -52,7 +54,7 @@ export class Transcript {
     const { kind, text, turn, tool, outcome, starts, first } = segment;
     const node = document.createTextNode(text.slice(0, drawnAtFirst(kind)));
     const pre = h("pre", { class: "rl-text", dir: "ltr", "data-part": index }, node);
-    const part = { kind, text, node, starts, first, pre, turn };
+    const part = { kind, text, node, starts, first, pre, turn, outcome };
     const head = [
       turn ? h("span", { class: "rl-turn" }, `Turn ${turn}`) : null,
       h("span", { class: "rl-kind" }, labels[kind] ?? kind),
@@ -253,6 +255,33 @@ export class Transcript {
     this.tip.hidden = true;
   }
 
+  /** Scroll to the next failed tool call, or to the previous one (by: -1). Returns a message. */
+  nextError(by) {
+    const failed = this.parts.filter(({ kind, outcome }) => kind === "tool" && outcome && outcomeClass(outcome) !== "ok");
+    if (!failed.length) return "No tool call of this rollout failed.";
+    const at = cycle(failed.map((part) => this.parts.indexOf(part)), this.parts.indexOf(this.error), by);
+    this.error = failed[at];
+    this.paintCurrent.clear();
+    this.paintCurrent.add("here", this.error.node, 0, this.error.node.data.length, 4);
+    this.turns.scrollTop += this.error.element.getBoundingClientRect().top - this.turns.getBoundingClientRect().top - 8;
+    return `Failed call ${at + 1} of ${failed.length}: ${this.error.outcome}.`;
+  }
+
+  /** Jump to the next forking token, or to the previous one (by: -1). Returns a message. Forking tokens are the fifth of the
+   *  model's tokens with the highest entropy (Wang et al. 2025, arXiv:2506.01939). */
+  nextFork(by) {
+    if (!this.values?.has("entropy")) return "Entropy is not recorded for this rollout.";
+    const { entropy, mask } = this.values;
+    const known = [...entropy.keys()].filter((token) => mask[token] && entropy[token] > 0);
+    const edge = known.map((token) => entropy[token]).sort((a, b) => b - a)[Math.ceil(known.length / 5) - 1];
+    const forks = known.filter((token) => entropy[token] >= edge);
+    if (!forks.length) return "No token of this rollout has entropy above 0.";
+    const at = cycle(forks, this.atFork ? this.token : -1, by);
+    this.atFork = true;
+    this.jump(forks[at]);
+    return `Forking token ${at + 1} of ${forks.length}: token ${this.token}, entropy ${show(entropy[this.token])} nats.`;
+  }
+
   /** Mark all matches of a text and return their number. */
   find(text) {
     this.paintFind.clear();
@@ -334,6 +363,13 @@ export class Transcript {
     for (const paint of [this.paintTokens, this.paintSyntax, this.paintFind, this.paintCurrent, this.paintDiff]) paint.clear();
     this.hideTip();
   }
+}
+
+/** Index of the first of the ascending places after `at` (by: 1) or of the last before it (by: -1), around the ends. */
+function cycle(places, at, by) {
+  if (by > 0) return Math.max(0, places.findIndex((place) => place > at));
+  const before = places.findLastIndex((place) => place < at);
+  return before < 0 ? places.length - 1 : before;
 }
 
 export const answerLine = (row) => [
