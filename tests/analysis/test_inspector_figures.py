@@ -15,6 +15,7 @@ from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS
+from rstar_lab.runs import RunWriter
 
 
 def test_points_of_a_figure_list_their_rollouts(inspector: Inspector):
@@ -61,8 +62,6 @@ def test_linking_a_figure_with_an_unknown_filter_raises(inspector: Inspector):
 async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
     import asyncio
 
-    from rstar_lab.runs import RunWriter
-
     source = open_runs(write_run(tmp_path / "made", "r", steps=2))
     rows = {
         level: source.sql(f"SELECT * EXCLUDE (run_id, stage, step) FROM {level} WHERE step = 2").to_dict("records")
@@ -90,8 +89,6 @@ async def test_watch_follows_a_run_until_it_ends(tmp_path: Path):
 async def test_watch_waits_for_a_job_and_moves_on_from_sft_to_rl(tmp_path: Path):
     import asyncio
 
-    from rstar_lab.runs import RunWriter
-
     async def title(part: str) -> None:
         while part not in follower.figure.figure.layout.title.text:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -111,6 +108,24 @@ async def test_watch_waits_for_a_job_and_moves_on_from_sft_to_rl(tmp_path: Path)
     assert follower.inspector is not None and follower.inspector.source.count("TRUE") == 64
     with pytest.raises(UserError, match="is not a run"):
         watch(tmp_path)
+
+
+def test_the_live_page_shows_progress_speed_time_left_and_changes(tmp_path: Path):
+    recipe = {"stages": [{"name": "rl", "steps": 40}]}
+    with RunWriter.open(tmp_path, "r", kind="train", recipe=recipe, seed=0) as writer:
+        for step in range(1, 11):
+            metrics = {"loss": 2.0 - 0.1 * step, "step_s": 30.0}
+            writer.write_step("rl", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
+        layout = watch(tmp_path / "r").figure.figure.layout
+        strip = "▰" * 6 + "▱" * 18
+        assert layout.title.text == f"r: running, step 10 of 40 {strip}, 30 s per step, 15 min left"
+        # The change refers to the mean of the first three losses: 1.0 - 1.8.
+        assert layout.annotations[0].text.startswith("Loss<br><b>1</b>") and "(-0.8 since the start)" in str(layout)
+        writer.finish("finished")
+    assert "left" not in watch(tmp_path / "r").figure.figure.layout.title.text
+    with RunWriter.open(tmp_path, "sft", kind="sft", recipe={}, seed=0) as writer:
+        writer.write_step("sft", 1, trajectories=[], calls=[], transcripts=[], metrics={"loss": 2.0})
+        assert watch(tmp_path / "sft").figure.figure.layout.title.text.startswith("sft: running, step 1")
 
 
 def test_explore_lists_the_rollouts_of_a_click_in_each_of_its_figures(folder: Path):

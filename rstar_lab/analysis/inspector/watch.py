@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
+from rstar_lab.analysis.inspector.watch_header import heading, tile
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS
@@ -109,7 +110,9 @@ class Watch:
         run_id = self.reader.run_id if self.reader else self.folders[0].name
         columns = [name for name in self.curves if name in steps and steps[name].notna().any()][:_MAX_CURVES]
         figure = make_subplots(
-            rows=1, cols=max(1, len(columns)), subplot_titles=[CURVES.get(name, name) for name in columns]
+            rows=1,
+            cols=max(1, len(columns)),
+            subplot_titles=[tile(CURVES.get(name, name), steps[name]) for name in columns],
         )
         for place, name in enumerate(columns, 1):
             figure.add_scatter(
@@ -118,11 +121,12 @@ class Watch:
             )  # fmt: skip
         if not columns:
             figure.update_xaxes(visible=False).update_yaxes(visible=False)
-        progress = f", step {int(steps['step'].max())}" if len(steps) else ", no step yet"
-        figure.update_layout(height=300 if columns else 80, title=f"{run_id}: {status}{progress}")
+        title = heading(self.reader, steps, status) if self.reader else f"{run_id}: {status}, no step yet"
+        figure.update_layout(height=330 if columns else 80, title=title)
         if columns:
             figure.update_xaxes(title_text="step")
-        return Figure(figure, steps)
+        drawn = Figure(figure, steps)
+        return drawn.update_layout(margin_t=drawn.layout.margin.t + 20) if columns else drawn  # tiles have two lines
 
     def _ipython_display_(self, **_: Any) -> None:
         display(self.figure)
