@@ -128,7 +128,8 @@ class _Fork:
             sandbox: Any = None
             if set(recipe.rl.tools) & set(CODE_TOOLS):
                 section = recipe.sandbox
-                local = LocalSandbox(Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb), section.workers)
+                limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+                local = LocalSandbox(limits, section.workers, isolation=section.isolation)
                 sandbox = await stack.enter_async_context(
                     local if section.url == "local" else SandboxClient(section.url)
                 )

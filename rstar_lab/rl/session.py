@@ -80,7 +80,9 @@ class RunSession:
             section = self.recipe.sandbox
             if section.url == "local":
                 limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
-                self._sandbox = await self._stack.enter_async_context(LocalSandbox(limits, section.workers))
+                self._sandbox = await self._stack.enter_async_context(
+                    LocalSandbox(limits, section.workers, isolation=section.isolation)
+                )
             else:
                 self._sandbox = await self._stack.enter_async_context(SandboxClient(section.url))
         return self._sandbox

@@ -5,6 +5,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rstar_lab.sandbox.gvisor import GvisorPool, runsc_version
+from rstar_lab.sandbox.limits import check_isolation
 from rstar_lab.sandbox.runtime import landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 from rstar_lab.sandbox.supervisor_pool import SupervisorPool
@@ -52,8 +54,8 @@ def layers(missing: dict[str, str]) -> list[Layer]:
     return reported
 
 
-async def _probe() -> dict[str, str]:
-    pool = SupervisorPool(1)
+async def _probe(isolation: str) -> dict[str, str]:
+    pool = GvisorPool(1) if isolation == "gvisor" else SupervisorPool(1)
     await pool.start()
     try:
         return dict(pool.missing)
@@ -61,8 +63,16 @@ async def _probe() -> dict[str, str]:
         await pool.close()
 
 
-def check() -> list[Layer]:
-    """Start the zygotes, return the layers that they set up, and stop them. Raises RuntimeError if they do not start."""
+def check(isolation: str = "namespaces") -> list[Layer]:
+    """Start the sandbox, return its isolation layers, and stop it.
+
+    Raises RuntimeError if it does not start, UserError for an unknown isolation or if runsc is not installed.
+    """
+    check_isolation(isolation)
     with ThreadPoolExecutor(1) as thread:
         # In another thread, because a notebook already runs an event loop in this one.
-        return layers(thread.submit(lambda: asyncio.run(_probe())).result())
+        missing = thread.submit(lambda: asyncio.run(_probe(isolation))).result()
+    if isolation == "gvisor":
+        kernel = Layer("gVisor kernel", True, f"present, runsc {runsc_version()}", "")
+        return [kernel, *(layer for layer in layers(missing) if layer.name == "cgroup")]
+    return layers(missing)

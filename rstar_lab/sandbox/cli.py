@@ -35,6 +35,10 @@ Packages = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="Requirements file of packages that programs can import."),
 ]
+Isolation = Annotated[
+    str,
+    typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc."),
+]
 RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
 REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
 
@@ -64,6 +68,7 @@ def serve(
     redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
+    isolation: Isolation = "namespaces",
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
 ) -> None:
     """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on --redis workers."""
@@ -88,6 +93,7 @@ def serve(
             redis_tls=redis_tls,
             readable=readable or (),
             packages=packages,
+            isolation=isolation,
         ),
         lambda ready: typer.echo(
             json.dumps(ready) if as_json else f"sandbox: {ready['url']} ({ready['workers']} workers)"
@@ -108,6 +114,7 @@ def worker(
     redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
+    isolation: Isolation = "namespaces",
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
 ) -> None:
     """Take calls from Redis and run them on this machine. Any number of workers can share a Redis."""
@@ -126,6 +133,7 @@ def worker(
             redis_tls=redis_tls,
             readable=readable or (),
             packages=packages,
+            isolation=isolation,
         ),
         lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
     )
@@ -134,6 +142,7 @@ def worker(
 @app.command(epilog="Example:\n\n`rstar-lab sandbox check --strict`")
 def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a layer is missing.")] = False,
+    isolation: Isolation = "namespaces",
     guarantees: Annotated[bool, typer.Option("--guarantees", help="Print what these layers guarantee.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer or guarantee.")] = False,
 ) -> None:
@@ -141,11 +150,12 @@ def check(
     from dataclasses import asdict
 
     from rstar_lab.sandbox.check import check as find_layers
-    from rstar_lab.sandbox.guarantees import GUARANTEES, holds
+    from rstar_lab.sandbox.guarantees import GUARANTEES, NOT_PROVIDED, holds
 
-    layers = find_layers()
+    layers = find_layers(isolation)
     if guarantees:
         missing = {layer.name.replace(" ", "_") for layer in layers if layer.detail[:7] != "present"}
+        missing |= NOT_PROVIDED[isolation]
         for name in GUARANTEES:
             kept = holds(name, missing)
             typer.echo(

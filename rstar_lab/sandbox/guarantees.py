@@ -16,9 +16,13 @@ GUARANTEES: dict[str, list[set[str]]] = {
     "uses only listed system calls": [{"seccomp"}],
     "number of processes limited by the kernel": [{"cgroup"}, {"user_namespace"}],
     "memory of all its processes limited by the kernel": [{"cgroup"}],
-    "gives way to short calls (CPU weight)": [{"cgroup"}],
+    "gives way to short calls (CPU weight)": [{"cgroup", "preemption"}],
     "ends with all its processes": [set()],
+    "makes no system call to the host's kernel": [{"gvisor"}],
 }
+
+# What an isolation does not provide on any machine.
+NOT_PROVIDED: dict[str, set[str]] = {"namespaces": {"gvisor"}, "gvisor": {"preemption"}}
 
 _NAMESPACES = {layer for layer in LAYERS if "namespace" in layer}
 # Where the sandbox runs -> the layers that are missing there.
@@ -29,6 +33,8 @@ MODES: dict[str, set[str]] = {
     "user": {"cgroup", "user_id"},
     "user, no user namespaces": {"cgroup", "user_id", "private_proc", *_NAMESPACES},
 }
+MODES = {mode: missing | NOT_PROVIDED["namespaces"] for mode, missing in MODES.items()}
+MODES["gVisor, root"] = NOT_PROVIDED["gvisor"]
 
 
 def holds(guarantee: str, missing: Collection[str]) -> bool:

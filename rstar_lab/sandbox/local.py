@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.call_log import log_event
 from rstar_lab.sandbox.check import layers
-from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
+from rstar_lab.sandbox.gvisor import GvisorPool
+from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_isolation, check_memory, check_timeout
 from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
@@ -34,6 +35,8 @@ EVENTS = (
     "session_refused",
     "session_forked",
 )
+# One class for each isolation; all have the methods of SupervisorPool.
+POOLS: dict[str, type[SupervisorPool] | type[GvisorPool]] = {"namespaces": SupervisorPool, "gvisor": GvisorPool}
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +62,8 @@ class LocalSandbox:
     workers: calls that use CPU time at once (default: the cores that this process may use). Any number of calls can be in
     flight; the others are queued. strict: raise LayersMissing if an isolation layer is missing, instead of a warning.
     readable: files and folders of this machine that programs can read. packages: requirements file of packages that programs
-    can import; they are installed at the first start.
+    can import; they are installed at the first start. isolation: `namespaces`, or `gvisor` for a container of its own with
+    gVisor's kernel for every call and session (requires `runsc`).
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
@@ -71,12 +75,14 @@ class LocalSandbox:
         strict: bool = False,
         readable: Sequence[str | Path] = (),
         packages: str | Path | None = None,
+        isolation: str = "namespaces",
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers: {workers!r} must be at least 1")
         self.limits = limits
         self.workers = workers or len(os.sched_getaffinity(0))
         self.strict = strict
+        self.isolation = check_isolation(isolation)
         self._readable, self._packages = [check_readable(path) for path in readable], packages
         self.outcomes: Counter[Outcome] = Counter()
         # What went wrong in the infrastructure, and forks of sessions.
@@ -84,7 +90,7 @@ class LocalSandbox:
         self.in_flight = 0
         self._scheduler = Scheduler(self.workers, limits.make_room)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
-        self._pool: SupervisorPool | None = None
+        self._pool: SupervisorPool | GvisorPool | None = None
         self._starting = asyncio.Lock()
         self._closed = False
         self._idle = asyncio.Event()
@@ -180,6 +186,9 @@ class LocalSandbox:
         Raises ValueError if the session does not exist or `n` is not in [1, max_sessions), and ForkError if the interpreter
         cannot be forked: it does not answer, or a limit on memory, processes or sessions is reached.
         """
+        pool = await self._running_pool()
+        if not isinstance(pool, SupervisorPool):
+            raise ForkError(f"isolation: {self.isolation} does not support forks of sessions")
         if not 1 <= n < self.limits.max_sessions:
             raise ValueError(f"n: {n!r} must lie in [1, {self.limits.max_sessions})")
         original = self._sessions.find(session)
@@ -189,7 +198,7 @@ class LocalSandbox:
         try:
             async with original.lock, self._slot() as slot:
                 request = self._request(Call("", session=session))
-                forker = Forker(await self._running_pool(), self._sessions, request)
+                forker = Forker(pool, self._sessions, request)
                 forker.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
                 names = await forker.fork(original, n)
                 self.events["session_forked"] += n
@@ -354,7 +363,7 @@ class LocalSandbox:
         finally:
             self._scheduler.free(slot)
 
-    async def _running_pool(self) -> SupervisorPool:
+    async def _running_pool(self) -> SupervisorPool | GvisorPool:
         if self._pool and self._pool.alive:
             return self._pool
         async with self._starting:
@@ -367,7 +376,7 @@ class LocalSandbox:
                 await pool.close()
             if self._pool is None:
                 folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
-                pool = SupervisorPool(self.workers, self._readable, folder)
+                pool = POOLS[self.isolation](self.workers, self._readable, folder)
                 await pool.start()
                 await self._check_layers(pool)
                 self._pool = pool
@@ -375,7 +384,7 @@ class LocalSandbox:
                 self._session_cleaner = asyncio.create_task(self._drop_idle_sessions())
             return self._pool
 
-    async def _check_layers(self, pool: SupervisorPool) -> None:
+    async def _check_layers(self, pool: SupervisorPool | GvisorPool) -> None:
         missing = [layer for layer in layers(pool.missing) if not layer.present]
         if missing and self.strict:
             await pool.close()

@@ -47,6 +47,7 @@ class WorkerOptions:
     redis_tls: bool = False
     readable: Sequence[Path] = ()
     packages: Path | None = None
+    isolation: str = "namespaces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class ServeOptions:
     redis_tls: bool = False
     readable: Sequence[Path] = ()
     packages: Path | None = None
+    isolation: str = "namespaces"
 
 
 class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -215,7 +217,12 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
     )
     return await LocalBackend(
         LocalSandbox(
-            limits, options.workers, strict=options.strict, readable=options.readable, packages=options.packages
+            limits,
+            options.workers,
+            strict=options.strict,
+            readable=options.readable,
+            packages=options.packages,
+            isolation=options.isolation,
         )
     ).start()
 

@@ -23,6 +23,15 @@ SILENCE_S = 2.5
 IDLE_PER_WORKER = 16
 # Seconds that a supervisor has to end its program after its connection was closed, before it is killed.
 END_S = 5.0
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/box/work",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 _BOOT = """import sys
 sys.path.insert(0, {root!r})
 from rstar_lab.sandbox.runtime.zygote import entry
@@ -204,17 +213,8 @@ class SupervisorPool:
             self._view,
             *map(str, fds),
         ]
-        environment = {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "HOME": "/box/work",
-            "LANG": "C.UTF-8",
-            "PYTHONHASHSEED": "0",
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
         self._process = subprocess.Popen(  # noqa: ASYNC220  (returns at once)
-            command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            command, env=ENVIRONMENT, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         for sock in theirs:
             sock.close()

@@ -126,7 +126,7 @@ async def test_the_documentation_contains_the_table_of_guarantees():
 
 async def test_every_layer_is_part_of_a_guarantee_or_of_the_root_file_system():
     named = {layer for alternatives in GUARANTEES.values() for needed in alternatives for layer in needed}
-    assert named <= set(LAYERS) and set(LAYERS) - named == {"uts_namespace"}
+    assert named <= {*LAYERS, "gvisor", "preemption"} and set(LAYERS) - named == {"uts_namespace"}
     assert not holds("memory of all its processes limited by the kernel", MODES["user"])
     assert holds("cannot read or change files of the host", MODES["user, no user namespaces"])
 

@@ -75,7 +75,8 @@ def _load_message(context: CheckContext, calls: float, seconds: float, workers: 
 async def _probe_local(section: Any) -> float:
     from rstar_lab.sandbox import Limits, LocalSandbox
 
-    async with LocalSandbox(Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb), 1) as box:
+    limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+    async with LocalSandbox(limits, 1, isolation=section.isolation) as box:
         return await _probe(box)
 
 

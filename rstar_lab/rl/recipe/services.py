@@ -66,6 +66,9 @@ class SandboxSection(Section):
     url: str = "local"
     """`local`, or the URL of `rstar-lab sandbox serve`. The token of a server is read from the environment variable
     RSTAR_LAB_SANDBOX_TOKEN."""
+    isolation: Literal["namespaces", "gvisor"] = "namespaces"
+    """Isolation of a local sandbox. `gvisor` runs each call in a container with gVisor's kernel and requires `runsc`; it is
+    slower (docs/sandbox-boundary.md)."""
     workers: Positive | None = None
     """Processes of a local sandbox. Default: depends on the number of cores."""
     timeout_s: float = Field(4.0, gt=0)

@@ -92,7 +92,7 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
     section = recipe.sandbox
     limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
     with RunWriter.open(runs_dir, RUN, kind="train", recipe=recipe.model_dump(mode="json"), seed=recipe.seed) as writer:
-        async with LocalSandbox(limits, section.workers) as sandbox:
+        async with LocalSandbox(limits, section.workers, isolation=section.isolation) as sandbox:
             make_tools = tool_maker(recipe, sandbox)
             trainer = Trainer(
                 recipe,

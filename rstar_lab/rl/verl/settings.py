@@ -101,7 +101,9 @@ class Settings:
         section = self.recipe.sandbox
         if section.url == "local":
             sandbox: Any = LocalSandbox(
-                Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb), section.workers
+                Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb),
+                section.workers,
+                isolation=section.isolation,
             )
         else:
             sandbox = SandboxClient(section.url)

@@ -6,6 +6,8 @@ import re
 import signal
 import time
 
+# The group of a sandbox is named PREFIX-PID, with the process id of its owner.
+PREFIX = "rstar-sandbox"
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # CPU shares; an ordinary process has 1024. Rollouts wait for calls, so a call gets four times that. A preempted call gets less
 # than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
@@ -341,7 +343,7 @@ def destroy(group: Group, name: str) -> None:
         os.close(folder)
 
 
-def remove_stale_groups(prefix: str) -> None:
+def remove_stale_groups() -> None:
     """Remove the groups of sandboxes that were killed. A name is `PREFIX-PID` with the process id of the owner."""
     own = _own_paths()
     for kind, root, point, options in _mounts():
@@ -350,8 +352,8 @@ def remove_stale_groups(prefix: str) -> None:
             parent = _folder(root, point, own.get(controller, "/"))
             with contextlib.suppress(OSError):
                 for entry in os.listdir(parent):
-                    owner = entry.removeprefix(prefix + "-").split("-")[0]
-                    if not entry.startswith(prefix + "-") or os.path.exists(f"/proc/{owner}"):
+                    owner = entry.removeprefix(PREFIX + "-").split("-")[0]
+                    if not entry.startswith(PREFIX + "-") or os.path.exists(f"/proc/{owner}"):
                         continue
                     left = os.path.join(parent, entry)
                     with contextlib.suppress(OSError):

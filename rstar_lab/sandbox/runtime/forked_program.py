@@ -117,7 +117,7 @@ class Program:
                 self._become(environment, request, code, theirs)
             finally:
                 os._exit(70)
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd = kernel.end_descriptor(self.pid)
 
     def _become(
         self, environment: ProgramEnvironment, request: Request, code: memoryview, channel: socket.socket | None

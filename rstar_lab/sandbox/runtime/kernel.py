@@ -1,12 +1,15 @@
 """Linux system calls without a wrapper in Python's standard library."""
 
+import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import platform
 import signal
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -92,6 +95,25 @@ def drop_capabilities() -> None:
 def pidfd_getfd(pidfd: int, fd: int) -> int:
     """Return a duplicate of another process's descriptor."""
     return _checked(libc.syscall(SYS_PIDFD_GETFD, pidfd, fd, 0), "pidfd_getfd")
+
+
+def end_descriptor(child: int) -> int:
+    """Return a descriptor that is readable when a child of this process has ended: a pidfd where the kernel has them."""
+    try:
+        return os.pidfd_open(child)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    # gVisor releases without pidfd_open.
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        os.close(writing)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return reading
 
 
 def close_from(fd: int) -> None:

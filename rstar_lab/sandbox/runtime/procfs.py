@@ -7,6 +7,8 @@ import signal
 # Proportions of shared memory are read for at most this many processes.
 EXACT_PROCESSES = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
+# Missing in gVisor.
+_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
 
 def _read(path: str) -> str:
@@ -19,11 +21,22 @@ def _read(path: str) -> str:
 
 def children(pid: int) -> list[int]:
     """Return the process ids of the children of all threads of a process."""
-    pids = []
+    pids: list[int] = []
+    if not _CHILDREN_FILES:
+        with contextlib.suppress(OSError):
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == pid]
+        return pids
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             pids += [int(child) for child in _read(f"/proc/{pid}/task/{task}/children").split()]
     return pids
+
+
+def _parent(pid: str) -> int:
+    try:
+        return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return -1
 
 
 def descendants(pid: int) -> list[int]:

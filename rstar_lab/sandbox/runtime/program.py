@@ -44,7 +44,10 @@ class Report:
 
     def clear(self) -> None:
         """Free the pages, so that they hold nothing of the previous program."""
-        self._map.madvise(mmap.MADV_REMOVE)
+        try:
+            self._map.madvise(mmap.MADV_REMOVE)
+        except OSError:  # gVisor
+            self._map[:] = bytes(REPORT_BYTES)
 
     def write(self, ending: int, value: bytes | None) -> None:
         body = value or b""

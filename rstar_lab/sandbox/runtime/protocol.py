@@ -91,6 +91,12 @@ def pack_request(request: Request, code: bytes, stdin: bytes, kind: bytes = CALL
     return b"".join((HEAD.pack(len(fields) + len(code) + len(stdin), kind), fields, code, stdin))
 
 
+def unpack_limits(message: bytes) -> Request:
+    """Return the limits of a packed request."""
+    seeded, seed, *rest = _REQUEST.unpack_from(message, HEAD.size)[:-2]
+    return Request(seed if seeded else None, *rest)
+
+
 def unpack_result(body: bytes) -> Result:
     fields = _RESULT.unpack_from(body)
     outcome, alive, dying, has_value, stdout_cut, stderr_cut, duration_s, cpu_s, value, stdout, stderr = fields

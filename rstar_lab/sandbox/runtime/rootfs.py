@@ -53,22 +53,23 @@ def readable() -> list[str]:
     return [path for path in kept if not os.path.islink(path) or path in _SYSTEM or path == sys.executable]
 
 
-def _files() -> dict[str, bytes]:
+def files() -> dict[str, bytes]:
     """Return path -> content of generated and copied small files."""
-    files = {path: text.encode() for path, text in _FILES.items()}
+    contents = {path: text.encode() for path, text in _FILES.items()}
     for path in [*_COPIED, *{f"{prefix}/pyvenv.cfg" for prefix in (sys.prefix, sys.exec_prefix)}]:
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            files[path] = file.read()
-    return files
+            contents[path] = file.read()
+    return contents
 
 
-def _links() -> dict[str, str]:
-    links = {path: os.readlink(path) for path in readable() if os.path.islink(path)} | _LINKS
+def links() -> dict[str, str]:
+    """Return path -> target of symbolic links."""
+    targets = {path: os.readlink(path) for path in readable() if os.path.islink(path)} | _LINKS
     with contextlib.suppress(OSError):
         for name in os.listdir(_ALTERNATIVES):
             with contextlib.suppress(OSError):
-                links[f"{_ALTERNATIVES}/{name}"] = os.readlink(f"{_ALTERNATIVES}/{name}")
-    return links
+                targets[f"{_ALTERNATIVES}/{name}"] = os.readlink(f"{_ALTERNATIVES}/{name}")
+    return targets
 
 
 def _devices(root: str) -> list[str]:
@@ -105,7 +106,7 @@ def build() -> None:
     kernel.mount(b"none", b"/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     root = "/tmp"
     sources = [(path, os.open(path, os.O_PATH)) for path in readable() if not os.path.islink(path)]
-    links, files = _links(), _files()
+    symlinks, small_files = links(), files()
     os.umask(0o022)
     kernel.mount(b"sandbox", root.encode(), b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=16m")
     devices = [(f"/dev/{name}", os.open(f"/dev/{name}", os.O_PATH)) for name in _devices(root)]
@@ -120,7 +121,7 @@ def build() -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         kernel.mount(source.encode(), target.encode(), None, kernel.MS_BIND | kernel.MS_REC)
         os.close(fd)
-    for path, data in files.items():
+    for path, data in small_files.items():
         target = root + _place(path)
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         fd = os.open(target, os.O_CREAT | os.O_WRONLY, 0o644)
@@ -128,7 +129,7 @@ def build() -> None:
         os.close(fd)
     for folder in (SCRATCH, "/proc"):
         os.makedirs(root + folder, 0o755, exist_ok=True)
-    for path, target in links.items():
+    for path, target in symlinks.items():
         link = root + _place(path)
         os.makedirs(os.path.dirname(link), 0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):

@@ -61,7 +61,7 @@ class Supervisor:
         self.pressure = pressure
         self.number = number
         self.report = program.Report()
-        self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if isolation.has("pid_namespace") else -1
         self.running: Program | None = None
         self.scratch = ""
         # Descriptors of copies of the session that their supervisors have not taken yet.

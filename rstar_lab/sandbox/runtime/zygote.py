@@ -56,7 +56,6 @@ from scipy import integrate, optimize
 optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), optimize.minimize(lambda x: x @ x, [1.0])
 """,
 }
-PREFIX = "rstar-sandbox"
 _DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
@@ -244,8 +243,8 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     controls = [socket.socket(fileno=fd) for fd in fds]
     stopping, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     missing: isolation.Missing = {}
-    cgroup.remove_stale_groups(PREFIX)
-    name = f"{PREFIX}-{os.getpid()}"
+    cgroup.remove_stale_groups()
+    name = f"{cgroup.PREFIX}-{os.getpid()}"
     group = cgroup.create(name)
     if group is None:
         missing["cgroup"] = "this user cannot create a control group with a memory and a pids controller"
