@@ -94,7 +94,7 @@ def logs(folder: JobFolder, spec: JobSpec) -> str | None:
         # The output of Ray's own pods is not part of the job's output.
         if "ray.io/cluster" not in pod.metadata.labels and pod.status.phase in ("Running", "Succeeded", "Failed"):
             lines += namespace.pod_log(pod.metadata.name)
-    return redact("".join(f"{line}\n" for line in lines), secret_values())
+    return redact("".join(f"{line}\n" for line in lines), secret_values(names=load_profile(spec.profile).secrets))
 
 
 def resource_name(job_id: str) -> str:

@@ -24,10 +24,14 @@ class Package:
     files: int
     megabytes: float
     left_out: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         secret = f"; not sent, because they may hold secrets: {', '.join(self.left_out)}" if self.left_out else ""
-        return f"{self.files} files, {self.megabytes:.1f} MB of the working tree{secret}"
+        links = (
+            f"; links that are absolute or leave the tree are not sent: {', '.join(self.links)}" if self.links else ""
+        )
+        return f"{self.files} files, {self.megabytes:.1f} MB of the working tree{secret}{links}"
 
 
 def tree_root() -> Path:
@@ -47,15 +51,20 @@ def list_files(root: Path) -> list[Path]:
     else:
         names = [path.relative_to(root) for path in root.rglob("*")]
     names = [name for name in names if not SKIPPED_FOLDERS & set(name.parts) and name.parts[0] not in SKIPPED_AT_ROOT]
-    return sorted(name for name in names if (root / name).is_file())
+    return sorted(name for name in names if (root / name).is_file() or (root / name).is_symlink())
 
 
 def select_files(root: Path, limit_mb: float = LIMIT_MB) -> tuple[list[Path], Package]:
-    """Return the files to send, relative to `root`. Raises UserError if they exceed `limit_mb`, with the largest files."""
+    """Return the files and symbolic links to send, relative to `root`. Absolute links and links that leave `root` are not sent.
+
+    Raises UserError if they exceed `limit_mb`, with the largest files.
+    """
     names = list_files(root)
+    links = [name for name in names if (root / name).is_symlink() and not _is_inside(root, name)]
+    names = [name for name in names if name not in links]
     left_out = [name for name in names if name.name in SECRET_FILES or name.suffix in (".pem", ".key")]
     names = [name for name in names if name not in left_out]
-    sizes = {name: (root / name).stat().st_size for name in names}
+    sizes = {name: (root / name).lstat().st_size for name in names}
     total = sum(sizes.values()) / 2**20
     if total > limit_mb:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
@@ -64,7 +73,16 @@ def select_files(root: Path, limit_mb: float = LIMIT_MB) -> tuple[list[Path], Pa
             f"the working tree {root} is {total:.0f} MB; the limit is {limit_mb:g} MB; largest files: {listing}. "
             "Move data and models to shared storage, or list them in .gitignore"
         )
-    return names, Package(len(names), total, tuple(map(str, left_out)))
+    return names, Package(len(names), total, tuple(map(str, left_out)), tuple(map(str, links)))
+
+
+def _is_inside(root: Path, name: Path) -> bool:
+    """Whether a symbolic link is relative and its target is in the tree, so that the copy of the tree has it too."""
+    link = root / name
+    try:
+        return not link.readlink().is_absolute() and link.resolve().is_relative_to(root.resolve())
+    except RuntimeError:  # it links to itself
+        return False
 
 
 def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
@@ -73,7 +91,7 @@ def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
     for name in names:
         destination = target / name
         destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / name, destination)
+        shutil.copy2(root / name, destination, follow_symlinks=False)
     return package
 
 
@@ -87,6 +105,10 @@ def pack_tar(root: Path, *, limit_mb: float = LIMIT_MB) -> tuple[bytes, Package]
     ):
         for name in names:
             entry = tarfile.TarInfo(str(name))
+            if (root / name).is_symlink():
+                entry.type, entry.linkname = tarfile.SYMTYPE, str((root / name).readlink())
+                archive.addfile(entry)
+                continue
             entry.size = (root / name).stat().st_size
             entry.mode = 0o700 if os.access(root / name, os.X_OK) else 0o600
             with (root / name).open("rb") as file:

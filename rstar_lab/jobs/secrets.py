@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rstar_lab.errors import UserError
 from rstar_lab.runs import provenance
@@ -16,11 +16,15 @@ HIDDEN = "***"
 MIN_LENGTH = 6
 
 
-def secret_values(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the values to hide, longest first, so that a secret inside another one leaves no remainder."""
-    named = {value for name, value in environ.items() if SECRET_NAME.search(name)}
+def secret_values(environ: Mapping[str, str] = os.environ, names: Collection[str] = ()) -> list[str]:
+    """Return the values to hide, longest first, so that a secret inside another one leaves no remainder.
+
+    names: variables that are secret whatever they are called. A value of several lines is hidden line by line.
+    """
+    named = {value for name, value in environ.items() if name in names or SECRET_NAME.search(name)}
     named |= {match["password"] for value in environ.values() for match in URL_PASSWORD.finditer(value)}
-    return sorted((value for value in named if len(value) >= MIN_LENGTH), key=len, reverse=True)
+    lines = {line for value in named for line in value.splitlines()}
+    return sorted((line for line in lines if len(line) >= MIN_LENGTH), key=len, reverse=True)
 
 
 def redact(text: str, values: list[str]) -> str:

@@ -23,6 +23,7 @@ from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.processes import JOB_VARIABLE, adopt_orphans, end_processes
+from rstar_lab.profiles import load_profile
 
 
 class Stopped(Exception):
@@ -38,6 +39,7 @@ def supervise(folder: JobFolder, *, echo: bool) -> int:
     spec = folder.spec()
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
     environment |= folder.read(SECRETS_FILE) or {}
+    names = load_profile(spec.profile).secrets
     if spec.backend != "slurm":
         # On Slurm the file stays until the job ends: a requeued job reads it again.
         folder.delete_secrets()
@@ -58,7 +60,7 @@ def supervise(folder: JobFolder, *, echo: bool) -> int:
         )  # fmt: skip
         assert process.stdout is not None
         reader = threading.Thread(
-            target=_copy_log, args=(process.stdout, folder.log, secret_values(environment), echo), daemon=True
+            target=_copy_log, args=(process.stdout, folder.log, secret_values(environment, names), echo), daemon=True
         )
         reader.start()
         code = process.wait()

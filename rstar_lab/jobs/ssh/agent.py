@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,9 @@ class Operations:
         data = metrics.read_bytes() if metrics.exists() else b""
         committed = data[: data.rfind(b"\n") + 1]
         states = {}
-        for path in folder.rglob("*"):
+        for path in _files_below(folder):
             name = path.relative_to(folder)
-            if path.is_file() and not any(part.startswith(".") for part in name.parts) and path != metrics:
+            if not any(part.startswith(".") for part in name.parts) and path != metrics:
                 status = path.stat()
                 states[str(name)] = (status.st_size, int(status.st_mtime))
         return {
@@ -133,6 +134,17 @@ class Operations:
             if found.ready:
                 self._checked[request] = time.monotonic()
             return asdict(found)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder. Raises PermissionError for one that cannot be read, which Path.rglob would leave out."""
+
+    def check(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=check):
+        yield from (path for name in names if (path := Path(parent, name)).is_file())
 
 
 def _store(folder: Path, recipe: str, recipe_text: str | None, profile_text: str) -> tuple[str, str]:
@@ -165,6 +177,8 @@ def main(runs_dir: str) -> None:
         request = json.loads(line)
         try:
             answer = {"value": getattr(operations, request["operation"])(**request["arguments"])}
+        except PermissionError as error:
+            answer = {"error": f"{error.filename}: permission denied; change its permissions on the host"}
         except (UserError, OSError, ValueError) as error:
             answer = {"error": str(error)}
         except Exception as error:

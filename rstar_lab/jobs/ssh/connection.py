@@ -70,7 +70,8 @@ class Connection:
                 raise ConnectionLost(f"{self.host} did not answer within {timeout_s:g} s") from None
             message = _last_lines(errors)
         if done.returncode == 255:  # ssh itself failed
-            raise ConnectionLost(f"cannot reach {self.host}: {message or 'the connection was closed'}")
+            route = f"{self.host} through {self.settings.jump}" if self.settings.jump else self.host
+            raise ConnectionLost(f"cannot reach {route}: {message or 'the connection was closed'}")
         if done.returncode:
             raise UserError(f"{self.host}: {message or done.stdout.decode(errors='replace').strip()[-500:]}")
         return done.stdout.decode(errors="replace")

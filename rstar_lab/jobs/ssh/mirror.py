@@ -37,6 +37,8 @@ LOCK = ".mirror.lock"
 NO_RSYNC = re.compile(
     r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync|is your shell clean", re.IGNORECASE
 )
+# An error of rsync that another attempt does not repair, with the file.
+DENIED = re.compile(r"[^\n]*(Permission denied|No space left|Disk quota exceeded|Read-only file system)[^\n]*")
 RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # rewritten in place, so they are copied each time
 
 
@@ -101,6 +103,10 @@ def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, trans
         fcntl.flock(lock, fcntl.LOCK_EX)
         for attempt in range(3):
             remote = agent.request("files", run_id=run_id)
+            for name in remote["files"]:
+                _checked(name)
+            if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
+                _mark(agent, remote, folder, transcripts)
             try:
                 files, size, new, total = _copy(agent, remote, folder, checkpoints, transcripts)
             except _Changed:
@@ -108,12 +114,16 @@ def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, trans
                     raise UserError(f"run {run_id} changes faster than it can be copied; try again") from None
                 continue
             break
-        host = agent.connection.host
-        handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
-        mirror = {"host": host, "folder": remote["folder"], "status": remote["status"], "transcripts": transcripts}
-        pulled = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(folder / MIRROR_FILE, mirror | {"pulled": pulled, "handle": handle})
+        _mark(agent, remote, folder, transcripts)
     return Pulled(run_id, new, total, files, size, time.monotonic() - started)
+
+
+def _mark(agent: Agent, remote: dict[str, Any], folder: Path, transcripts: bool) -> None:
+    """Write which run the folder is a copy of, and its state."""
+    handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
+    state = {"folder": remote["folder"], "status": remote["status"], "transcripts": transcripts, "handle": handle}
+    pulled = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(folder / MIRROR_FILE, {"host": agent.connection.host, "pulled": pulled} | state)
 
 
 class NotACopy(UserError):
@@ -225,7 +235,11 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
     with tempfile.TemporaryFile() as errors:
         done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.DEVNULL, stderr=errors)
         errors.seek(0)
-        message = errors.read().decode(errors="replace").strip()[-500:]
+        message = errors.read().decode(errors="replace").strip()[-2000:]
+    if done.returncode in (11, 23) and (denied := DENIED.search(message)):
+        raise UserError(
+            f"rsync from {connection.host}: {denied[0]}. Change the permissions of this file or of its folders, or free space on its disk"
+        )
     if done.returncode in (23, 24):  # some files were gone
         raise _Changed
     if done.returncode == 127 or NO_RSYNC.search(message):
@@ -281,12 +295,22 @@ def follow(
     checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
     """
     known: dict[str, str] = {}
-    lost = False
+    lost, failure = False, ""
     while True:
         try:
             ended = job.status().ended  # read before the pull, so that the last pull copies everything
-            for pulled in pull(job, checkpoints=checkpoints, transcripts=transcripts, known=known):
-                log(str(pulled))
+            try:
+                for pulled in pull(job, checkpoints=checkpoints, transcripts=transcripts, known=known):
+                    log(str(pulled))
+                failure = ""
+            except (ConnectionLost, NotACopy):
+                raise
+            except (UserError, OSError) as error:  # such as a full disk here: the next attempt may succeed
+                if ended:
+                    raise
+                if str(error) != failure:
+                    failure = str(error)
+                    log(f"{failure}; trying again")
             lost = False
             if ended:
                 return

@@ -167,12 +167,26 @@ def install_tree(connection: Connection, log: Callable[[str], None] = print) -> 
     version = hashlib.sha256(archive).hexdigest()[:16]
     folder = shlex.quote(connection.settings.remote_dir.removeprefix("~/"))
     look = f"mkdir -p {folder}/code {folder}/runs; cd {folder}; pwd -P; [ -d code/{version} ] && echo present || echo missing"
-    *_, path, presence = connection.run(look).splitlines()
+    *_, path, presence = _write_there(connection, look).splitlines()
     if presence == "missing":
         log(f"{connection.host}: receives {package}")
         unpack = (
-            f"cd {shlex.quote(path)}/code; new=$(mktemp -d .{version}.XXXXXX); tar -xzf - -C $new\n"
-            f"mv -T $new {version} 2>/dev/null || {{ rm -rf $new; [ -d {version} ]; }}"
+            f"cd {shlex.quote(path)}/code; new=$(mktemp -d .{version}.XXXXXX); trap 'rm -rf $new' EXIT; tar -xzf - -C $new\n"
+            f"mv -T $new {version} 2>/dev/null || [ -d {version} ]"
         )
-        connection.run(unpack, content=archive, timeout_s=600)
+        _write_there(connection, unpack, content=archive, timeout_s=600)
     return path, f"{path}/code/{version}"
+
+
+def _write_there(connection: Connection, script: str, **options: Any) -> str:
+    """Run a script that writes to `remote_dir`; options: those of `Connection.run`. Errors name the folder and the remedy."""
+    try:
+        return connection.run(script, **options)
+    except ConnectionLost:
+        raise
+    except UserError as error:
+        folder = connection.settings.remote_dir
+        raise UserError(
+            f"cannot write to {folder} on the host: {error}. Free space or quota there, or set ssh.remote_dir in the profile to a "
+            "folder in which you can write"
+        ) from error

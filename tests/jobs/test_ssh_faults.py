@@ -1,0 +1,238 @@
+"""Jobs over ssh on hosts with a full or read-only disk, without permissions, behind a jump host; and what is never sent."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.run_rows import rows
+from helpers.ssh_server import SshServer
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs import JobStatus, submit
+from rstar_lab.jobs.pack import pack, pack_tar
+from rstar_lab.jobs.ssh import forget_agents, mirror
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.jobs.ssh.submit import install_tree
+from rstar_lab.profiles import Ssh
+from rstar_lab.runs import RunWriter
+from rstar_lab.runs.reader import RunReader
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    # Permissions of files also hold for root without these capabilities.
+    drop = "-dac_override,-dac_read_search"
+    prefix = ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if os.geteuid() == 0 else []
+    server = SshServer(tmp_path_factory.mktemp("sshd"), prefix=prefix)
+    server.config.write_text(
+        server.config.read_text() + server.config.read_text().replace("Host cluster", "Host bastion")
+    )
+    yield server
+    forget_agents()
+    server.stop()
+
+
+@pytest.fixture
+def settings(server, tmp_path):
+    return Ssh(
+        host="cluster",
+        config=str(server.config),
+        remote_dir=str(tmp_path / "far"),
+        backend="local",
+        python=sys.executable,
+    )
+
+
+@pytest.fixture
+def agent(settings, tmp_path):
+    (tmp_path / "far" / "runs").mkdir(parents=True)
+    agent = Agent(Connection(settings), str(ROOT), str(tmp_path / "far" / "runs"))
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of 256 kB at far/. Returns a function that mounts it again with other options."""
+    folder = tmp_path / "far"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True
+    ).returncode:
+        pytest.skip("mounting needs root")
+    yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def write_run(far, steps=3):
+    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+        for step in range(1, steps + 1):
+            writer.write_step("rl", step, **rows(step), metrics={"reward": 0.5})
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_the_host_is_named_and_nothing_partial_stays(disk, settings, tmp_path):
+    with pytest.raises(UserError, match=r"cannot write to .*/far on the host: .*No space left.* set ssh\.remote_dir"):
+        install_tree(Connection(settings), lambda line: None)
+    assert list((tmp_path / "far" / "code").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_read_only_disk_on_the_host_is_named(disk, settings):
+    disk("ro")
+    with pytest.raises(UserError, match=r"cannot write to .*/far on the host: .*Read-only file system"):
+        install_tree(Connection(settings), lambda line: None)
+
+
+@pytest.mark.slow
+def test_a_remote_folder_without_permission_is_named(settings, tmp_path):
+    (tmp_path / "far").mkdir(mode=0o500)
+    with pytest.raises(UserError, match=r"cannot write to .*/far on the host: .*Permission denied"):
+        install_tree(Connection(settings), lambda line: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [".", "trajectories", "run.json"])
+def test_a_run_that_cannot_be_read_is_named_and_shows_no_half_step(agent, tmp_path, name):
+    write_run(Path(agent.runs))
+    locked = Path(agent.runs, "run", name)
+    mode = locked.stat().st_mode
+    locked.chmod(0)
+    try:
+        with pytest.raises(UserError, match=r"run/?.*: permission denied; change its permissions|[Pp]ermission denied"):
+            mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+    finally:
+        locked.chmod(mode)
+    assert not (tmp_path / "here" / "run" / "metrics.jsonl").exists()
+    mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+    assert len(RunReader(tmp_path / "here" / "run").metrics()) == 3
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_read_is_not_reported_as_a_change(agent, tmp_path):
+    write_run(Path(agent.runs))
+    locked = next(Path(agent.runs, "run", "transcripts").rglob("*.parquet"))
+    locked.chmod(0)
+    with pytest.raises(UserError, match=rf"{locked.name}.*Permission denied.*Change the permissions"):
+        mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_here_is_named_and_the_copy_continues_later(server, tmp_path, disk):
+    """The disk of this machine is full, not that of the host."""
+    runs = tmp_path / "there"
+    runs.mkdir()
+    agent = Agent(
+        Connection(Ssh(host="cluster", config=str(server.config), python=sys.executable)), str(ROOT), str(runs)
+    )
+    write_run(runs, steps=30)
+    with pytest.raises(UserError, match="No space left"):
+        mirror.pull_run(agent, "run", tmp_path / "far", False, True)
+    disk("size=64m")
+    mirror.pull_run(agent, "run", tmp_path / "far", False, True)
+    assert len(RunReader(tmp_path / "far" / "run").metrics()) == 30
+    agent.close()
+
+
+@pytest.mark.slow
+def test_a_pull_that_is_killed_continues(agent, tmp_path):
+    write_run(Path(agent.runs), steps=20)
+    here = tmp_path / "here"
+    code = (
+        "import sys; from pathlib import Path; from rstar_lab.jobs.ssh import mirror; from rstar_lab.profiles import Ssh\n"
+        "from rstar_lab.jobs.ssh.connection import Agent, Connection\n"
+        f"agent = Agent(Connection(Ssh(**{agent.connection.settings.model_dump()!r})), {str(ROOT)!r}, {agent.runs!r})\n"
+        f"mirror.pull_run(agent, 'run', Path({str(here)!r}), False, True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    while process.poll() is None and not list((here / "run").rglob("*.parquet")):
+        pass
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if (here / "run" / "metrics.jsonl").exists():
+        assert RunReader(here / "run").read("trajectories").num_rows >= 8 * len(RunReader(here / "run").metrics())
+    mirror.pull_run(agent, "run", here, False, True)
+    assert RunReader(here / "run").metrics() == RunReader(Path(agent.runs, "run")).metrics()
+    assert not list((here / "run").rglob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_jump_host_carries_commands_and_copies(server, settings, tmp_path):
+    Connection(settings).close()  # with a connection of its own
+    behind = settings.model_copy(update={"jump": "bastion"})
+    (tmp_path / "far" / "runs").mkdir(parents=True)
+    write_run(tmp_path / "far" / "runs")
+    agent = Agent(Connection(behind), str(ROOT), str(tmp_path / "far" / "runs"))
+    before = (server.folder / "sshd.log").read_text()
+    mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+    agent.close()
+    assert len(RunReader(tmp_path / "here" / "run").metrics()) == 3
+    accepted = (server.folder / "sshd.log").read_text()[len(before) :].count("Accepted publickey")
+    assert accepted >= 2, "one login on the jump host, one on the host"
+    with pytest.raises(ConnectionLost, match=r"cannot reach other@cluster through nowhere\.invalid"):
+        Connection(settings.model_copy(update={"jump": "nowhere.invalid", "user": "other"})).run("true")
+
+
+def linked_tree(tmp_path):
+    """A tree with links inside of it, and with links to a secret and to a folder outside."""
+    root, outside = tmp_path / "tree", tmp_path / "outside"
+    for path in (root / "code" / "a.py", root / "b.py", outside / "id_ed25519", outside / "data" / "big.bin"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    for name, target in {
+        "package": "code", "c.py": "b.py", "notes.txt": "../outside/id_ed25519", "data": outside / "data", "loop": "loop",
+    }.items():  # fmt: skip
+        (root / name).symlink_to(target)
+    return root
+
+
+@pytest.mark.parametrize("git", [False, True])
+def test_links_inside_of_the_tree_are_sent_as_links_and_others_are_not(git, tmp_path):
+    root = linked_tree(tmp_path)
+    if git:
+        subprocess.run(["git", "init", "-q", str(root)], check=True)
+    package = pack(root, tmp_path / "out")
+    archive, _ = pack_tar(root)
+    (tmp_path / "unpacked").mkdir()
+    subprocess.run(["tar", "-xzf", "-", "-C", str(tmp_path / "unpacked")], input=archive, check=True)
+    for copy in (tmp_path / "out", tmp_path / "unpacked"):
+        assert (copy / "package" / "a.py").read_text() == "a.py" and (copy / "c.py").read_text() == "b.py"
+        assert (copy / "package").is_symlink()
+        assert not any(os.path.lexists(copy / name) for name in ("notes.txt", "data"))
+    assert "links that are absolute or leave the tree are not sent: data" in str(package) and "notes.txt" in str(
+        package
+    )
+
+
+@pytest.mark.slow
+def test_a_job_that_prints_its_environment_shows_no_secret(settings, tmp_path, monkeypatch):
+    """The profile names the secrets; their names do not look like secrets, and one has several lines."""
+    first, second = secrets.token_hex(12), secrets.token_hex(12)  # this file is part of the tree that is sent
+    values = {"MY_LOGIN": first, "MY_CERTIFICATE": f"-----BEGIN-----\n{second}\n-----END-----"}
+    content = yaml.safe_load((ROOT / "cluster/profiles/laptop.yaml").read_text())
+    far = settings.model_copy(update={"setup": [f"export PYTHONPATH={tmp_path}"]})
+    content |= {"backend": "ssh", "ssh": far.model_dump(exclude_none=True), "secrets": list(values)}
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(content))
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    code = tmp_path / "rewards.py"
+    code.write_text(
+        "import os\nprint(*os.environ.items(), *os.environ.values(), sep='\\n', flush=True)\nraise SystemExit(3)\n"
+    )
+    messages: list[str] = []
+    job = submit("tiny_fast", str(tmp_path / "profile.yaml"), overrides={"rl.reward": "rewards:f"}, runs_dir=tmp_path / "here",
+                 name="env", preflight=False, log=messages.append)  # fmt: skip
+    assert job.wait(timeout_s=120) == JobStatus.FAILED, "the module of the reward ends it"
+    log = job.logs()
+    files = [path for folder in ("far", "here") for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    for secret in (first, second):
+        assert secret not in log and not any(secret in message for message in messages)
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
+    assert "MY_LOGIN" in log and "***" in log, "the job printed its environment"
