@@ -41,6 +41,11 @@ def test_scripts_of_the_inspector_have_less_than_400_lines():
         assert len(path.read_text().splitlines()) < 400, path.name
 
 
+def test_python_files_have_at_most_400_lines():
+    files = [path for folder in ("rstar_lab", "tests", "docs") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in files if len(path.read_text().splitlines()) > 400] == []
+
+
 def test_names_of_test_modules_are_unique():
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == [], "pytest cannot import two modules of one name"

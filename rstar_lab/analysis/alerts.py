@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.metrics import METRICS, curves
-from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.analysis.runs import Runs
 
 FIRST_STEPS = 3  # number of first steps of a run and stage; relative limits refer to the median over them
 KEYS = ["run_id", "stage", "step"]

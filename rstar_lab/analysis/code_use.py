@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import band
-from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
 from rstar_lab.figure_theme import line_styles
 

@@ -9,8 +9,9 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
-from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
+from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.estimates import RESAMPLES, Side, paired_difference
 from rstar_lab.runs import RunStoreError
 

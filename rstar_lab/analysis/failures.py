@@ -16,8 +16,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.code_use import MAX_CHARACTERS, rollouts
+from rstar_lab.analysis.conditions import Where
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.runs import Runs, Where
+from rstar_lab.analysis.runs import Runs
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 

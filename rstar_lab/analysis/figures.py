@@ -13,9 +13,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.alerts import find_alerts
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
-from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import mean_interval
 from rstar_lab.estimates import RESAMPLES
 from rstar_lab.figure_theme import COLOURS, line_styles, outcome_marker, translucent

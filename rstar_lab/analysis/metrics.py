@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.runs import Runs, Where, sql_condition
+from rstar_lab.analysis.conditions import Where, sql_condition
+from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import RESAMPLES, Estimate, ratio
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS

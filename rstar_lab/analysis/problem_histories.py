@@ -7,9 +7,10 @@ from html import escape
 import pandas as pd
 import plotly.graph_objects as go
 
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import SOLVED
-from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
+from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
 
 

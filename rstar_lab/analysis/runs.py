@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.import_rows import REWARDS_FILE
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
@@ -23,7 +24,6 @@ from rstar_lab.runs.schema import TRANSCRIPTS
 
 _SEARCH_BYTES = 64 * 2**20  # size of the texts cached for the next search
 _FOUND = ["traj_id", "run_id", "stage", "step"]
-Where = str | dict[str, Any] | None
 
 
 class Runs:
@@ -376,28 +376,6 @@ def _around(text: str, needles: Sequence[str]) -> str:
 def named_rows(frame: pd.DataFrame) -> list[Any]:
     """Return the rows as named tuples, typed Any for the type checker."""
     return list(frame.itertuples(index=False))
-
-
-def sql_condition(where: Where) -> tuple[str, list[Any]]:
-    """Return a condition as SQL and its parameters."""
-    if not where:
-        return "true", []
-    if isinstance(where, str):
-        return f"({where})", []
-    conditions: list[str] = []
-    parameters: list[Any] = []
-    for name, value in where.items():
-        column = '"' + name.replace('"', '""') + '"'
-        if value is None:
-            conditions.append(f"{column} IS NULL")
-        elif isinstance(value, str) or not isinstance(value, Iterable):
-            conditions.append(f"{column} = ?")
-            parameters.append(value.item() if isinstance(value, np.generic) else value)
-        else:
-            values = [item.item() if isinstance(item, np.generic) else item for item in value]
-            conditions.append(f"{column} IN ({', '.join('?' * len(values))})" if values else "false")
-            parameters += values
-    return " AND ".join(conditions), parameters
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

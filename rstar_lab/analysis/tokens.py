@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.runs import Runs, Where, named_rows, sql_condition
+from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern

@@ -1,0 +1,124 @@
+"""Formulas of preflight: size of a model, memory and step time."""
+
+import pytest
+
+from rstar_lab.profiles import load_profile
+from rstar_lab.resources import resource_folder
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
+from rstar_lab.rl.preflight.published import PUBLISHED, table
+from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_papers_model_has_its_known_size_and_cache():
+    model = KNOWN["Qwen3-14B"]
+    assert model.parameters == model.active_parameters == pytest.approx(14.77e9, rel=0.002)
+    assert model.kv_bytes() == 2 * 40 * 8 * 128 * 2
+
+
+def test_a_mixture_of_experts_has_its_known_total_and_active_size():
+    model = KNOWN["Qwen3-30B-A3B"]
+    assert model.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert model.active_parameters == pytest.approx(3.35e9, rel=0.02)
+
+
+def test_a_models_size_is_read_from_its_folder(tmp_path):
+    from rstar_lab.rl.chat_format.template import render_prompt
+    from rstar_lab.rl.models.model import build_tiny, save_model
+    from rstar_lab.rl.models.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer([render_prompt("?")], 600)
+    model = build_tiny(tokenizer, seed=0, layers=2)
+    save_model(tmp_path, model, tokenizer)
+    shape = architecture_of(str(tmp_path))
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.positions == model.config.max_position_embeddings
+
+
+def test_step_time_grows_with_length_and_oversampling():
+    model, profile = KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
+    base = estimate.step_time(model, RlSection(), profile)
+    longer = estimate.step_time(model, RlSection(max_response_tokens=16384), profile)
+    assert longer.generation > 2 * base.generation, "twice the tokens, with more cache to read each"
+    plain = estimate.step_time(model, RlSection(roc="none"), profile)
+    assert plain.update == base.update, "G of each group are trained on, with RoC and without"
+    assert base.generation / 2 <= plain.generation < base.generation, (
+        "RoC rolls out twice as many; reading weights is shared"
+    )
+    assert estimate.step_time(model, RlSection(old_log_probs="engine"), profile).old_log_probs == 0
+
+
+def with_parallelism(profile, **changes):
+    return profile.model_copy(update={"parallelism": profile.parallelism.model_copy(update=changes)})
+
+
+def test_communication_is_smaller_when_shards_stay_inside_a_node():
+    model, profile = KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
+    hybrid = estimate.step_time(model, RlSection(), profile)
+    full = estimate.step_time(model, RlSection(), with_parallelism(profile, fsdp_size=-1))
+    assert full.communication > 3 * hybrid.communication > 0
+    assert full.update - hybrid.update > 0 and full.generation == hybrid.generation
+    # By hand: 64 ranks, 8192 x (500 + 3686) tokens in micro-batches of 16,384 are 33; each moves 8 bytes per parameter.
+    measured = profile.measured
+    collectives = 33 * 8 * model.parameters * 63 / 64 / (measured.network_gb_per_s * 1e9)
+    compute = (
+        full.update
+        - estimate.exposed_communication(model, RlSection(), with_parallelism(profile, fsdp_size=-1), (1e9, 1e9))[1]
+    )
+    exposed = estimate.exposed_communication(model, RlSection(), with_parallelism(profile, fsdp_size=-1), (0, compute))[
+        1
+    ]
+    assert exposed == pytest.approx(collectives - min(measured.overlap * collectives, compute), rel=0.01)
+    one_gpu = load_profile("one_gpu")
+    assert estimate.step_time(KNOWN["Qwen3-1.7B"], RlSection(), one_gpu).communication == 0
+
+
+def test_the_lora_recipe_fits_24_gb_and_full_training_does_not():
+    profile = load_profile("one_gpu_24gb")
+    loaded = load_recipe("qwen3_4b_lora_24gb", {}, profile)
+    rl, shape = loaded.settings(loaded.stages[0]), KNOWN["Qwen3-4B"]
+    adapters = estimate.memory(shape, loaded, rl, profile)
+    assert adapters.fits and adapters.peak == pytest.approx(22.3, abs=0.1)
+    assert adapters.training_state * 1e9 == 2 * shape.parameters + 16 * estimate.lora_parameters(shape, rl.lora)
+    everything = estimate.memory(shape, loaded, rl.model_copy(update={"lora": None}), profile)
+    assert not everything.fits and everything.peak == pytest.approx(77.6, abs=0.1)
+    longer = load_recipe("qwen3_4b_lora_24gb", {"evaluate.max_response_tokens": 8192}, profile)
+    memory = estimate.memory(shape, longer, rl, profile)
+    assert memory.peak == adapters.peak and not memory.fits, "vLLM does not start: an evaluation exceeds its KV cache"
+
+
+def test_local_trainer_adds_engine_and_training_memory():
+    model, profile = KNOWN["Qwen3-1.7B"], load_profile("one_gpu")
+    rl = RlSection(max_response_tokens=4096, gradient_checkpointing=True, micro_batch_tokens=16_384)
+    recipe = Recipe(model="-", engine=EngineSection(memory_share=0.4))
+    need = estimate.memory(model, recipe, rl, profile)
+    assert need.together and need.peak == pytest.approx(need.training_peak + 0.4 * 80)
+    assert need.fits
+    greedy = estimate.memory(model, Recipe(model="-", engine=EngineSection(memory_share=0.85)), rl, profile)
+    assert not greedy.fits, "each of the two fits, both together do not"
+    assert max(greedy.training_peak, greedy.rollout_peak) < greedy.hbm
+
+
+def test_local_trainer_uses_the_recipes_micro_batch():
+    model, profile, recipe = KNOWN["Qwen3-1.7B"], load_profile("one_gpu"), Recipe(model="-")
+    small, large = (
+        estimate.memory(model, recipe, RlSection(micro_batch_tokens=tokens, max_response_tokens=1024), profile)
+        for tokens in (8192, 16_384)
+    )
+    assert large.training_peak > small.training_peak
+    assert profile.parallelism.tokens_per_gpu == 8192, "the profile's value, which is verl's, is not used"
+
+
+def test_predictions_are_within_a_factor_of_three_of_published_steps():
+    for case in PUBLISHED:
+        step = case.predict()
+        assert 1 / 3 < step.total / case.step < 3, case.name
+        assert 1 / 3 < (step.generation + step.tail) / case.rollout < 3, case.name
+
+
+def test_the_table_of_the_docs_is_the_one_that_the_code_computes():
+    page = (resource_folder("cluster").parent / "docs" / "cluster.md").read_text()
+    assert table() in page
