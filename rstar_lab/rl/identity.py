@@ -48,6 +48,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
             sandbox.timeout_s,
             sandbox.memory_mb,
             *([sandbox.fault_share] if sandbox.fault_share else []),
+            *([sandbox.isolation] if sandbox.isolation != "namespaces" else []),
         ],
         "sampling": [
             samples,

@@ -33,6 +33,7 @@ BASE = evaluation_identity(load_recipe("evaluate"), PROBLEMS, "weights", 16)
         ("sandbox.timeout_s", 1.0, "sandbox"),
         ("sandbox.memory_mb", 64, "sandbox"),
         ("sandbox.fault_share", 0.1, "sandbox"),
+        ("sandbox.isolation", "gvisor", "sandbox"),
         ("evaluate.temperature", 0.0, "sampling"),
         ("evaluate.top_p", 1.0, "sampling"),
         ("evaluate.max_turns", 2, "sampling"),

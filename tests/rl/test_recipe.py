@@ -36,6 +36,7 @@ def test_shipped_recipes_load_by_path_and_by_name(path):
         ("rl.lr=1e400", "rl.lr: .*finite number"),
         ("rl.lr=[", "--set rl.lr=\\[: the value is not YAML"),
         ("sft.problems.synthetic.count=0", "sft.problems.synthetic.count: .*greater than 0"),
+        ("sandbox={url: 'http://a:1', isolation: gvisor}", "sandbox: isolation: gvisor is for url: local; start the"),
     ],
 )
 def test_errors_name_the_key_and_the_nearest_known_one(override, message):

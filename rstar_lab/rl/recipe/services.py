@@ -79,6 +79,15 @@ class SandboxSection(Section):
     """Share of the calls of code tools that fail as `sandbox_error`, chosen at random, to measure what failures of the sandbox
     cost (docs/ablation.md). Default: 0."""
 
+    @model_validator(mode="after")
+    def _check_isolation(self) -> "SandboxSection":
+        if self.isolation != "namespaces" and self.url != "local":
+            raise ValueError(
+                f"isolation: {self.isolation} is for url: local; start the server at {self.url} with "
+                f"`rstar-lab sandbox serve --isolation {self.isolation}`"
+            )
+        return self
+
 
 class EvaluateSection(Section):
     """Evaluation: problem sets and how they are sampled."""
