@@ -66,7 +66,7 @@ keys = {
 # %% [markdown]
 # ## The runs
 #
-# Every arm starts from one SFT model, with several seeds. In sync, two engines generate and then two processes update. In the
+# Every arm starts from one SFT model, with several seeds. In mode `sync`, two engines generate and then two processes update. In the
 # other modes one engine generates while one process updates, so all arms use two cores.
 
 # %%

@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Train in your own environment
 #
-# An environment is a task with state. Here every rollout has a small SQL database of its own, and the model asks it with a
-# query tool. A model with random weights first learns from conversations, of which some contain a failing query. Then
+# An environment is a task with state. Here every rollout has a small SQL database of its own, and the model queries it
+# with a tool. A model with random weights first learns from conversations, some of which contain a failing query. Then
 # GRPO-RoC trains it: a failing query makes a successful rollout less likely to be kept, so such queries become rarer.
 #
 # The environment is 30 lines of code and needs no change of the package.

@@ -16,7 +16,7 @@
 #
 # RoC generates more rollouts than it trains on. This notebook takes the stored rollouts of finished steps and selects them
 # again with other rules, with the functions that training uses. Nothing is sampled. It shows which rollouts each rule
-# keeps, the advantages they get, and how far the gradient turns.
+# keeps, the advantages they get, and how far the direction of the gradient changes.
 #
 # Start with a run of the demo (`make demo`), or with any training run.
 
