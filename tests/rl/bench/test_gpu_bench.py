@@ -13,7 +13,7 @@ from rstar_lab.rl.preflight.architecture import Architecture
 TINY = Architecture(2, 64, 4, 2, 16, 128, 512, True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_part_of_the_gpu_check_runs_at_tiny_size():
     lines = {line["name"]: line for line in bench(device="cpu", shapes={"tiny": TINY}, tokens=64)}
     assert not [line for line in lines.values() if str(line["against"]).startswith("failed")]

@@ -275,7 +275,7 @@ def test_a_recipe_trains_on_a_mix_of_files(tmp_path, tokenizer):
         parse_recipe({"model": "tiny", "sft": {"conversations": [{**entry, "counts": 2}]}})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sft_on_a_mix_alone(tmp_path):
     """`rstar-lab sft` learns from converted files, and leaves a model that can be loaded."""
     conversations = [one(name).model_copy(update={"conversation_id": f"{name}-{n}"}) for n in range(8) for name in ROWS]

@@ -112,6 +112,7 @@ async def test_requests_in_flight_continue_and_every_token_has_its_version(tmp_p
                 start = end
 
 
+@pytest.mark.soak
 async def test_forked_engines_restart_independently(tmp_path):
     make_model(tmp_path / "model")
     section = SECTION.model_copy(update={"count": 2})

@@ -285,7 +285,7 @@ def helpers_alive() -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_killed_run_ends_with_the_same_weights_and_metrics(tmp_path, processes):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
