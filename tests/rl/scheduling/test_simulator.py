@@ -154,7 +154,7 @@ def test_a_rollout_larger_than_the_cache_is_an_error():
         simulate([ScriptedRollout(0, "p", 100, (ScriptedTurn(2000),))], Static(), [EngineSpec(RATES, 1000)])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_64_engines_with_16384_rollouts_take_less_than_a_minute():
     regime = Regime(kv_tokens=125_000)
     rollouts, history = make_rollouts(regime, 0)

@@ -220,7 +220,7 @@ def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "processes"), [("adamw", 1), ("muon", 1), pytest.param("adamw", 2, marks=pytest.mark.slow)]
+    ("optimizer", "processes"), [("adamw", 1), ("muon", 1), pytest.param("adamw", 2, marks=pytest.mark.soak)]
 )
 def test_lora_trains_adapters_and_resumes_exactly(tmp_path, optimizer, processes):
     from peft import PeftModel

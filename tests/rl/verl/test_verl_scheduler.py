@@ -111,13 +111,8 @@ def final_stats(client):
     return stats
 
 
-FACTORIES = [
-    pytest.param("scripted", id="scripted"),
-    pytest.param("vllm", id="vllm", marks=pytest.mark.soak),
-]
-
-
-@pytest.mark.parametrize("engine", FACTORIES)
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["scripted", "vllm"])
 def test_rollouts_of_a_killed_server_continue_on_the_others(model, engine):
     vllm = engine == "vllm"
     factory = "rstar_lab.rl.verl.engine:CpuVllm" if vllm else f"{__name__}:serve_slowly"
