@@ -42,7 +42,7 @@ $(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt
 services:  ## install Redis, g++ and Chromium for the tests with apt (only as root or with sudo)
 	@sh tests/services.sh
 
-demo: $(READY)  ## train a tool-using model from random weights (8 minutes) and write a report
+demo: $(READY)  ## train a tool-using model from random weights (7 minutes) and write a report
 	$(BIN)/rstar-lab demo
 
 # Three test files at a time on two cores: half of the tests wait for processes to start (tests/conftest.py gives the order).

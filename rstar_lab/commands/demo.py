@@ -13,7 +13,9 @@ app = typer.Typer()
 
 @app.command(epilog=examples("rstar-lab demo --fast", "rstar-lab demo --runs-dir runs --out out"))
 def demo(
-    fast: Annotated[bool, typer.Option("--fast", help="Train a shorter version, in about one and a half minutes.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Train a shorter version, in about one and a half minutes.")
+    ] = False,
     runs_dir: RunsDir = None,
     out: Annotated[Path, typer.Option(help="Folder for the executed notebook.")] = Path("out"),
     overrides: Overrides = None,
