@@ -77,12 +77,13 @@ def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:
             continue
         steps = steps.sort_values("step")
         seconds = steps.step_s - (steps.evaluate_s.fillna(0) if "evaluate_s" in steps else 0)
+        trained = steps.update_tokens.fillna(0) if "update_tokens" in steps else 0 * steps.step  # no step had an update
         frame = pd.DataFrame(
             {
                 "arm": known[run_id].get("recipe.label") or run_id,
                 "seed": known[run_id]["seed"],
                 "step": steps.step,
-                "tokens": steps.update_tokens.fillna(0).cumsum(),
+                "tokens": trained.cumsum(),
                 "seconds": seconds.cumsum(),
                 "pass1": steps[column],
             }

@@ -66,6 +66,17 @@ def test_a_run_that_ended_early_counts_with_its_last_evaluation():
         learning_table(frame, control="grpo")
 
 
+def test_runs_without_an_update_have_trained_no_tokens(tmp_path):
+    for arm in ("sync", "async"):
+        with RunWriter.open(tmp_path, f"{arm}-0", kind="train", recipe={"label": arm}, seed=0) as writer:
+            for step in (1, 2):
+                writer.write_step("rl", step, **rows(step), metrics={"step_s": 1.0, "eval/held_out/pass1": 0.1 * step})
+            writer.finish("finished")
+    curves = learning_curves(open_runs(tmp_path))
+    assert curves.tokens.tolist() == [0] * 4
+    assert learning_table(curves).table.pass1_tokens.tolist() == pytest.approx([0.2, 0.2])
+
+
 def test_staleness_of_a_run_is_plotted(runs):
     figure = plot_staleness(runs, "async-0")
     shown = {trace.name: list(trace.y) for trace in figure.data}
