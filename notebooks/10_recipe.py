@@ -75,7 +75,7 @@ if wait:
     assert status == "finished", f"the job {status}; the end of its log:\n{job.logs(tail=20)}"
 
 # %%
-watch(job.run_dir) if job.run_dir else "the run has not started yet: run this cell again"
+watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell again"
 
 # %% [markdown]
 # ## The stages

@@ -26,7 +26,7 @@ def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Fi
     """Plot one lane per rollout of a step with segments for generate, queue, tool and wait, and mark the last rollout to end.
 
     generate: requests to the engine, including the time they queue there. queue: a call waits for a sandbox worker. tool:
-    calls run, or the environment answers. wait: the rollout has ended, but the last one has not. The title has the sums
+    calls run, or the environment answers. wait: the rollout is complete, others of the step are not. The title has the sums
     in rollout-seconds, and the idle share: wait / (rollouts x seconds of the longest rollout).
 
     The run store has durations and no start times, so all rollouts start at 0. If a step has more rollouts than run at

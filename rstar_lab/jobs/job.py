@@ -147,7 +147,7 @@ class Job:
         from rstar_lab.jobs.submit import submit
 
         if not self.status().ended:
-            raise UserError(f"job {self.id} has not ended; stop it first")
+            raise UserError(f"job {self.id} is queued or running; stop it first")
         spec = self.spec
         profile = None if spec.handle.get("own_profile") else spec.profile
         return submit(

@@ -5,11 +5,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from rstar_lab.sandbox.gvisor import GvisorPool, runsc_version
-from rstar_lab.sandbox.limits import check_isolation
+from rstar_lab.sandbox.gvisor import runsc_version
+from rstar_lab.sandbox.isolations import POOLS, check_isolation
 from rstar_lab.sandbox.runtime import landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
-from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
 _LEAVES_OPEN = {
     "cgroup": "memory is checked every 50 ms, not limited by the kernel: a program that allocates fast can harm other calls",
@@ -55,7 +54,7 @@ def layers(missing: dict[str, str]) -> list[Layer]:
 
 
 async def _probe(isolation: str) -> dict[str, str]:
-    pool = GvisorPool(1) if isolation == "gvisor" else SupervisorPool(1)
+    pool = POOLS[isolation](1)
     await pool.start()
     try:
         return dict(pool.missing)

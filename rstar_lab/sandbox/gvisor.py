@@ -1,7 +1,7 @@
 """`isolation: gvisor`: runs each call and each session in a gVisor container of its own.
 
-A container imports the libraries of its tier in advance, runs one call or one session, and ends. The supervisor is that of
-the other isolation and runs inside of the container. Its messages pass through a socket, the container's standard input.
+A container imports the libraries of its tier in advance, runs one call or one session, and ends. The supervisor
+is the one of `isolation: namespaces` and runs inside the container. A socket, the container's standard input, carries its messages.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class GvisorPool:
         return not self._closed
 
     async def start(self) -> None:
-        """Start one container, to see that this works. Raises RuntimeError if it does not."""
+        """Start the first container. Raises RuntimeError if it cannot be started."""
         cgroup.remove_stale_groups()
         self._folder = Path(tempfile.mkdtemp(prefix="rstar-gvisor-"))
         self._name = f"{cgroup.PREFIX}-{os.getpid()}-{self._folder.name[-8:]}"

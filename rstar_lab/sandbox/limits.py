@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass, fields
 
-from rstar_lab.errors import UserError
-
-ISOLATIONS = ("namespaces", "gvisor")
 MAX_TIMEOUT_S = 600.0
 MAX_MEMORY_MB = 64 * 1024
 MAX_STDIN_BYTES = 64 * 1024 * 1024
@@ -45,12 +42,6 @@ class Limits:
                 raise ValueError(f"{field.name}: {getattr(self, field.name)!r} must be greater than 0")
         check_timeout(self.timeout_s)
         check_memory(self.memory_mb)
-
-
-def check_isolation(isolation: str) -> str:
-    if isolation not in ISOLATIONS:
-        raise UserError(f"isolation: {isolation!r} must be one of {', '.join(ISOLATIONS)}")
-    return isolation
 
 
 def check_timeout(timeout_s: float) -> float:

@@ -14,8 +14,8 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.call_log import log_event
 from rstar_lab.sandbox.check import layers
-from rstar_lab.sandbox.gvisor import GvisorPool
-from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_isolation, check_memory, check_timeout
+from rstar_lab.sandbox.isolations import POOLS, Pool, check_isolation
+from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
@@ -35,8 +35,6 @@ EVENTS = (
     "session_refused",
     "session_forked",
 )
-# One class for each isolation; all have the methods of SupervisorPool.
-POOLS: dict[str, type[SupervisorPool] | type[GvisorPool]] = {"namespaces": SupervisorPool, "gvisor": GvisorPool}
 log = logging.getLogger(__name__)
 
 
@@ -90,7 +88,7 @@ class LocalSandbox:
         self.in_flight = 0
         self._scheduler = Scheduler(self.workers, limits.make_room)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
-        self._pool: SupervisorPool | GvisorPool | None = None
+        self._pool: Pool | None = None
         self._starting = asyncio.Lock()
         self._closed = False
         self._idle = asyncio.Event()
@@ -363,7 +361,7 @@ class LocalSandbox:
         finally:
             self._scheduler.free(slot)
 
-    async def _running_pool(self) -> SupervisorPool | GvisorPool:
+    async def _running_pool(self) -> Pool:
         if self._pool and self._pool.alive:
             return self._pool
         async with self._starting:
@@ -384,7 +382,7 @@ class LocalSandbox:
                 self._session_cleaner = asyncio.create_task(self._drop_idle_sessions())
             return self._pool
 
-    async def _check_layers(self, pool: SupervisorPool | GvisorPool) -> None:
+    async def _check_layers(self, pool: Pool) -> None:
         missing = [layer for layer in layers(pool.missing) if not layer.present]
         if missing and self.strict:
             await pool.close()

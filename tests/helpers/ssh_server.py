@@ -6,12 +6,15 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+
+from rstar_lab.profiles import Ssh
 
 
 class SshServer:
@@ -55,6 +58,12 @@ class SshServer:
         self.config = folder / "ssh_config"
         self.config.write_text("Host cluster\n" + "".join(f"  {key} {value}\n" for key, value in client.items()))
         self.start()
+
+    def settings(self, remote_dir: Path) -> Ssh:
+        """Return the section `ssh` of a profile that runs local jobs on this server."""
+        return Ssh(
+            host="cluster", config=str(self.config), remote_dir=str(remote_dir), backend="local", python=sys.executable
+        )
 
     def start(self) -> None:
         if os.geteuid() == 0:

@@ -19,7 +19,6 @@ from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import forget_agents, mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
 from rstar_lab.processes import processes_of
-from rstar_lab.profiles import Ssh
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
@@ -38,13 +37,7 @@ def server(tmp_path_factory):
 def settings(server, tmp_path):
     if server.process.poll() is not None:
         server.start()
-    return Ssh(
-        host="cluster",
-        config=str(server.config),
-        remote_dir=str(tmp_path / "far"),
-        backend="local",
-        python=sys.executable,
-    )
+    return server.settings(tmp_path / "far")
 
 
 @pytest.fixture

@@ -41,13 +41,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def settings(server, tmp_path):
-    return Ssh(
-        host="cluster",
-        config=str(server.config),
-        remote_dir=str(tmp_path / "far"),
-        backend="local",
-        python=sys.executable,
-    )
+    return server.settings(tmp_path / "far")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class TemplateError(UserError):
 
 
 class ModelTemplate:
-    """The chat template of a tokenizer, or a function of the user in its place.
+    """The chat template of a tokenizer, or a user's function that replaces it.
 
     tokenizer: with a chat template, unless `render` is given. control_tokens: neutralised in questions and tool output.
     options: further variables of the template, such as `enable_thinking`. render: renders conversations instead of the chat

@@ -80,7 +80,7 @@ class Environment(Protocol):
         return {}
 
     async def close(self) -> None:
-        """Free resources. Called once when the rollout has ended, also after a failure."""
+        """Free resources. Called once at the end of the rollout, including after a failure."""
 
 
 class GroupScoring(Protocol):

@@ -97,7 +97,7 @@ class RlSection(Section):
     prompt_format: PromptFormat = "paper"
     """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as
     microsoft/rStar renders them, for the released rStar2-Agent-14B. `model`: by the model's own chat template, with its own
-    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports `paper` and `released`. The same for all
+    syntax of tool calls, for any chat model (docs/recipes.md). SFT supports `paper` and `released`. Cannot differ between
     stages."""
     system_prompt: str | None = None
     """System prompt; "" for none. Not with `released`. Default: that of the prompt format."""
@@ -166,24 +166,24 @@ class RlSection(Section):
     """Number of newest checkpoints that are kept. Default: ours."""
     tools: tuple[str, ...] = ("python",)
     """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
-    `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). The same for all stages."""
+    `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). Cannot differ between stages."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
     environments: tuple[EnvironmentEntry, ...] = ()
     """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment
-    use `tools` and `reward`. Default: none. The same for all stages."""
+    use `tools` and `reward`. Default: none. Cannot differ between stages."""
     reward: str = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
     in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
-    (docs/own-tools.md). The same for all stages."""
+    (docs/own-tools.md). Cannot differ between stages."""
     answer: AnswerFormat = "tagged"
     """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
-    `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. The same for all
+    `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. Cannot differ between
     stages."""
     metrics: tuple[Function, ...] = ()
     """Further metrics of a step, as `module:function` of its trajectories. A function `f` appears as `metrics/f`."""
     lora: Lora | None = None
-    """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. The same for all
+    """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. Cannot differ between
     stages. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on

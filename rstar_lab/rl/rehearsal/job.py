@@ -74,7 +74,7 @@ class RehearsalJob:
         return " | ".join(text.strip().splitlines()[-12:])[-1500:]
 
     def stop(self) -> None:
-        """Stop the job if it has not ended."""
+        """Stop the job if it is queued or running."""
         if not self.id or (self.folder / "exit.json").exists():
             return
         command = [sys.executable, "-m", "rstar_lab.cli", "jobs", "stop", self.id, "--runs-dir", str(self.runs_dir)]

@@ -57,10 +57,10 @@ class Codec:
         return self.model_template.calls(text, {schema["function"]["name"]: schema for schema in self.schemas})
 
     def has_misplaced_control_token(self, text: str, calls: Sequence[ToolCall]) -> bool:
-        """Return whether the model wrote a control token that does not belong into its turn.
+        """Return whether the model wrote a control token outside of the places where its turn may contain one.
 
-        text: the turn without the tokens that end it. calls: those in its text. Control tokens belong into a turn as the tags
-        and arguments of tool calls and, with a chat template, as one pair of `<think>` tags at the start.
+        text: the turn without the tokens that end it. calls: those in its text. These places are the tags and arguments of tool
+        calls and, with a chat template, one pair of `<think>` tags at the start.
         """
         if not any(token in text for token in self.control_tokens):
             return False

@@ -1,4 +1,4 @@
-"""The rehearsal: its shrink rule, its list of keys, its report; and, in `make test-all`, the whole of it."""
+"""The rehearsal: its shrink rule, its list of keys, its report; complete rehearsals in `make test-all`."""
 
 import json
 import os
