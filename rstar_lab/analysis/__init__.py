@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
+    from rstar_lab.analysis.failure_context import add_first_difference, add_phrases
     from rstar_lab.analysis.failure_labels import Agreement, hand_labels, label_agreement, label_rollouts
     from rstar_lab.analysis.failure_map import plot_failure_map
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
@@ -46,6 +47,7 @@ _MODULES = {
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "alerts": ("find_alerts",),
+    "failure_context": ("add_first_difference", "add_phrases"),
     "failure_labels": ("Agreement", "hand_labels", "label_agreement", "label_rollouts"),
     "failure_map": ("plot_failure_map",),
     "failures": ("failed_rollouts", "failure_groups", "plot_failures"),
@@ -84,6 +86,8 @@ __all__ = [
     "Inspector",
     "LinkedFigure",
     "Runs",
+    "add_first_difference",
+    "add_phrases",
     "compare",
     "compare_transcripts",
     "count_words",

@@ -113,9 +113,10 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
     return Figure(figure, frame)
 
 
-def rollouts(runs: Runs, where: Where, limit: int | None = None) -> Iterator[dict[str, Any]]:
+def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool = True) -> Iterator[dict[str, Any]]:
     """Yield each rollout that has a transcript: its ROLLOUT_COLUMNS, its calls with their properties and responses, and
-    the number of turns and characters before the first call."""
+    the number of turns and characters before the first call. parse: include the properties that need a syntax tree: lines,
+    libraries, asserts, repeated."""
     condition, parameters = sql_condition(where)
     sample = (
         f"ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}" if limit is not None else "ORDER BY run_id, step, traj_id"
@@ -131,10 +132,10 @@ def rollouts(runs: Runs, where: Where, limit: int | None = None) -> Iterator[dic
         texts = runs.arrow("SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?", [run_id, step])
         for stored in texts.to_pylist():
             if row := rows.get(stored["traj_id"]):
-                yield _rollout(row, json.loads(stored["messages"]))
+                yield _rollout(row, json.loads(stored["messages"]), parse)
 
 
-def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: bool) -> dict[str, Any]:
     """Return the calls of one rollout, and the turns and characters before the first."""
     answer = (row["answer"] or "").strip()
     stands = re.compile(rf"(?<![\w.]){re.escape(answer)}(?![\w.]*\w)") if answer else None
@@ -151,7 +152,6 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[st
                 if first is None:
                     first = (turn, characters + match.start())
                 code = _code(match[1])
-                tree, facts = _facts(code)
                 made = shared | {
                     "turn": turn,
                     "call": len(calls),
@@ -160,8 +160,10 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[st
                     "response": "",
                     "answer_known": known,
                 }
-                made |= facts | {"repeated": None if tree is None else tree in seen}
-                seen |= {tree} if tree is not None else set()
+                if parse:
+                    tree, facts = _facts(code)
+                    made |= facts | {"repeated": None if tree is None else tree in seen}
+                    seen |= {tree} if tree is not None else set()
                 calls.append(made)
                 waiting.append(made)
             characters += len(message["content"])

@@ -45,7 +45,7 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS, *, points: i
     rows, notes, top = [], [], 0.0
     for band in failure_groups(found, by[:1]).to_dict("records"):
         in_band = table[table[by[0]] == band[by[0]]].to_dict("records")
-        notes.append(_note(0, -top, f"<b>{escape(_name([band[by[0]]]))}</b>: {_numbers(band)}", "left", 13))
+        notes.append(_note(0, -top, f"<b>{escape(_name([band[by[0]]]) or 'other')}</b>: {_numbers(band)}", "left", 13))
         top += _HEADING
         for row in _wrap([_Disc(group, by, groups, drawn_share, scale) for group in in_band]):
             radius = max(disc.radius for disc in row)
@@ -93,7 +93,7 @@ class _Disc:
         part = part.iloc[np.linspace(0, len(part) - 1, count).astype(int)]
         number = np.arange(count)  # phyllotaxis, Vogel (1979): points of equal density
         self.x, self.y = (np.sqrt(number) * scale * turn(number * _GOLDEN_ANGLE) for turn in (np.cos, np.sin))
-        name = _name([group[column] for column in by[1:]])
+        name = _name([group[column] for column in by[1:]]) or ("no failed call" if "message" in by else "other")
         state = np.where(part.kept.isna(), "not recorded", np.where(part.kept.eq(True), "kept by RoC", "dropped"))
         heading = "<br>".join(escape(line) for line in textwrap.wrap(name, 60)) + f"<br>{_numbers(group)}"
         hover = [f"{heading}<br>{escape(row.traj_id)}, step {row.step}" for row in named_rows(part)]
@@ -124,7 +124,7 @@ def _note(x: float, y: float, text: str, align: str, size: int) -> dict[str, Any
 
 
 def _name(values: Sequence[Any]) -> str:
-    return ": ".join(str(value) for value in values if not pd.isna(value) and value != "") or "no failed call"
+    return ": ".join(str(value) for value in values if not pd.isna(value) and value != "")
 
 
 def _numbers(row: dict[Any, Any]) -> str:

@@ -46,7 +46,7 @@ def failed_rollouts(runs: Runs, where: Where = None, *, limit: int | None = None
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
     rows = []
-    for rollout in rollouts(runs, where, limit):
+    for rollout in rollouts(runs, where, limit, parse=False):
         failed = [call for call in rollout["calls"] if call["outcome"] not in (None, "ok")]
         kind = _kind(rollout, bool(failed))
         if kind is None:
