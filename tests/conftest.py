@@ -9,6 +9,9 @@ from hypothesis import settings
 # Processes that tests start import tests/helpers too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
+# With two threads per process, OpenMP's threads spin while they wait for a core that another test uses (six times the CPU time).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Property tests use the same examples in every `make test`; `make test-all` searches for new ones.
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("explore", print_blob=True)

@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def memorized_model(tmp_path_factory):
-    """(folder, model) of memorized_model.py."""
+    """(folder, model) of helpers/memorized_model.py."""
     from helpers.memorized_model import make_memorized_model
 
     folder = tmp_path_factory.mktemp("model") / "memorized_model"
@@ -12,7 +12,7 @@ def memorized_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def served(memorized_model, tmp_path_factory):
-    """Two real vLLM servers with the memorized_model: see served.py."""
+    """Two real vLLM servers with the memorized_model."""
     from helpers.vllm_servers import two_servers
 
     with two_servers(memorized_model[0], tmp_path_factory.mktemp("served") / "log") as servers:

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from helpers.memorized_model import ANSWER, QUESTION, make_memorized_model
+from helpers.memorized_model import ANSWER, QUESTION
 
 from rstar_lab.analysis import inspect
 from rstar_lab.analysis.forks import wilson
@@ -46,15 +46,9 @@ async def write_run(folder, engine, tokenizer, tools=("python",), limit=300):
     return rollout
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("memorized") / "model"
-    make_memorized_model(folder)
-    return folder
-
-
 @pytest.fixture
-async def run(tmp_path, model):
+async def run(tmp_path, memorized_model):
+    model = memorized_model[0]
     engine = HfEngine()
     await engine.start(model, {"dtype": "float32"})
     rollout = await write_run(tmp_path / "runs", engine, load_tokenizer(model))
@@ -118,8 +112,8 @@ class Scripted:
         return Completion(ids, [-0.1] * len(ids), FinishReason.STOP, engine="scripted")
 
 
-async def test_sessions_are_rebuilt_by_replaying_the_earlier_calls(tmp_path, model):
-    tokenizer = load_tokenizer(model)
+async def test_sessions_are_rebuilt_by_replaying_the_earlier_calls(tmp_path, memorized_model):
+    tokenizer = load_tokenizer(memorized_model[0])
     random_model = build_tiny(tokenizer, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1, max_length=4096)
     save_model(tmp_path / "random", random_model, tokenizer)
     (name,) = make_tools(["jupyter"], object())  # type: ignore[arg-type]
