@@ -94,10 +94,13 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
+
+
 def _decode(raw: str) -> tuple[Any, str | None]:
     """Return (JSON value, None) or (None, error message)."""
     try:
-        value = json.loads(raw, parse_constant=_reject_constant)
+        value = _DECODER.decode(raw)
     except RecursionError:
         return None, "The tool call is nested too deeply."
     except ValueError as error:

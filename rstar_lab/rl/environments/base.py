@@ -22,6 +22,9 @@ class Observation:
     done: bool = False
 
 
+NO_OBSERVATION = Observation()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
     """One turn of the model. text: as generated, with its calls. calls: its tool calls, executed, with their responses.
@@ -121,7 +124,7 @@ def total_reward(scores: object) -> tuple[float, dict[str, float]]:
 def checked_observation(value: object) -> Observation:
     """Return what `reset` or `step` returned as an Observation. Raises MalformedResult if it is something else."""
     if value is None:
-        return Observation()
+        return NO_OBSERVATION
     if isinstance(value, str):
         return Observation(value)
     if not isinstance(value, Observation) or not isinstance(value.text, str):

@@ -15,7 +15,6 @@ from rstar_lab.rl.environments.base import (
     checked_observation,
     total_reward,
 )
-from rstar_lab.rl.environments.maths import MathsEnvironment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.user import run_in_daemon_thread
 from rstar_lab.rl.trajectory import Trajectory
@@ -24,18 +23,20 @@ log = logging.getLogger(__name__)
 
 
 class Episode:
-    """Runs one environment for one rollout. Failures of the environment raise EnvironmentFailure."""
+    """Runs one environment for one rollout. Failures of the environment raise EnvironmentFailure.
+
+    speaks: whether `step` can return something.
+    """
+
+    speaks = True
 
     def __init__(self, environment: Environment, name: str, problem: Problem, time_limit_s: float | None):
         """name: name of the environment, used in errors. time_limit_s: time limit of each call; None: no limit."""
         self.environment, self.name, self.problem, self.time_limit_s = environment, name, problem, time_limit_s
-        self.speaks = not isinstance(environment, MathsEnvironment)
         self.lock = asyncio.Lock()  # tool calls of one turn run one after the other
 
     async def reset(self, seed: int) -> str:
         """Start the task and return the first user message."""
-        if isinstance(self.environment, MathsEnvironment):
-            return await self.environment.reset(self.problem, seed)
         observation = await self.call("reset", checked_observation, self.problem, seed)
         if not observation.text:
             raise self._failure("reset", "returned no text")
@@ -47,8 +48,6 @@ class Episode:
 
     async def score(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
         """Return (reward, metrics) of the rollout: its parts, and the sum of the rewards of its turns."""
-        if isinstance(self.environment, MathsEnvironment):
-            return await self.environment.rewarded(trajectory)
         reward, values = await self.call("score", total_reward, trajectory)
         of_turns = [turn.reward for turn in trajectory.turns if turn.reward is not None]
         if of_turns:
@@ -57,9 +56,6 @@ class Episode:
 
     async def close(self) -> None:
         """Free the environment. A failure is logged: the rollout has ended already."""
-        if isinstance(self.environment, MathsEnvironment):
-            await self.environment.close()
-            return
         try:
             await self.call("close", lambda value: value)
         except EnvironmentFailure as failure:

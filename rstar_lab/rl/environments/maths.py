@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rstar_lab.rl.environments.base import Environment, Scores
+from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import RewardInputs, UserReward
 from rstar_lab.rl.tools.base import Tool
@@ -46,3 +47,16 @@ class MathsEnvironment(Environment):
     async def close(self) -> None:
         for tool in self.shared_tools.values():
             await tool.close(self.traj_id)
+
+
+class MathsEpisode(Episode):
+    """Runs a MathsEnvironment for one rollout. It needs neither checks nor time limits."""
+
+    environment: MathsEnvironment
+    speaks = False
+
+    async def reset(self, seed: int) -> str:
+        return self.problem.question
+
+    async def score(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
+        return await self.environment.rewarded(trajectory)

@@ -15,7 +15,7 @@ from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
-from rstar_lab.rl.environments.base import EnvironmentFailure, ModelMessage, Observation
+from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
@@ -193,7 +193,7 @@ class _Rollout:
             calls = written if completion.finish_reason is FinishReason.STOP else []
             may_continue = len(self.turns) + 1 < limits.max_turns
             tools_started = time.monotonic()
-            observation = Observation()
+            observation = NO_OBSERVATION
             if not calls and completion.finish_reason is FinishReason.STOP:
                 observation = await self._step(text, ())
             continues = may_continue and not observation.done and bool(calls or observation.text)
@@ -250,7 +250,7 @@ class _Rollout:
         """Return what the environment answers to a turn. If it fails, the rollout ends; `error` is then set."""
         assert self.episode is not None
         if not self.episode.speaks:
-            return Observation()
+            return NO_OBSERVATION
         # A turn with calls is in self.turns already; a turn without calls is not.
         turn = len(self.turns) - 1 if calls else len(self.turns)
         try:

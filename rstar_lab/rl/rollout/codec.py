@@ -1,5 +1,6 @@
 """Conversion between text and token ids for one tokenizer, tool set and prompt style."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,7 @@ class Codec:
         self.tokenizer, self.style = tokenizer, style
         self.schemas = [tool.schema for tool in tools.values()]
         self.control_tokens = control_tokens(tokenizer)
+        self._control_token = re.compile("|".join(map(re.escape, self.control_tokens)) or r"(?!)")
         self.model_template: ModelTemplate | None = None
         if style.prompt_format == "model":
             render = own_chat_template(style.chat_template) if style.chat_template else None
@@ -62,13 +64,13 @@ class Codec:
         text: the turn without the tokens that end it. calls: those in its text. These places are the tags and arguments of tool
         calls and, with a chat template, one pair of `<think>` tags at the start.
         """
-        if not any(token in text for token in self.control_tokens):
+        if not self._control_token.search(text):
             return False
         if self.model_template is None:
             own = text_outside_calls(text, calls)
         else:
             own = self.model_template.text_outside_calls(text, calls)
-        return any(token in own for token in self.control_tokens)
+        return self._control_token.search(own) is not None
 
     def prompt_ids(self, question: str) -> list[int]:
         return list(self._prompt(question))

@@ -8,7 +8,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.environments.loading import EnvironmentClass
-from rstar_lab.rl.environments.maths import MathsEnvironment
+from rstar_lab.rl.environments.maths import MathsEnvironment, MathsEpisode
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection
@@ -71,7 +71,7 @@ class RolloutContext:
         if self.environment is not None:
             return self.environment.open(task.problem, task.traj_id)
         maths = MathsEnvironment(self.tools, self.reward, task.problem, task.traj_id)
-        return Episode(maths, "maths", task.problem, None)
+        return MathsEpisode(maths, "maths", task.problem, None)
 
     async def close(self, traj_id: str) -> None:
         """Free tools and environment of a rollout that has ended or will not be continued."""
