@@ -12,6 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
@@ -61,6 +63,23 @@ def prepare(folder: Path) -> Upload:
     if not any(name.endswith(".safetensors") for name in files):
         raise UserError(f"{folder} has no weights in safetensors format")
     return Upload("model", files | {"README.md": _model_card(folder)})
+
+
+def write_folder(upload: Upload, folder: Path) -> None:
+    """Write what `push` sends to a new folder, which `datasets.load_dataset` and `huggingface_hub` read. The folder appears
+    only when all files are complete. Raises UserError if it exists."""
+    if folder.exists():
+        raise UserError(f"{folder} exists already: choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".data-set-") as temporary:
+        for name, file in upload.files.items():
+            target = Path(temporary) / "data" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(file, bytes):
+                target.write_bytes(file)
+            else:
+                shutil.copyfile(file, target)
+        (Path(temporary) / "data").rename(folder)
 
 
 def push(upload: Upload, repo: str, *, public: bool = False) -> str:
@@ -168,10 +187,19 @@ def _data_card(run: RunReader) -> bytes:
     """Return the card of a run: its tables for the data-set viewer, its last step, its recipe and versions."""
     info = run.info
     have = [table for table in TABLES if any((run.run_dir / table).rglob("*.parquet"))]
-    header = {
+    header: dict[str, Any] = {
         "tags": ["rstar_lab", "tool-use", "rollouts"],
-        "configs": [{"config_name": table, "data_files": f"{table}/**/*.parquet"} for table in have],
+        "configs": [
+            {"config_name": table, "data_files": f"{table}/**/*.parquet"} | ({"default": True} if number == 0 else {})
+            for number, table in enumerate(have)
+        ],
     }
+    if "trajectories" in have:
+        # `datasets` has no type for maps, so it can read the table only without the column `metrics`.
+        stored = pq.read_schema(run.files("trajectories")[0].path)
+        fields = [field for field in stored if not pa.types.is_map(field.type)]
+        header["configs"][0]["columns"] = [field.name for field in fields]
+        header["dataset_info"] = [{"config_name": "trajectories", "features": [_feature(field) for field in fields]}]
     lines_of_steps = run.metrics()
     last = lines_of_steps[-1]
     shown = {name: last.get(name) for name in ("correct", "error_rate_correct", "response_tokens", "rollouts")}
@@ -196,6 +224,17 @@ def _data_card(run: RunReader) -> bytes:
         "",
     ]
     return _card(header, lines)
+
+
+def _feature(field: pa.Field) -> dict[str, str]:
+    """Return a column as the cards of data sets declare it."""
+    if pa.types.is_list(field.type):
+        return {"name": field.name, "list": _data_type(field.type.value_type)}
+    return {"name": field.name, "dtype": _data_type(field.type)}
+
+
+def _data_type(kind: pa.DataType) -> str:
+    return {"float": "float32", "double": "float64"}.get(str(kind), str(kind))
 
 
 def _evaluations(run: RunReader, folder: Path) -> list[str]:

@@ -6,14 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 import yaml
 from helpers.hub_server import TOKEN, HubServer
+from helpers.inspector_runs import write_run
 from helpers.tiny_models import make_model
+from typer.testing import CliRunner
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.hub import prepare
+from rstar_lab.cli import app
+from rstar_lab.errors import UserError
+from rstar_lab.hub import prepare, write_folder
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.runs import RunWriter
 
@@ -67,6 +72,38 @@ def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny_fast-rl"]
     again = command("pull", "me/rollouts", "--to", tmp_path / "runs")
     assert again.returncode != 0 and "exists already: choose another --to" in again.stderr
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_run_is_a_data_set(tmp_path):
+    run, folder = write_run(tmp_path, "roc", steps=2), tmp_path / "data"
+    arguments = [
+        "report",
+        str(run),
+        "--out",
+        str(tmp_path / "a.html"),
+        "--dataset",
+        str(folder),
+        "--sample",
+        "2",
+        "--json",
+    ]
+    made = CliRunner().invoke(app, arguments)
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["dataset"] == str(folder)
+    read = {
+        name: datasets.load_dataset(str(folder), name, cache_dir=str(tmp_path / "cache"))["train"]
+        for name in datasets.get_dataset_config_names(str(folder))
+    }
+    stored = open_runs(run).trajectories()
+    assert {name: table.num_rows for name, table in read.items()} == {"trajectories": 64, "transcripts": 64}
+    assert sum(read["trajectories"]["reward"]) == stored.reward.sum()
+    assert set(stored) - set(read["trajectories"].column_names) == {"metrics", "correct", "rewarded", "verified"}
+    default = datasets.load_dataset_builder(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert default.config.name == "trajectories"
+    assert open_runs(folder).trajectories().equals(stored)
+    with pytest.raises(UserError, match="exists already: choose another folder"):
+        write_folder(prepare(run), folder)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ app = typer.Typer()
     epilog=examples(
         "rstar-lab report tiny_fast-rl",
         "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
+        "rstar-lab report tiny-rl --dataset out/tiny-rl-rollouts",
         "rstar-lab report --lab executed.ipynb --json",
     )
 )
@@ -28,6 +29,13 @@ def report(
         str | None, typer.Option(help="Another run, for curves of both and a paired comparison.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file to write. Default: out/RUN.html.")] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write the run as a Hugging Face data set to this new folder: Parquet tables and README.md, as `push` sends.",
+        ),
+    ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
     lab: Annotated[
@@ -59,8 +67,19 @@ def report(
     page = report_html(folder, compare_with=other, sample=sample)
     with atomic_write(target) as file:
         file.write(page.encode())
-    size = target.stat().st_size
-    print(json.dumps({"report": str(target), "bytes": size}) if as_json else f"{target} ({size / 1e6:.1f} MB)")
+    written = {"report": str(target), "bytes": target.stat().st_size}
+    if dataset is not None:
+        from rstar_lab.hub import prepare, write_folder
+
+        upload = prepare(folder)
+        write_folder(upload, dataset)
+        written |= {"dataset": str(dataset), "dataset_bytes": upload.size}
+    if as_json:
+        print(json.dumps(written))
+        return
+    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
+    if dataset is not None:
+        print(f"{dataset} ({upload.size / 1e6:.1f} MB)")
 
 
 def _check(notebook: Path, as_json: bool) -> None:
