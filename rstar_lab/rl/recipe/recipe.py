@@ -111,6 +111,11 @@ class Recipe(Section):
             settings = self.settings(stage)
             if stage.problems is None and not any(entry.problems for entry in settings.environments):
                 raise ValueError(f"stages.{stage.name}.problems: required, unless rl.environments have problems")
+            if settings.branching is not None and "jupyter" in settings.tools and self.sandbox.isolation == "gvisor":
+                raise ValueError(
+                    f"stages.{stage.name}.branching: sessions of sandbox.isolation: gvisor cannot be copied; use namespaces, "
+                    "or the tool python"
+                )
             if settings.teacher_weight and self.engine.teacher_url is None:
                 raise ValueError(
                     f"stages.{stage.name}: rl.teacher_weight requires engine.teacher_url, the teacher's server"

@@ -230,6 +230,10 @@ class RlSection(Section):
     of tool responses, or a `<tool_call>` tag without its counterpart. Such tokens precede collapse (arXiv 2606.26027)."""
     fp32_head: bool = False
     """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
+    branching: float | None = None
+    """Branch a rollout after a tool response, if the entropy at the start of its turn is higher than that of its first turn by more
+    than this many nats per token. Branches replace up to half of the rollouts of a group (after ARPO, arXiv 2507.19849). Requires
+    `rollout: async`. Local trainer only. Default: off."""
     dynamic_sampling: NotNegative = 0
     """Maximum number of extra rounds in which new problems replace groups with equal rewards (arXiv 2503.14476).
     Default: 0, off."""

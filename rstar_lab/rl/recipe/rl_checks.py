@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.section import is_own
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def check_combinations(rl: "RlSection") -> None:
             )
     if rl.mode != "sync":
         _check_mode(rl)
+    if rl.branching is not None:
+        _check_branching(rl)
     if rl.environments and rl.prompt_format == "released":
         raise ValueError("environments requires prompt_format: paper or model")
     _check_prompts(rl)
@@ -77,6 +80,24 @@ def _check_prompts(rl: "RlSection") -> None:
         raise ValueError("template_options: not with chat_template, which has no variables")
     if rl.question_wrapper is not None and rl.question_wrapper.count("{question}") != 1:
         raise ValueError("question_wrapper must contain {question} once")
+
+
+def _check_branching(rl: "RlSection") -> None:
+    """Raise ValueError for keys with which rollouts cannot branch."""
+    if rl.rollout == "lockstep":
+        raise ValueError("branching requires rollout: async (a branch starts in the middle of a lockstep batch)")
+    if rl.carry_over:
+        raise ValueError("branching cannot be combined with carry_over: set carry_over: false")
+    for entry in rl.environments:
+        if entry.environment is not None:
+            raise ValueError(
+                f"branching cannot be combined with environments.{entry.name}.environment, whose state cannot be copied"
+            )
+    for tool in (*rl.tools, *(tool for entry in rl.environments for tool in entry.tools)):
+        if ":" in tool and not NAME.fullmatch(tool):
+            raise ValueError(
+                f"branching cannot be combined with the tool {tool}: the state of a server cannot be copied"
+            )
 
 
 def _check_mode(rl: "RlSection") -> None:

@@ -17,6 +17,7 @@ from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
+from rstar_lab.rl.rollout.branching import Branch
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
@@ -37,13 +38,14 @@ async def run_rollout(
     on_turn: Callable[[str, bool], None] | None = None,
     step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
+    branch: Branch | None = None,
 ) -> Trajectory:
     """Generate the rollout of `task`, or continue `task.partial`, and return its trajectory.
 
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
     step_ended: no turn starts once this event is set. The rollout then ends with what has been generated and
     StopReason.TIME_LIMIT. With carry_over it is returned with StopReason.UNFINISHED and without a reward, and a later
-    call continues it. A failure of the engine or the environment ends the rollout with StopReason.ENGINE_ERROR or
+    call continues it. branch: see `branching`. A failure of the engine or the environment ends the rollout with StopReason.ENGINE_ERROR or
     ENVIRONMENT_ERROR and does not raise.
     """
     CURRENT_PROBLEM.set(task.problem)
@@ -53,7 +55,7 @@ async def run_rollout(
     try:
         episode = context.open(task)
         rollout = await _Rollout.start(task, context, episode)
-        stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over)
+        stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over, branch)
         trajectory = rollout.trajectory(task, context, stop)
         if stop in (StopReason.UNFINISHED, StopReason.ENVIRONMENT_ERROR):
             return trajectory
@@ -146,6 +148,12 @@ class _Rollout:
             error=error or self.error,
         )
 
+    def prefix(self, task: RolloutTask, context: RolloutContext, end: int) -> Trajectory:
+        """Return the trajectory before the current turn, which starts at token `end` of the response."""
+        whole = self.trajectory(task, context, StopReason.UNFINISHED)
+        ids, mask, log_probs = self.ids[:end], self.mask[:end], self.log_probs[:end]
+        return replace(whole, response_ids=ids, loss_mask=mask, log_probs=log_probs)
+
     @property
     def seconds(self) -> float:
         """Seconds spent on the turns so far."""
@@ -160,6 +168,7 @@ class _Rollout:
         on_turn: Callable[[str, bool], None] | None,
         step_ended: asyncio.Event | None,
         carry_over: bool,
+        branch: Branch | None,
     ) -> StopReason:
         """Generate turns until the rollout ends; return why it ended."""
         limits, codec = context.limits, context.codec
@@ -186,6 +195,8 @@ class _Rollout:
                 generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
             versions = self._append(completion, versions)
             self.open_turn = None
+            if branch and self.turns and branch.wanted(self.log_probs[: self.turns[0].end], self.log_probs[start:]):
+                await branch.start_at(self.prefix(task, context, start), context)
             text = codec.decode(self.ids[start:])
 
             # A turn that was cut off may contain complete calls; they are not executed.

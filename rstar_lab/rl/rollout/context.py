@@ -13,7 +13,7 @@ from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.verify import AnswerFormat
 
@@ -79,6 +79,17 @@ class RolloutContext:
             await self.environment.close(traj_id)
         for tool in self.tools.values():
             await tool.close(traj_id)
+
+    async def fork_tools(self, traj_id: str, copy: str) -> None:
+        """Give the trajectory `copy` a copy of the state that the tools keep for `traj_id`. Raises ForkFailed."""
+        try:
+            for name, tool in self.tools.items():
+                if not isinstance(tool, ForkableTool):
+                    raise ForkFailed(f"{name}: its state cannot be copied")
+                await tool.fork(traj_id, copy)
+        except ForkFailed:
+            await self.close(copy)
+            raise
 
     def with_environments(self, environments: Mapping[str, RunEnvironment]) -> "RolloutContext":
         """Return this context with a further context for each environment, which has its own tools, reward and

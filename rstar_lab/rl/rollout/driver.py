@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Interruptible, RequestRefused, Sampling
 from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.branching import plan_branches
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -198,29 +199,42 @@ async def run_rollouts(
     step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
     on_rollout: Callable[[Trajectory], Any] | None = None,
+    branching: float | None = None,
 ) -> list[Trajectory]:
     """Generate all rollouts concurrently and return them in the order of `tasks`.
 
     slots: gives the engine slot of a task, by its index. on_rollout: called with each rollout when it ends.
     step_ended: once this event is set, unfinished rollouts are cut off; with carry_over they are returned with
-    StopReason.UNFINISHED, to be passed again as `partial` of their tasks. Raises UserError if the reward function does.
+    StopReason.UNFINISHED, to be passed again as `partial` of their tasks. branching: recipe key `rl.branching`.
+    Raises UserError if the reward function does.
     """
-    slot_of = [slots(index, task) for index, task in enumerate(tasks)]
+    started: list[EngineSlot] = []
+    branches = plan_branches(tasks, branching)
 
     async def interrupt_at(step_ended: asyncio.Event) -> None:
         await step_ended.wait()
-        for slot in slot_of:
+        for slot in started:
             slot.interrupt()
 
-    async def run_task(task: RolloutTask, slot: EngineSlot) -> Trajectory:
+    async def run_task(index: int, task: RolloutTask) -> Trajectory:
+        branch, origin = branches.of_parent.get(task.traj_id), branches.of_child.get(task.traj_id)
+        if origin:
+            await origin.decided.wait()
+            task = origin.child
         if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
             return task.partial
+        slot = slots(index, task)
+        started.append(slot)
         try:
             trajectory = await run_rollout(
-                task, slot, context, on_turn=slot.on_turn, step_ended=step_ended, carry_over=carry_over
+                task, slot, context, on_turn=slot.on_turn, step_ended=step_ended, carry_over=carry_over, branch=branch
             )
         finally:
             slot.leave()
+            if branch:
+                branch.parent_ended()
+        if origin:
+            trajectory = origin.labelled(trajectory)
         if on_rollout:
             on_rollout(trajectory)
         return trajectory
@@ -228,7 +242,7 @@ async def run_rollouts(
     interrupter = asyncio.create_task(interrupt_at(step_ended)) if step_ended else None
     try:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(run_task(task, slot)) for task, slot in zip(tasks, slot_of, strict=True)]
+            running = [group.create_task(run_task(index, task)) for index, task in enumerate(tasks)]
     except* UserError as errors:
         raise _first(errors) from None
     finally:

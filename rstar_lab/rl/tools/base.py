@@ -2,7 +2,7 @@
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
@@ -21,7 +21,13 @@ class ToolResult:
     run_s: float = 0.0
 
 
+class ForkFailed(Exception):
+    """The state of a tool could not be copied."""
+
+
 class Tool(Protocol):
+    """A tool of the model. Tools whose state can be copied also have `fork` (see ForkableTool)."""
+
     @property
     def schema(self) -> dict[str, Any]:
         """The function schema in OpenAI's form: name, description and parameters."""
@@ -31,6 +37,15 @@ class Tool(Protocol):
 
     async def close(self, traj_id: str) -> None:
         """Free the state of a trajectory that has ended."""
+
+
+@runtime_checkable
+class ForkableTool(Protocol):
+    """A tool without state, or whose state can be copied for a branch of a rollout (`rl.branching`)."""
+
+    async def fork(self, traj_id: str, copy: str) -> None:
+        """Give the trajectory `copy` a copy of the state of `traj_id`. Raises ForkFailed."""
+        ...
 
 
 def tool_name(schema: dict[str, Any]) -> str:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.chat_format.template import CODE_TOOL, JUPYTER_TOOL, render_tool_result
-from rstar_lab.rl.tools.base import RETRIES, ToolResult
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.rl.tools.base import RETRIES, ForkFailed, ToolResult, tool_name
+from rstar_lab.sandbox.call import Call, CallResult, ForkError
 
 
 class Sandbox(Protocol):
@@ -37,6 +37,9 @@ class CodeTool:
         call = Call(f"print({number} * 2 + int(input()))", "1\n", seed, self.timeout_s, self.memory_mb)
         return await check_code(self.sandbox, call, str(2 * number + 1))
 
+    async def fork(self, traj_id: str, copy: str) -> None:
+        """Do nothing: a program keeps no state."""
+
     async def close(self, traj_id: str) -> None: ...
 
 
@@ -49,10 +52,20 @@ class JupyterTool:
     memory_mb: int | None = None
     schema: dict[str, Any] = field(default_factory=lambda: JUPYTER_TOOL)
     render: Callable[[CallResult], str] = render_tool_result
+    sessions: dict[str, str] = field(default_factory=dict)  # session of each trajectory that has run a cell
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        call = Call(arguments["code"], "", seed, self.timeout_s, self.memory_mb, session=traj_id)
+        session = self.sessions.setdefault(traj_id, traj_id)
+        call = Call(arguments["code"], "", seed, self.timeout_s, self.memory_mb, session=session)
         return await run_code(self.sandbox, call, self.render)
+
+    async def fork(self, traj_id: str, copy: str) -> None:
+        if traj_id not in self.sessions:
+            return
+        try:
+            (self.sessions[copy],) = await self.sandbox.fork(self.sessions[traj_id], 1)  # type: ignore[attr-defined]
+        except (ForkError, ValueError) as error:
+            raise ForkFailed(f"{tool_name(self.schema)}: {error}") from error
 
     async def check(self, seed: int) -> str:
         """Run a cell that prints a number. Returns what is wrong, or "" if nothing is."""
@@ -63,9 +76,10 @@ class JupyterTool:
         return problem
 
     async def close(self, traj_id: str) -> None:
+        session = self.sessions.pop(traj_id, traj_id)
         close_session = getattr(self.sandbox, "close_session", None)
         if close_session:
-            await close_session(traj_id)
+            await close_session(session)
 
 
 async def run_code(

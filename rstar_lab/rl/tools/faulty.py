@@ -26,6 +26,9 @@ class FaultySandbox:
         results = iter(await self.sandbox.run_many(healthy) if healthy else [])
         return [FAULT if self._fails(call) else next(results) for call in calls]
 
+    async def fork(self, session: str, n: int) -> list[str]:
+        return await self.sandbox.fork(session, n)  # type: ignore[attr-defined]
+
     async def close_session(self, session: str) -> None:
         close = getattr(self.sandbox, "close_session", None)
         if close:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, get_type_hints
 
@@ -20,7 +21,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, Tool, ToolResult, tool_name
+from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
 SUPPLIED = ("seed", "traj_id", "problem")  # keyword-only parameters of these names are filled in by the agent loop
@@ -72,6 +73,15 @@ class UserTool:
     def state(self, traj_id: str) -> Any:
         """Return the instance of a trajectory; None if it made no call, or if the tool is a function."""
         return self._instances.get(traj_id)
+
+    async def fork(self, traj_id: str, copy: str) -> None:
+        """Give the trajectory `copy` a deep copy of an instance. Raises ForkFailed if it cannot be copied."""
+        if traj_id not in self._instances:
+            return
+        try:
+            self._instances[copy] = deepcopy(self._instances[traj_id])
+        except Exception as error:
+            raise ForkFailed(f"{tool_name(self.schema)}: {type(error).__name__}: {error}") from error
 
     async def close(self, traj_id: str) -> None:
         self._locks.pop(traj_id, None)

@@ -111,6 +111,7 @@ class RolloutSource:
             slots=self.engines.slots(tasks, rl.rollout, rl.max_response_tokens),
             step_ended=self.step_ended if rl.step_time_s is not None else None,
             carry_over=rl.carry_over,
+            branching=rl.branching,
         )
         unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
         self.carried = [
@@ -167,7 +168,9 @@ class RolloutSource:
             return self.group_tasks(problem, rl, step, numbers[step] - 1)
 
         async def run_group(tasks: list[RolloutTask]) -> list[Trajectory]:
-            rollouts = await run_rollouts(tasks, context, slots=lambda _, task: slot(next(indices), task))
+            rollouts = await run_rollouts(
+                tasks, context, slots=lambda _, task: slot(next(indices), task), branching=rl.branching
+            )
             return await score_groups(rollouts, tasks, context)
 
         self.stream = stream = GroupStream(

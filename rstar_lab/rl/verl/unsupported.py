@@ -26,6 +26,10 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             )
         if rl.teacher_weight:
             lines.append(f"stages.{stage.name}: teacher_weight: the verl adapter has one advantage per rollout; use 0")
+        if rl.branching is not None:
+            lines.append(
+                f"stages.{stage.name}: branching: verl's workers start all rollouts of a group at once; leave it out"
+            )
         if rl.self_distillation:
             lines.append(
                 f"stages.{stage.name}: self_distillation: the verl adapter has one advantage per rollout; use 0"

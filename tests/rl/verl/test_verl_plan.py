@@ -112,6 +112,7 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
         ({"tool_output_loss": 0.1}, "stages.s0: tool_output_loss"),
         ({"advantage": "otb"}, "stages.s0: advantage: otb"),
         ({"self_distillation": 0.1}, "stages.s0: self_distillation"),
+        ({"branching": 0.1}, "stages.s0: branching"),
         ({"step_time_s": 60.0}, "stages.s0: step_time_s"),
         (
             {"kl_coefficient": 0.1, "aggregation": "group-token-mean"},
