@@ -30,7 +30,7 @@ from rstar_lab.commands import (
     train,
 )
 from rstar_lab.commands.shared import fail
-from rstar_lab.errors import UserError
+from rstar_lab.errors import UserError, os_error_message
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
@@ -146,7 +146,7 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("stopped; run the same command again to continue", 130)
     except OSError as error:
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        fail(os_error_message(error), 1)
 
 
 if __name__ == "__main__":

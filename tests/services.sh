@@ -18,6 +18,7 @@ command -v chromium >/dev/null || missing="$missing chromium fonts-dejavu-core"
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || missing="$missing openssh-server openssh-client"
 command -v rsync >/dev/null || missing="$missing rsync"
+command -v mkfs.btrfs >/dev/null || [ -x /sbin/mkfs.btrfs ] || missing="$missing btrfs-progs"
 [ -z "$missing" ] && exit 0
 command -v apt-get >/dev/null || { echo "not installed:$missing (no apt here; environment.yml lists them)"; exit 0; }
 if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo -n"; else echo "not installed:$missing (needs root)"; exit 0; fi

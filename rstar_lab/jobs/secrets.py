@@ -8,9 +8,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.runs import provenance
 
 SECRET_NAME = re.compile(r"(^|[_.\-])(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-URL_PASSWORD = re.compile(
-    r"(?P<before>[a-z][a-z0-9+.\-]*://[^\s:/@]*:)(?P<password>[^\s/@]+)(?P<after>@)", re.IGNORECASE
-)
+# Without the scheme: a pattern that begins with a repeated class takes quadratic time on long lines.
+URL_PASSWORD = re.compile(r"(?P<before>://[^\s:/@]*:)(?P<password>[^\s/@]+)(?P<after>@)")
 HIDDEN = "***"
 # Shorter values occur in ordinary output by chance; replacing them would garble logs.
 MIN_LENGTH = 6

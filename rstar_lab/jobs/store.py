@@ -1,12 +1,13 @@
 """A job's folder, RUNS_DIR/.jobs/ID: the submitted job (job.json), its log (log.txt) and its exit code (exit.json)."""
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.errors import DISK_FULL, UserError, os_error_message
 
 SECRETS_FILE = "secrets.json"
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
@@ -69,11 +70,17 @@ class JobFolder:
         return self.path / "log.txt"
 
     def write(self, name: str, content: dict[str, Any], *, mode: int = 0o644) -> None:
+        """Write a file. Raises UserError that names it if the disk or the user's quota is full."""
         temporary = self.path / f".{name}.{os.getpid()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
-        temporary.rename(self.path / name)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(content, file, indent=1)
+            temporary.rename(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise UserError(os_error_message(error, self.path / name)) from error
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Return the content of a file, or None if it does not exist. Raises UserError if it is not JSON."""
@@ -91,6 +98,8 @@ class JobFolder:
             jobs_folder(self.path.parent.parent)
             self.path.mkdir(mode=0o700)
         except OSError as error:
+            if error.errno in DISK_FULL:
+                raise UserError(os_error_message(error)) from error
             raise UserError(
                 f"cannot create {error.filename or self.path}: {error.strerror}; the runs folder (--runs-dir, or storage.runs of the "
                 "profile) must be on storage that this machine shares with the nodes of the job"

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.errors import UserError
+from rstar_lab.errors import UserError, os_error_message
 from rstar_lab.jobs.describe import preflight_rows, set_options
 from rstar_lab.jobs.job import Job, backend_module
 from rstar_lab.jobs.pack import pack, tree_root
@@ -128,9 +128,11 @@ def submit(
         )
         folder.save(spec)
         handle = backend_api.start(folder, spec) if start else {}
-    except BaseException:
+    except BaseException as error:
         # The job did not start: remove its folder.
         shutil.rmtree(folder.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise UserError(os_error_message(error, folder.path)) from error
         raise
     folder.save(replace(spec, handle={**spec.handle, **handle}))
     return Job(folder)

@@ -120,10 +120,20 @@ def _append(path: Path, text: str, echo: bool) -> None:
 
 
 def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> None:
-    with output, path.open("a", buffering=1) as log:
+    """Append the job's output to its log without secrets, until it ends.
+
+    Output that cannot be written, for example because the disk is full, is left out: a job whose output is not read would stop.
+    """
+    lost = 0
+    with output, path.open("ab", buffering=0) as log:
         for line in output:
             line = redact(line, secrets)
-            log.write(line)
+            note = f"\n[{lost} lines of output could not be written]\n" if lost else ""
+            data = (note + line).encode()
+            try:
+                lost = 0 if log.write(data) == len(data) else lost + 1
+            except OSError:
+                lost += 1
             if echo:
                 sys.stdout.write(line)
                 sys.stdout.flush()

@@ -15,6 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, list_jobs, local, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import start
+from rstar_lab.jobs.secrets import redact
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.processes import processes_of
 
@@ -136,6 +137,13 @@ def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     assert processes_of(job.id)
     job.stop()
     assert processes_of(job.id) == []
+
+
+def test_passwords_are_found_in_long_lines_without_delay():
+    line = f"{'x' * 1_000_000} redis://me:verysecret@host:6379/0 amqp+tls://:other@host"
+    began = time.monotonic()
+    assert redact(line, []).endswith(" redis://me:***@host:6379/0 amqp+tls://:***@host")
+    assert time.monotonic() - began < 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.errors import UserError, os_error_message
 from rstar_lab.jobs.describe import describe
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import progress
@@ -177,9 +177,9 @@ def main(runs_dir: str) -> None:
         request = json.loads(line)
         try:
             answer = {"value": getattr(operations, request["operation"])(**request["arguments"])}
-        except PermissionError as error:
-            answer = {"error": f"{error.filename}: permission denied; change its permissions on the host"}
-        except (UserError, OSError, ValueError) as error:
+        except OSError as error:
+            answer = {"error": os_error_message(error, operations.runs)}
+        except (UserError, ValueError) as error:
             answer = {"error": str(error)}
         except Exception as error:
             traceback.print_exc()
