@@ -1,6 +1,7 @@
 """Control groups (version 1 or 2): limit the memory, process count and CPU share of all processes of a call."""
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -84,6 +85,7 @@ class Group:
         self._cpu_base = 0.0
         self._out = self._back = -1
         self._entries: list[int] = []
+        self._own_entries: list[int] = []
         self.in_background = self._supervisor_outside = False
 
     def child(self, name: str) -> "Group":
@@ -120,18 +122,37 @@ class Group:
         for folder in set(self.folders.values()):
             os.close(folder)
 
-    def join(self, background: "Group") -> None:
-        """Move this process (a supervisor) into the group.
+    @property
+    def own_processes(self) -> int:
+        """Processes of this group that do not belong to the program: with version 2 the supervisor and the namespace's init."""
+        return 0 if self.version == 1 else 2
 
-        background: group to which the supervisor moves while its program runs in the background. Both procs files are
-        opened now, because they cannot be opened after the process has entered its own cgroup namespace.
+    def join(self, supervisors: "Group") -> None:
+        """Move this process (a supervisor) into the group, except for what only programs may use up (version 1).
+
+        With version 1 the memory and processes of the supervisor count in `supervisors`, so that the OOM killer of this group
+        cannot choose it; programs call `enter`. A move between groups of version 2 waits for a lock of all forks, so there
+        the supervisor stays in the group and only oom_score_adj protects it. supervisors: also the group to which the
+        supervisor moves while its program runs in the background. All files are opened now, because they cannot be opened
+        after the process has entered its own cgroup namespace.
         """
-        for folder in set(self.folders.values()):
+        own = {self.folders["cpu"], self.folders["cpuacct"]} if self.version == 1 else {self.folders["memory"]}
+        for folder in own:
             write_file(folder, "cgroup.procs", "0")
-        self._out, self._back = background._open_procs_file(), self._open_procs_file()
+        if self.version == 1:
+            for folder in {self.folders["memory"], self.folders["pids"]}:
+                self._own_entries.append(os.open("tasks", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
+            for folder in {supervisors.folders["memory"], supervisors.folders["pids"]}:
+                write_file(folder, "cgroup.procs", "0")
+        self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
         self._entries = [
             os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder) for folder in set(self.folders.values())
         ]
+
+    def enter(self) -> None:
+        """Move this process, the fork of a supervisor that becomes a program, into the group."""
+        for entry in self._own_entries:
+            os.write(entry, b"0")
 
     def add(self, pid: int) -> None:
         """Move a process into this group."""
@@ -235,13 +256,15 @@ class Group:
         more, self._kills = kills > self._kills, kills
         return more
 
-    def limit_was_reached(self) -> bool:
+    def limit_was_reached(self, much_mb: float = math.inf) -> bool:
         """Return whether the group itself used its memory: not if other groups filled the memory of the host or of a parent.
 
-        True if its limit was reached since the previous call of this method or (version 1) it has used half of it.
+        True if its limit was reached since the previous call of this method, or (version 1) it has used half of it, or
+        `much_mb`.
         """
         if self.version == 1:
-            if int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) >= self._memory_mb << 19:
+            most_mb = int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) / 2**20
+            if most_mb >= min(self._memory_mb / 2, much_mb):
                 return True
             hits = int(read_file(self.folders["memory"], "memory.failcnt"))
         else:

@@ -122,6 +122,8 @@ class Program:
     def _become(
         self, environment: ProgramEnvironment, request: Request, code: memoryview, channel: socket.socket | None
     ) -> None:
+        if environment.group:
+            environment.group.enter()
         # Leave the supervisor's process group, because kill(0) signals all of it, across PID namespaces. Join that of init,
         # because the leader of a group cannot call setsid.
         os.setpgid(0, 1 if self.init else 0)

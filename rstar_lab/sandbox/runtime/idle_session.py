@@ -14,14 +14,12 @@ IDLE_TICK_S = 10.0
 FIRST_TICK_S, FIRST_CPU_S = 1.0, 0.1
 IDLE_CPU_S = 1.0
 IDLE_TASKS = 64
-# Processes of a session's group that do not belong to the program: the supervisor and the namespace's init.
-OWN_PROCESSES = 2
 
 
 def usage(running: Program, group: Group | None) -> tuple[float, int]:
     """Return the CPU seconds so far and the number of processes and threads of a session."""
     if group:
-        return group.cpu_s(), len(group.tasks()) - OWN_PROCESSES
+        return group.cpu_s(), len(group.tasks()) - group.own_processes
     tree = running.processes()
     return procfs.cpu_s(tree), sum(procfs.threads(pid) for pid in tree)
 

@@ -105,8 +105,8 @@ class CallMonitor:
             if procfs.exceeds_memory(tree, request.memory_mb):
                 return "memory"
         else:
-            if self.group.out_of_memory():
-                return "memory" if self.group.limit_was_reached() else "sandbox_error"
+            if self.pressure and self.group.out_of_memory():
+                return self.pressure.outcome_of_kill(self.group)
             tree = self.group.tasks()
             if len(tree) > CROWD_TASKS:
                 with contextlib.suppress(OSError):

@@ -43,6 +43,15 @@ class Pressure:
     def __init__(self, sandbox: Group) -> None:
         self.sandbox = sandbox
 
+    def most_mb(self) -> float:
+        """Return the largest memory limit of a call: it reaches its own limit before that of the sandbox."""
+        return PRESSURE_SHARE * self._memory_limit_mb()
+
+    def outcome_of_kill(self, group: Group) -> str:
+        """Return the outcome of a call of which the OOM killer has killed a process. group: the call's control group."""
+        much_mb = LARGEST_SHARE * self._memory_limit_mb()
+        return "memory" if group.limit_was_reached(much_mb) else "sandbox_error"
+
     def refuses_sessions(self) -> bool:
         """Return whether a new session could take memory or processes from calls."""
         return self._memory_share() > SESSIONS_SHARE or self._process_share() > SESSIONS_SHARE

@@ -15,7 +15,7 @@ import time
 from rstar_lab.sandbox.runtime import idle_session, kernel, program
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
 from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram, Program, ProgramEnvironment, Streams
-from rstar_lab.sandbox.runtime.idle_session import IDLE_TASKS, OWN_PROCESSES
+from rstar_lab.sandbox.runtime.idle_session import IDLE_TASKS
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
 from rstar_lab.sandbox.runtime.pressure import Pressure
@@ -219,7 +219,10 @@ class Supervisor:
         if self.running is None and not self.isolation.has("mount_namespace"):
             self._new_scratch()
         if self.group:
-            self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
+            memory_mb = request.memory_mb + OWN_MEMORY_MB
+            if self.pressure:
+                memory_mb = int(min(memory_mb, self.pressure.most_mb()))
+            self.group.limit(memory_mb, request.processes + self.group.own_processes)
             self.group.leave_background()
 
     def _report_failed_fork(self, request: Request, streams: Streams) -> None:
@@ -317,8 +320,8 @@ class Supervisor:
         status = running.end()
         # Read in any case, because the counter would otherwise be attributed to the next call.
         out_of_memory = ""
-        if self.group is not None and self.group.out_of_memory():
-            out_of_memory = "memory" if self.group.limit_was_reached() else "sandbox_error"
+        if self.group and self.pressure and self.group.out_of_memory():
+            out_of_memory = self.pressure.outcome_of_kill(self.group)
         ending, value = self.report.read(request.value_bytes)
         if exceeded:
             return exceeded, None
@@ -353,27 +356,27 @@ def run_supervisor(
     sock: socket.socket,
     isolation: Isolation,
     group: Group | None,
-    background: Group | None,
+    supervisors: Group | None,
     pressure: Pressure | None,
     number: int,
 ) -> None:
     """Run calls from this socket until it closes.
 
-    background: group to which this process moves while its program runs in the background. pressure: of the sandbox.
+    supervisors: group shared by all supervisors (`Group.join`). pressure: of the sandbox.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     # No signal handlers: they would end the sleep of an init (kernel.new_pid_namespace).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if group and background:
-        group.join(background)
+    if group and supervisors:
+        group.join(supervisors)
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     if isolation.has("network_namespace"):
         # Concurrent calls must not see each other's sockets in /proc/net/unix. Without it they share the zygote's namespace.
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWNET)
-    # The OOM killer kills the program, never the supervisor.
+    # The OOM killer kills the program, never the supervisor. Requires CAP_SYS_RESOURCE, which containers and users lack.
     with contextlib.suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         try:

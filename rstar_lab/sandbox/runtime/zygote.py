@@ -71,9 +71,9 @@ class Zygote:
         self.group = group
         self.pressure = pressure.Pressure(group) if group else None
         # The weight of one call is enough: supervisors in this group are almost always asleep.
-        self.background = group.child("background") if group else None
-        if self.background:
-            self.background.set_weight(cgroup.NORMAL)
+        self.supervisor_group = group.child("supervisors") if group else None
+        if self.supervisor_group:
+            self.supervisor_group.set_weight(cgroup.NORMAL)
         self.supervisors: dict[int, str] = {}
         self.zygotes: set[int] = set()
         self.stale: set[str] = set()
@@ -154,7 +154,7 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            kernel.run_and_exit(run_supervisor, sock, self.isolation, group, self.background, self.pressure, number)
+            kernel.run_and_exit(run_supervisor, sock, self.isolation, group, self.supervisor_group, self.pressure, number)
         self.supervisors[pid] = name
         sock.close()
         if group:
