@@ -39,6 +39,10 @@ Isolation = Annotated[
     str,
     typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc."),
 ]
+Audit = Annotated[
+    bool,
+    typer.Option("--audit", help="Count system calls that the filter refuses, by name, in /metrics and in the log."),
+]
 RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
 REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
 
@@ -69,6 +73,7 @@ def serve(
     readable: Readable = None,
     packages: Packages = None,
     isolation: Isolation = "namespaces",
+    audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
 ) -> None:
     """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on --redis workers."""
@@ -94,6 +99,7 @@ def serve(
             readable=readable or (),
             packages=packages,
             isolation=isolation,
+            audit=audit,
         ),
         lambda ready: typer.echo(
             json.dumps(ready) if as_json else f"sandbox: {ready['url']} ({ready['workers']} workers)"
@@ -115,6 +121,7 @@ def worker(
     readable: Readable = None,
     packages: Packages = None,
     isolation: Isolation = "namespaces",
+    audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
 ) -> None:
     """Take calls from Redis and run them on this machine. Any number of workers can share a Redis."""
@@ -134,6 +141,7 @@ def worker(
             readable=readable or (),
             packages=packages,
             isolation=isolation,
+            audit=audit,
         ),
         lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
     )

@@ -113,9 +113,16 @@ class Container(SupervisorConnection):
 
 
 class GvisorPool:
-    """Containers that wait for a call. Has the methods of SupervisorPool. Raises UserError if runsc is not installed."""
+    """Containers that wait for a call. Has the methods of SupervisorPool.
 
-    def __init__(self, workers: int, readable: Sequence[str] = (), packages: str | None = None) -> None:
+    Raises UserError if runsc is not installed, or for `audit`, which gVisor does not support.
+    """
+
+    def __init__(
+        self, workers: int, readable: Sequence[str] = (), packages: str | None = None, audit: bool = False
+    ) -> None:
+        if audit:
+            raise UserError("audit: isolation gvisor does not support it; use isolation namespaces")
         self.missing: dict[str, str] = {}
         self._runsc = find_runsc()
         self._workers = workers

@@ -13,9 +13,10 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.call_log import log_event
+from rstar_lab.sandbox.call_request import make_request, pack_call, tier_of
 from rstar_lab.sandbox.check import layers
 from rstar_lab.sandbox.isolations import POOLS, Pool, check_isolation
-from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
+from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
@@ -42,15 +43,6 @@ class LayersMissing(UserError):
     """An isolation layer is missing and the sandbox is strict."""
 
 
-def tier_of(code: str) -> str:
-    """Return the zygote that has the libraries which this code imports. A wrong guess only costs time."""
-    if "scipy" in code:
-        return "scipy"
-    if "sympy" in code or "mpmath" in code:
-        return "sympy"
-    return "numpy" if "numpy" in code or "pandas" in code else "bare"
-
-
 class LocalSandbox:
     """Runs model-written Python in isolated processes of this machine.
 
@@ -61,7 +53,8 @@ class LocalSandbox:
     flight; the others are queued. strict: raise LayersMissing if an isolation layer is missing, instead of a warning.
     readable: files and folders of this machine that programs can read. packages: requirements file of packages that programs
     can import; they are installed at the first start. isolation: `namespaces`, or `gvisor` for a container of its own with
-    gVisor's kernel for every call and session (requires `runsc`).
+    gVisor's kernel for every call and session (requires `runsc`). audit: count and log the system calls that the filter refuses
+    to calls (not to sessions).
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
@@ -74,6 +67,7 @@ class LocalSandbox:
         readable: Sequence[str | Path] = (),
         packages: str | Path | None = None,
         isolation: str = "namespaces",
+        audit: bool = False,
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers: {workers!r} must be at least 1")
@@ -81,7 +75,7 @@ class LocalSandbox:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.strict = strict
         self.isolation = check_isolation(isolation)
-        self._readable, self._packages = [check_readable(path) for path in readable], packages
+        self._readable, self._packages, self._audit = [check_readable(path) for path in readable], packages, audit
         self.outcomes: Counter[Outcome] = Counter()
         # What went wrong in the infrastructure, and forks of sessions.
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
@@ -195,7 +189,7 @@ class LocalSandbox:
         original.users += 1
         try:
             async with original.lock, self._slot() as slot:
-                request = self._request(Call("", session=session))
+                request = make_request(Call("", session=session), self.limits)
                 forker = Forker(pool, self._sessions, request)
                 forker.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
                 names = await forker.fork(original, n)
@@ -205,8 +199,8 @@ class LocalSandbox:
             self._sessions.done(original)
 
     async def _run(self, call: Call) -> CallResult:
-        request = self._request(call)
-        message = self._message(call, request)
+        request = make_request(call, self.limits)
+        message = pack_call(call, request)
         wall_s = request.timeout_s + request.wall_slack_s
         self.in_flight += 1
         self._idle.clear()
@@ -224,29 +218,11 @@ class LocalSandbox:
         self.events[event] += 1
         log_event(event, detail)
 
-    def _request(self, call: Call) -> protocol.Request:
-        limits = self.limits
-        if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
-            raise ValueError(f"seed: {call.seed} does not fit 64 bits")
-        return protocol.Request(
-            seed=call.seed,
-            session=call.session is not None,
-            timeout_s=limits.timeout_s if call.timeout_s is None else check_timeout(call.timeout_s),
-            wall_slack_s=limits.wall_slack_s,
-            memory_mb=limits.memory_mb if call.memory_mb is None else check_memory(call.memory_mb),
-            processes=limits.processes,
-            open_files=limits.open_files,
-            file_mb=limits.file_mb,
-            output_bytes=limits.output_bytes,
-            value_bytes=limits.value_bytes,
-        )
-
-    def _message(self, call: Call, request: protocol.Request) -> bytes:
-        code, stdin = (text.encode("utf-8", "surrogatepass") for text in (call.code, call.stdin))
-        for name, data in (("code", code), ("stdin", stdin)):
-            if len(data) > MAX_STDIN_BYTES:
-                raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
-        return protocol.pack_request(request, code, stdin)
+    def _count_denied(self, denied: dict[str, int]) -> None:
+        """Count the refused system calls of a call (audit mode)."""
+        if denied:
+            self.events.update({f"denied:{name}": count for name, count in denied.items()})
+            log_event("denied system calls", ", ".join(f"{name} {count}" for name, count in sorted(denied.items())))
 
     async def _run_once(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         queued = time.monotonic()
@@ -284,6 +260,8 @@ class LocalSandbox:
         except BaseException:
             pool.discard(link)
             raise
+        finally:
+            self._count_denied(link.denied)
         pool.release(link)
         return result
 
@@ -374,7 +352,7 @@ class LocalSandbox:
                 await pool.close()
             if self._pool is None:
                 folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
-                pool = POOLS[self.isolation](self.workers, self._readable, folder)
+                pool = POOLS[self.isolation](self.workers, self._readable, folder, self._audit)
                 await pool.start()
                 await self._check_layers(pool)
                 self._pool = pool

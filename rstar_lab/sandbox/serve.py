@@ -48,6 +48,7 @@ class WorkerOptions:
     readable: Sequence[Path] = ()
     packages: Path | None = None
     isolation: str = "namespaces"
+    audit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class ServeOptions:
     readable: Sequence[Path] = ()
     packages: Path | None = None
     isolation: str = "namespaces"
+    audit: bool = False
 
 
 class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -223,6 +225,7 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
             readable=options.readable,
             packages=options.packages,
             isolation=options.isolation,
+            audit=options.audit,
         )
     ).start()
 

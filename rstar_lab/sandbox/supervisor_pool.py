@@ -74,6 +74,8 @@ class SupervisorConnection(asyncio.Protocol):
         self.dying = False
         # The outcome of the running call if it has exceeded a limit.
         self.exceeded: str | None = None
+        # Refused system calls of the running call, by name (audit mode).
+        self.denied: dict[str, int] = {}
         self.on_long: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
         self.on_ready: Callable[[], None] = lambda: None
@@ -110,6 +112,8 @@ class SupervisorConnection(asyncio.Protocol):
                     self._pending_result.set_exception(SessionRefused())
             elif kind == protocol.EXCEEDED:
                 self.exceeded = protocol.OUTCOMES[body[0]]
+            elif kind == protocol.DENIED:
+                self.denied = json.loads(body)
             elif kind == protocol.ENDED:
                 self.session_ended = True
             elif kind == protocol.READY:
@@ -132,6 +136,7 @@ class SupervisorConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.on_ready = lambda: None
         self.exceeded = None
+        self.denied = {}
         self._pending_result = loop.create_future()
         self._transport.write(message)
         timer = loop.call_later(wall_s + SILENCE_S, self._on_no_answer)
@@ -169,13 +174,16 @@ class SupervisorPool:
     """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends.
 
     readable: additional files and folders that programs can read. packages: folder with additional packages.
+    audit: count refused system calls.
     """
 
-    def __init__(self, workers: int, readable: Sequence[str] = (), packages: str | None = None) -> None:
+    def __init__(
+        self, workers: int, readable: Sequence[str] = (), packages: str | None = None, audit: bool = False
+    ) -> None:
         self.missing: dict[str, str] = {}
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
-        self._view = json.dumps({"readable": list(readable), "packages": packages})
+        self._view = json.dumps({"readable": list(readable), "packages": packages, "audit": audit})
         self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in TIERS}
         self._broken = False
         self._numbers = itertools.count(1)

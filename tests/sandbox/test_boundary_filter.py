@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from rstar_lab.sandbox.runtime import seccomp
-from rstar_lab.sandbox.runtime.syscalls import NUMBERS
+from rstar_lab.sandbox.runtime.syscalls import NUMBERS, REFUSED_NUMBERS
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x50000, 0x80000000
 
@@ -34,7 +34,7 @@ def machine(request):
 
 
 def number_of(name: str, machine: str) -> int:
-    number = NUMBERS[name][seccomp._COLUMN[machine]]
+    number = NUMBERS[name][seccomp.COLUMN[machine]]
     assert number is not None
     return number
 
@@ -42,7 +42,7 @@ def number_of(name: str, machine: str) -> int:
 def test_the_filter_decides_every_number_as_listed(machine):
     program, arch = seccomp.build(machine), seccomp._AUDIT_ARCH[machine]
     allowed = seccomp.allowed_numbers(machine)
-    checked = {NUMBERS[name][seccomp._COLUMN[machine]] for name in seccomp._argument_rules()}
+    checked = {NUMBERS[name][seccomp.COLUMN[machine]] for name in seccomp._argument_rules()}
     assert not allowed & checked
     for number in range(480):
         decision = decide(program, arch, number)
@@ -117,8 +117,22 @@ def test_the_description_names_every_listed_call():
 def test_refused_calls_are_not_allowed():
     for names in seccomp.REFUSED.values():
         for name in names.split():
-            assert name not in NUMBERS
+            assert name not in NUMBERS and name in REFUSED_NUMBERS
 
 
 def test_the_filter_is_short():
     assert all(len(seccomp.build(machine)) // 8 < 600 for machine in ("x86_64", "aarch64"))
+
+
+def test_audit_mode_notifies_of_refused_calls_and_of_no_others(machine):
+    plain, audit = seccomp.build(machine), seccomp.build(machine, audit=True)
+    arch, errors = seccomp._AUDIT_ARCH[machine], seccomp.refusal_errors(machine)
+    cases = [(name, arguments) for name, rows in REFUSED_ARGUMENTS.items() for arguments in rows]
+    cases += [(name, arguments) for name, rows in IGNORED_ARGUMENTS.items() for arguments in rows]
+    cases += list(ALLOWED_ARGUMENTS.items())
+    for number, arguments in [(number, ()) for number in range(480)] + [(number_of(n, machine), a) for n, a in cases]:
+        decision, audited = decide(plain, arch, number, *arguments), decide(audit, arch, number, *arguments)
+        refused = decision >> 16 == 5 and decision & 0xFFFF not in (0, 38)
+        assert audited == (0x7FC00000 if refused else decision), number
+        if refused:
+            assert errors.get(number, 1) == decision & 0xFFFF

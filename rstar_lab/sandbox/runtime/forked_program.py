@@ -12,6 +12,7 @@ import time
 from typing import NamedTuple
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime.audit import DeniedCalls
 from rstar_lab.sandbox.runtime.cgroup import KILL_S, Group
 from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
 from rstar_lab.sandbox.runtime.protocol import Copy, Request
@@ -87,6 +88,8 @@ class Program:
         self.cell = -1
         self._status: int | None = None
         self._secret = b""
+        # Not for a session: its copies share its filter, and it can run while its supervisor waits for the next cell.
+        self.denied = DeniedCalls() if environment.isolation.audit and not request.session else None
         theirs: socket.socket | None = None
         if request.session:
             self.channel, theirs = socket.socketpair()
@@ -118,6 +121,8 @@ class Program:
             finally:
                 os._exit(70)
         self.pidfd = kernel.end_descriptor(self.pid)
+        if self.denied:
+            self.denied.theirs.close()
 
     def _become(
         self, environment: ProgramEnvironment, request: Request, code: memoryview, channel: socket.socket | None
@@ -131,7 +136,11 @@ class Program:
         if channel is not None:
             os.dup2(channel.fileno(), 3)
             os.dup2(self.cell, 4)
-        environment.isolation.enter(request, environment.number, environment.scratch, 5 if channel else 3)
+        first_fd, audit_fd = 5 if channel else 3, -1
+        if self.denied:
+            os.dup2(self.denied.theirs.fileno(), first_fd)
+            first_fd, audit_fd = first_fd + 1, first_fd
+        environment.isolation.enter(request, environment.number, environment.scratch, first_fd, audit_fd=audit_fd)
         self._started[0] = 1
         self._started.close()
         if channel is not None:
@@ -261,6 +270,8 @@ class Program:
 
     def _close(self) -> None:
         self._started.close()
+        if self.denied:
+            self.denied.close()
         if self.channel is not None:
             self.channel.close()
             os.close(self.cell)
@@ -280,6 +291,7 @@ class AdoptedProgram(Program):
         self.streams = Streams(streams)
         self.report = program.Report(report)
         os.close(report)
+        self.denied = None
         self.group = group
         self.has_copies = True
         self.init, self.pid = 0, copy.pid

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from rstar_lab.sandbox.runtime import kernel, landlock, procfs, rootfs, seccomp
+from rstar_lab.sandbox.runtime import audit, kernel, landlock, procfs, rootfs, seccomp
 from rstar_lab.sandbox.runtime.protocol import Request
 
 # All layers, in the order in which `sandbox check` prints them.
@@ -107,8 +107,10 @@ def _is_mapped(uid: int) -> bool:
 class Isolation:
     """Isolates the calling process, a fork of a supervisor, with every layer that is not missing."""
 
-    def __init__(self, missing: Missing, root: bool, readable: list[str]) -> None:
+    def __init__(self, missing: Missing, root: bool, readable: list[str], *, audit: bool = False) -> None:
+        """audit: count refused system calls (`audit.DeniedCalls`)."""
         self.missing = missing
+        self.audit = audit
         self.root = root
         self._first_uid, self._uids = (
             (FIRST_UID, UIDS) if _is_mapped(FIRST_UID + UIDS) else (FIRST_MAPPED_UID, MAPPED_UIDS)
@@ -118,6 +120,7 @@ class Isolation:
         self._readable = ["/"] if self.has("mount_namespace") else readable
         self._rules: landlock.Rules | None = None
         self._filter: seccomp.Filter | None = None
+        self._audit_filter: seccomp.Filter | None = None
 
     def has(self, layer: str) -> bool:
         return layer not in self.missing
@@ -147,16 +150,25 @@ class Isolation:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
         try:
             self._filter = seccomp.Filter(memory_files=self.has("cgroup"))
+            if self.audit:
+                self._audit_filter = seccomp.Filter(memory_files=self.has("cgroup"), audit=True)
         except OSError as error:
             self.missing.setdefault("seccomp", str(error))
 
     def enter(
-        self, request: Request, number: int, scratch: str = "", first_fd: int = 0, report: Report | None = None
+        self,
+        request: Request,
+        number: int,
+        scratch: str = "",
+        first_fd: int = 0,
+        report: Report | None = None,
+        audit_fd: int = -1,
     ) -> None:
         """Apply all layers to this process.
 
         scratch: writable folder on the host, used if there is no mount namespace. first_fd: close descriptors from here on.
         report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
+        audit_fd: socket below `first_fd` on which the supervisor receives the notifications of refused system calls.
         """
 
         def step(layer: str, action: Callable[..., object], *arguments: object) -> None:
@@ -199,7 +211,9 @@ class Isolation:
             step("landlock", self._rules.enforce, scratch)
         if first_fd:
             kernel.close_from(first_fd)
-        if self._filter is not None:
+        if self._audit_filter is not None and audit_fd >= 0:
+            step("seccomp", audit.install_and_send, self._audit_filter, audit_fd)
+        elif self._filter is not None:
             step("seccomp", self._filter.install)
 
     def _scratch(self, request: Request, flags: int) -> None:

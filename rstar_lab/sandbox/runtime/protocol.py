@@ -11,6 +11,7 @@ END      end the interpreter, not its copies
 From a supervisor:
 LONG            the call has used LONG_CPU_S
 WAITING, ACTIVE the call sleeps or is blocked; it runs again
+DENIED          refused system calls of this call (audit mode): JSON, name -> count
 EXCEEDED        the call has exceeded a limit; one byte: its outcome
 RESULT          the result of the call
 READY           killed processes are gone
@@ -29,7 +30,8 @@ from typing import NamedTuple
 HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
 FORK, ADOPT, RELEASE, END = b"k", b"o", b"e", b"x"
-LONG, WAITING, ACTIVE, RESULT, READY, REFUSED, ENDED, EXCEEDED = b"l", b"w", b"a", b"r", b"d", b"f", b"n", b"t"
+LONG, WAITING, ACTIVE, RESULT, READY = b"l", b"w", b"a", b"r", b"d"
+REFUSED, ENDED, EXCEEDED, DENIED = b"f", b"n", b"t", b"s"
 _REQUEST = struct.Struct("=?q?ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16

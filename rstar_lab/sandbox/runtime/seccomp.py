@@ -45,9 +45,9 @@ REFUSED = {
 
 _LAST = 460
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_COLUMN = {"x86_64": 0, "aarch64": 1}
+COLUMN = {"x86_64": 0, "aarch64": 1}
 
-_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_ALLOW, _KILL, _NOTIFY, _ERROR = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x50000
 _SUCCESS, _EPERM, _ENOMEM, _EINVAL, _ENOTTY, _ENOSYS, _EAFNOSUPPORT = 0, 1, 12, 22, 25, 38, 97
 _LOAD, _RETURN, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x20, 0x06, 0x15, 0x35, 0x45
 
@@ -85,7 +85,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def _errno(number: int) -> list[Instruction]:
-    return [(_RETURN, 0, 0, 0x50000 | number)]
+    return [(_RETURN, 0, 0, _ERROR | number)]
 
 
 def _allow() -> list[Instruction]:
@@ -172,9 +172,31 @@ def _argument_rules() -> dict[str, list[Instruction]]:
 
 def allowed_numbers(machine: str) -> set[int]:
     """Return the numbers of the calls that are allowed with any arguments."""
-    column = _COLUMN[machine]
+    column = COLUMN[machine]
     numbers = {NUMBERS[name][column] for names in ALLOWED.values() for name in names.split()}
     return {number for number in numbers if number is not None}
+
+
+def refusal_errors(machine: str) -> dict[int, int]:
+    """Return number -> errno of the calls that are refused with certain arguments. All others are refused with EPERM."""
+    errors = {}
+    for name, block in _argument_rules().items():
+        number = NUMBERS[name][COLUMN[machine]]
+        for code, _, _, value in block:
+            if number is not None and code == _RETURN and value not in (_ALLOW, _ERROR | _SUCCESS):
+                errors[number] = value & ~_ERROR
+    return errors
+
+
+def _notify_of_refusals(program: list[Instruction]) -> list[Instruction]:
+    """Replace errors by notifications, except for those that a libc expects (ENOSYS)."""
+    kept = (_ERROR | _SUCCESS, _ERROR | _ENOSYS)
+    return [
+        (code, yes, no, _NOTIFY)
+        if code == _RETURN and value >> 16 == _ERROR >> 16 and value not in kept
+        else (code, yes, no, value)
+        for code, yes, no, value in program
+    ]
 
 
 def describe() -> str:
@@ -185,12 +207,13 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def build(machine: str, *, memory_files: bool = True) -> bytes:
+def build(machine: str, *, memory_files: bool = True, audit: bool = False) -> bytes:
     """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine.
 
     memory_files: allow memfd_create and shmget. Only a control group counts memory that no process has mapped.
+    audit: let a listener decide about refused calls, which must refuse them.
     """
-    column = _COLUMN[machine]
+    column = COLUMN[machine]
     blocks: dict[int, list[Instruction]] = {0: _errno(_EPERM), _LAST + 1: _errno(_ENOSYS), 0x40000000: _errno(_EPERM)}
     decisions = dict.fromkeys(allowed_numbers(machine), _allow())
     for name, block in _argument_rules().items():
@@ -223,20 +246,27 @@ def build(machine: str, *, memory_files: bool = True) -> bytes:
         (_LOAD, 0, 0, 0),
     ]
     program = head + search(0, len(starts))
+    if audit:
+        program = _notify_of_refusals(program)
     return b"".join(struct.pack("=HBBI", code, yes, no, k) for code, yes, no, k in program)
 
 
 class Filter:
     """A compiled filter that many forks can install."""
 
-    def __init__(self, *, memory_files: bool) -> None:
+    def __init__(self, *, memory_files: bool, audit: bool = False) -> None:
         machine = platform.machine()
-        if machine not in _COLUMN or sys.maxsize < 2**32:
+        if machine not in COLUMN or sys.maxsize < 2**32:
             raise OSError(f"no seccomp filter for {machine}")
-        program = build(machine, memory_files=memory_files)
+        program = build(machine, memory_files=memory_files, audit=audit)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 
+    @property
+    def address(self) -> int:
+        """Address of the struct sock_fprog."""
+        return ctypes.addressof(self._header)
+
     def install(self) -> None:
         """Install the filter for this process and its children. Requires no_new_privs."""
-        kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.addressof(self._header))
+        kernel.prctl(kernel.PR_SET_SECCOMP, 2, self.address)

@@ -22,6 +22,7 @@ from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import (
     ACTIVE,
     ADOPT,
+    DENIED,
     END,
     ENDED,
     EXCEEDED,
@@ -251,6 +252,8 @@ class Supervisor:
         poller.register(self.channel, select.POLLIN)
         if running.channel is not None:
             poller.register(running.channel, select.POLLIN)
+        if running.denied is not None:
+            poller.register(running.denied, select.POLLIN)
         reported_long = reported_waiting = False
         tick_s = monitor.next_tick_s(0.0)
         checked = time.monotonic()
@@ -263,6 +266,8 @@ class Supervisor:
                         monitor.preempt()
                 elif fd == running.pidfd:
                     return None, False
+                elif running.denied is not None and fd == running.denied.fileno():
+                    running.denied.handle()
                 elif (done := running.cell_done()) is not None:
                     return None, done
             if time.monotonic() < checked + tick_s and not monitor.preempted:
@@ -296,6 +301,8 @@ class Supervisor:
         if exceeded:
             # Sent first: should it take too long to end the processes, the outcome is known.
             self.channel.send_message(EXCEEDED, bytes([OUTCOMES.index(exceeded)]))
+        if running.denied and running.denied.counts:
+            self.channel.send_message(DENIED, json.dumps(running.denied.counts).encode())
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
         if self.group:
             # Processes need CPU time to die; those of a fork bomb need seconds in the background.

@@ -1,9 +1,10 @@
-"""Numbers of the system calls that the filter mentions, as (x86_64, aarch64); None where an architecture does not have the call.
+"""Numbers of system calls, as (x86_64, aarch64); None where an architecture does not have the call.
 
 Source: asm/unistd_64.h and asm-generic/unistd.h of the Linux headers.
 """
 
 # fmt: off
+# Calls that the filter allows, with all or some arguments.
 NUMBERS: dict[str, tuple[int, int | None]] = {
     "accept": (43, 202), "accept4": (288, 242), "access": (21, None), "alarm": (37, None), "arch_prctl": (158, None),
     "bind": (49, 200), "brk": (12, 214), "chdir": (80, 49), "chmod": (90, None), "chown": (92, None),
@@ -54,5 +55,45 @@ NUMBERS: dict[str, tuple[int, int | None]] = {
     "uname": (63, 160), "unlink": (87, None), "unlinkat": (263, 35), "utime": (132, None), "utimensat": (280, 88),
     "utimes": (235, None), "vfork": (58, None), "wait4": (61, 260), "waitid": (247, 95), "write": (1, 64),
     "writev": (20, 66),
+}
+# Calls that the filter refuses.
+REFUSED_NUMBERS: dict[str, tuple[int, int | None]] = {
+    "_sysctl": (156, None), "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "afs_syscall": (183, None),
+    "bpf": (321, 280), "capget": (125, 90), "capset": (126, 91), "chroot": (161, 51), "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112), "create_module": (174, None), "delete_module": (176, 106), "epoll_ctl_old": (214, None),
+    "epoll_wait_old": (215, None), "execveat": (322, 281), "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
+    "fgetxattr": (193, 10), "finit_module": (313, 273), "flistxattr": (196, 13), "fremovexattr": (199, 16),
+    "fsconfig": (431, 431), "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
+    "futex_waitv": (449, 449), "get_kernel_syms": (177, None), "get_thread_area": (211, None), "getpmsg": (181, None),
+    "getxattr": (191, 8), "init_module": (175, 105), "inotify_add_watch": (254, 27), "inotify_init": (253, None),
+    "inotify_init1": (294, 26), "inotify_rm_watch": (255, 28), "io_cancel": (210, 3), "io_destroy": (207, 1),
+    "io_getevents": (208, 4), "io_pgetevents": (333, 292), "io_setup": (206, 0), "io_submit": (209, 2),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioperm": (173, None),
+    "iopl": (172, None), "ioprio_get": (252, 31), "ioprio_set": (251, 30), "kcmp": (312, 272), "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104), "keyctl": (250, 219), "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446), "lgetxattr": (192, 9), "listxattr": (194, 11), "llistxattr": (195, 12),
+    "lookup_dcookie": (212, 18), "lremovexattr": (198, 15), "lsetxattr": (189, 6), "mbind": (237, 235),
+    "memfd_secret": (447, 447), "migrate_pages": (256, 238), "mlock": (149, 228), "mlock2": (325, 284),
+    "mlockall": (151, 230), "modify_ldt": (154, None), "mount": (165, 40), "mount_setattr": (442, 442),
+    "move_mount": (429, 429), "move_pages": (279, 239), "mq_getsetattr": (245, 185), "mq_notify": (244, 184),
+    "mq_open": (240, 180), "mq_timedreceive": (243, 183), "mq_timedsend": (242, 182), "mq_unlink": (241, 181),
+    "msgctl": (71, 187), "msgget": (68, 186), "msgrcv": (70, 188), "msgsnd": (69, 189), "munlock": (150, 229),
+    "munlockall": (152, 231), "name_to_handle_at": (303, 264), "nfsservctl": (180, 42), "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428), "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41), "pkey_alloc": (330, 289), "pkey_free": (331, 290), "pkey_mprotect": (329, 288),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "ptrace": (101, 117), "putpmsg": (182, None), "query_module": (178, None),
+    "quotactl": (179, 60), "quotactl_fd": (443, 443), "readahead": (187, 213), "reboot": (169, 142),
+    "remap_file_pages": (216, 234), "removexattr": (197, 14), "request_key": (249, 218), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "sched_getattr": (315, 275), "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "seccomp": (317, 277),
+    "security": (185, None), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
+    "set_thread_area": (205, None), "setdomainname": (171, 162), "setfsgid": (123, 152), "setfsuid": (122, 151),
+    "setgid": (106, 144), "setgroups": (116, 159), "sethostname": (170, 161), "setns": (308, 268), "setpriority": (141, 140),
+    "setregid": (114, 143), "setresgid": (119, 149), "setresuid": (117, 147), "setreuid": (113, 145),
+    "settimeofday": (164, 170), "setuid": (105, 146), "setxattr": (188, 5), "swapoff": (168, 225), "swapon": (167, 224),
+    "sync": (162, 81), "syncfs": (306, 267), "sysfs": (139, None), "syslog": (103, 116), "tuxcall": (184, None),
+    "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, None), "userfaultfd": (323, 282), "ustat": (136, None),
+    "vhangup": (153, 58), "vmsplice": (278, 75), "vserver": (236, None),
 }
 # fmt: on

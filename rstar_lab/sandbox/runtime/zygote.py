@@ -154,7 +154,9 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
-            kernel.run_and_exit(run_supervisor, sock, self.isolation, group, self.supervisor_group, self.pressure, number)
+            kernel.run_and_exit(
+                run_supervisor, sock, self.isolation, group, self.supervisor_group, self.pressure, number
+            )
         self.supervisors[pid] = name
         sock.close()
         if group:
@@ -211,13 +213,13 @@ def run_zygotes(
 
 
 def run_first_zygote(
-    controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None
+    controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None, audit: bool
 ) -> None:
     """Set up the isolation layers, test them once, and become the first zygote. Does not return."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     readable = rootfs.readable()
     isolation.create_namespaces(missing)
-    layers = isolation.Isolation(missing, root, readable)
+    layers = isolation.Isolation(missing, root, readable, audit=audit)
     layers.prepare()
     for layer, error in isolation.dry_run(layers, _DRY).items():
         missing.setdefault(layer, error)
@@ -229,6 +231,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
 
     The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
     view: `readable`: additional files and folders that programs can read. `packages`: folder of additional packages, or None.
+    `audit`: whether refused system calls are counted.
     """
     rootfs.additional += view["readable"]
     if packages := view["packages"]:
@@ -254,7 +257,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     root = isolation.create_pid_namespace(missing)
     pid = os.fork()
     if pid == 0:
-        kernel.run_and_exit(run_first_zygote, controls, missing, root, group)
+        kernel.run_and_exit(run_first_zygote, controls, missing, root, group, view["audit"])
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     for control in controls:
         control.close()

@@ -1,0 +1,41 @@
+"""Converts a call into the request that a supervisor receives."""
+
+from rstar_lab.sandbox.call import Call
+from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
+from rstar_lab.sandbox.runtime import protocol
+
+
+def tier_of(code: str) -> str:
+    """Return the zygote that has the libraries which this code imports. A wrong guess only costs time."""
+    if "scipy" in code:
+        return "scipy"
+    if "sympy" in code or "mpmath" in code:
+        return "sympy"
+    return "numpy" if "numpy" in code or "pandas" in code else "bare"
+
+
+def make_request(call: Call, limits: Limits) -> protocol.Request:
+    """Return the limits of a call. Raises ValueError for a value out of its range."""
+    if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
+        raise ValueError(f"seed: {call.seed} does not fit 64 bits")
+    return protocol.Request(
+        seed=call.seed,
+        session=call.session is not None,
+        timeout_s=limits.timeout_s if call.timeout_s is None else check_timeout(call.timeout_s),
+        wall_slack_s=limits.wall_slack_s,
+        memory_mb=limits.memory_mb if call.memory_mb is None else check_memory(call.memory_mb),
+        processes=limits.processes,
+        open_files=limits.open_files,
+        file_mb=limits.file_mb,
+        output_bytes=limits.output_bytes,
+        value_bytes=limits.value_bytes,
+    )
+
+
+def pack_call(call: Call, request: protocol.Request) -> bytes:
+    """Return the message of a call. Raises ValueError for code or input that is too large."""
+    code, stdin = (text.encode("utf-8", "surrogatepass") for text in (call.code, call.stdin))
+    for name, data in (("code", code), ("stdin", stdin)):
+        if len(data) > MAX_STDIN_BYTES:
+            raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
+    return protocol.pack_request(request, code, stdin)
