@@ -1,15 +1,23 @@
 """Converts a call into the request that a supervisor receives."""
 
+from collections.abc import Sequence
+
 from rstar_lab.sandbox.call import Call
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.supervisor_pool import PRELOAD
 
 
-def tier_of(code: str) -> str:
-    """Return the zygote that has the libraries which this code imports. A wrong guess only costs time."""
+def tier_of(code: str, preload: Sequence[str] = (), *, session: bool = False) -> str:
+    """Return the zygote that has the libraries which this code imports. A wrong guess only costs time.
+
+    preload: modules of the additional zygote. session: whether later cells may import more than this one.
+    """
+    if preload and (session or any(module.partition(".")[0] in code for module in preload)):
+        return PRELOAD
     if "scipy" in code:
         return "scipy"
-    if "sympy" in code or "mpmath" in code:
+    if session or "sympy" in code or "mpmath" in code:
         return "sympy"
     return "numpy" if "numpy" in code or "pandas" in code else "bare"
 

@@ -35,6 +35,10 @@ Packages = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="Requirements file of packages that programs can import."),
 ]
+Preload = Annotated[
+    list[str] | None,
+    typer.Option(help="Module to import once, for all programs whose code names it. Repeat it for several."),
+]
 Isolation = Annotated[
     str,
     typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc."),
@@ -72,6 +76,7 @@ def serve(
     redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
+    preload: Preload = None,
     isolation: Isolation = "namespaces",
     audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
@@ -100,6 +105,7 @@ def serve(
             packages=packages,
             isolation=isolation,
             audit=audit,
+            preload=preload or (),
         ),
         lambda ready: typer.echo(
             json.dumps(ready) if as_json else f"sandbox: {ready['url']} ({ready['workers']} workers)"
@@ -120,6 +126,7 @@ def worker(
     redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
+    preload: Preload = None,
     isolation: Isolation = "namespaces",
     audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
@@ -142,6 +149,7 @@ def worker(
             packages=packages,
             isolation=isolation,
             audit=audit,
+            preload=preload or (),
         ),
         lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
     )

@@ -15,6 +15,7 @@ import httpx
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
+from rstar_lab.sandbox.session_files import SessionFiles
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import (
     SessionEnd,
@@ -51,7 +52,7 @@ class Waiting:
         return session_of(self.work) is not None
 
 
-class SandboxClient:
+class SandboxClient(SessionFiles):
     """Runs calls on a `rstar-lab sandbox serve`.
 
     Calls made at the same time share requests of up to 64 calls; results arrive one by one. Failures of the

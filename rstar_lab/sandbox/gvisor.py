@@ -115,14 +115,20 @@ class Container(SupervisorConnection):
 class GvisorPool:
     """Containers that wait for a call. Has the methods of SupervisorPool.
 
-    Raises UserError if runsc is not installed, or for `audit`, which gVisor does not support.
+    Raises UserError if runsc is not installed, or for `audit` or `preload`, which are not supported.
     """
 
     def __init__(
-        self, workers: int, readable: Sequence[str] = (), packages: str | None = None, audit: bool = False
+        self,
+        workers: int,
+        *,
+        readable: Sequence[str] = (),
+        packages: str | None = None,
+        audit: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
-        if audit:
-            raise UserError("audit: isolation gvisor does not support it; use isolation namespaces")
+        if audit or preload:
+            raise UserError("isolation: gvisor does not support audit and preload; use namespaces")
         self.missing: dict[str, str] = {}
         self._runsc = find_runsc()
         self._workers = workers

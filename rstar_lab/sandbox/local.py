@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
@@ -21,6 +22,7 @@ from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
+from rstar_lab.sandbox.session_files import SessionFiles
 from rstar_lab.sandbox.session_fork import Forker
 from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Session, Sessions
 from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorDied, SupervisorPool, SupervisorUnresponsive
@@ -43,7 +45,7 @@ class LayersMissing(UserError):
     """An isolation layer is missing and the sandbox is strict."""
 
 
-class LocalSandbox:
+class LocalSandbox(SessionFiles):
     """Runs model-written Python in isolated processes of this machine.
 
         async with LocalSandbox() as sandbox:
@@ -54,7 +56,7 @@ class LocalSandbox:
     readable: files and folders of this machine that programs can read. packages: requirements file of packages that programs
     can import; they are installed at the first start. isolation: `namespaces`, or `gvisor` for a container of its own with
     gVisor's kernel for every call and session (requires `runsc`). audit: count and log the system calls that the filter refuses
-    to calls (not to sessions).
+    to calls (not to sessions). preload: modules that are imported once, for all programs whose code names them.
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
@@ -68,6 +70,7 @@ class LocalSandbox:
         packages: str | Path | None = None,
         isolation: str = "namespaces",
         audit: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers: {workers!r} must be at least 1")
@@ -75,7 +78,12 @@ class LocalSandbox:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.strict = strict
         self.isolation = check_isolation(isolation)
-        self._readable, self._packages, self._audit = [check_readable(path) for path in readable], packages, audit
+        self._packages, self._preload = packages, list(preload)
+        self._pool_options: dict[str, Any] = {
+            "readable": [check_readable(path) for path in readable],
+            "audit": audit,
+            "preload": self._preload,
+        }
         self.outcomes: Counter[Outcome] = Counter()
         # What went wrong in the infrastructure, and forks of sessions.
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
@@ -226,7 +234,7 @@ class LocalSandbox:
 
     async def _run_once(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         queued = time.monotonic()
-        tier = tier_of(call.code)
+        tier = tier_of(call.code, self._preload)
         await self._wait_for_tier(tier)
         try:
             async with self._slot() as slot:
@@ -268,8 +276,8 @@ class LocalSandbox:
     async def _run_cell(self, call: Call, message: bytes, wall_s: float) -> CallResult:
         assert call.session is not None
         queued = time.monotonic()
-        tier = tier_of(call.code)
-        await self._wait_for_tier("sympy" if tier != "scipy" else tier)
+        tier = tier_of(call.code, self._preload, session=True)
+        await self._wait_for_tier(tier)
         session = self._sessions.open(call.session)
         try:
             async with session.lock, self._slot() as slot:
@@ -314,8 +322,7 @@ class LocalSandbox:
     ) -> protocol.Result:
         pool = await self._running_pool()
         if session.link is None:
-            # At least the sympy zygote, because later cells may import more than the first one.
-            session.link = await pool.start_supervisor("scipy" if tier == "scipy" else "sympy", session=True)
+            session.link = await pool.start_supervisor(tier, session=True)
         link = session.link
         try:
             link.on_long = lambda: self._scheduler.mark_long(slot)
@@ -352,7 +359,7 @@ class LocalSandbox:
                 await pool.close()
             if self._pool is None:
                 folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
-                pool = POOLS[self.isolation](self.workers, self._readable, folder, self._audit)
+                pool = POOLS[self.isolation](self.workers, packages=folder, **self._pool_options)
                 await pool.start()
                 await self._check_layers(pool)
                 self._pool = pool

@@ -49,6 +49,7 @@ class WorkerOptions:
     packages: Path | None = None
     isolation: str = "namespaces"
     audit: bool = False
+    preload: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class ServeOptions:
     packages: Path | None = None
     isolation: str = "namespaces"
     audit: bool = False
+    preload: Sequence[str] = ()
 
 
 class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -226,6 +228,7 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
             packages=options.packages,
             isolation=options.isolation,
             audit=options.audit,
+            preload=options.preload,
         )
     ).start()
 

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rstar_lab.errors import UserError
 from rstar_lab.sandbox.runtime import protocol
 
 TIERS = ("bare", "numpy", "sympy", "scipy")
+PRELOAD = "preload"
 START_TIMEOUT_S = 60.0
 # Seconds after a call's limit and slack until a supervisor without an answer is killed.
 SILENCE_S = 2.5
@@ -174,17 +176,26 @@ class SupervisorPool:
     """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends.
 
     readable: additional files and folders that programs can read. packages: folder with additional packages.
-    audit: count refused system calls.
+    audit: count refused system calls. preload: modules that an additional zygote imports.
     """
 
     def __init__(
-        self, workers: int, readable: Sequence[str] = (), packages: str | None = None, audit: bool = False
+        self,
+        workers: int,
+        *,
+        readable: Sequence[str] = (),
+        packages: str | None = None,
+        audit: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
         self.missing: dict[str, str] = {}
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
-        self._view = json.dumps({"readable": list(readable), "packages": packages, "audit": audit})
-        self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in TIERS}
+        view = {"readable": list(readable), "packages": packages, "audit": audit, "preload": list(preload)}
+        self._view = json.dumps(view)
+        self._tiers = (*TIERS, PRELOAD) if preload else TIERS
+        self._preload_error = ""
+        self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in self._tiers}
         self._broken = False
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen | None = None
@@ -200,10 +211,13 @@ class SupervisorPool:
         return self._process is not None and not self._broken and self._process.poll() is None
 
     async def start(self) -> None:
-        """Start the zygotes; return when the first one is ready, while the others still import. Raises RuntimeError."""
+        """Start the zygotes; return when the first one is ready, while the others still import, or with `preload` when all are.
+
+        Raises RuntimeError, or UserError if a module of `preload` cannot be imported.
+        """
         loop = asyncio.get_running_loop()
         theirs = []
-        for tier in TIERS:
+        for tier in self._tiers:
             ours, other = socket.socketpair()
             ours.setblocking(False)
             self._controls[tier] = ours
@@ -236,6 +250,9 @@ class SupervisorPool:
         if not started:
             await self.close()
             raise RuntimeError("the sandbox could not start its first process; its error is printed above, on stderr")
+        if PRELOAD in self._ready and not await self._ready[PRELOAD]:
+            await self.close()
+            raise UserError(f"--preload: {self._preload_error or 'its import ended the process; see stderr'}")
 
     def _on_control_message(self, tier: str, control: socket.socket) -> None:
         try:
@@ -253,7 +270,9 @@ class SupervisorPool:
                 # It ended during its imports: treat its libraries as not installed.
                 ready.set_result(False)
         elif not ready.done():
-            if word[1:].strip():
+            if tier == PRELOAD:
+                self._preload_error = word[1:].decode().strip()
+            elif tier == "bare" and word[:1] == b"+":
                 self.missing = json.loads(word[1:])
             ready.set_result(word[:1] == b"+")
 
@@ -262,7 +281,7 @@ class SupervisorPool:
 
         Raises SupervisorDied if no zygote is running.
         """
-        for name in reversed(TIERS[: TIERS.index(tier) + 1]):
+        for name in reversed(self._tiers[: self._tiers.index(tier) + 1]):
             if await asyncio.shield(self._ready[name]):
                 return name
         raise SupervisorDied

@@ -45,7 +45,7 @@ async def test_a_container_gets_read_only_files_and_no_network(monkeypatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     data = tmp_path / "data"
     data.mkdir()
-    pool = GvisorPool(1, [str(data)])
+    pool = GvisorPool(1, readable=[str(data)])
     with pytest.raises(RuntimeError, match="could not start a container: no platform"):
         await pool.start()
     arguments = json.loads((tmp_path / "arguments").read_text())

@@ -57,6 +57,18 @@ print(json.dumps([tiny_extra.answer, child.stdout, open("{data}/table.csv").read
 
 
 @pytest.mark.slow
+@pytest.mark.asyncio
+async def test_preloaded_modules_are_imported_once_for_all_programs(requirements):
+    code = "import sys\nfound = 'tiny_extra' in sys.modules\nimport tiny_extra\nfound, 'sci' + 'py' in sys.modules"
+    async with LocalSandbox(workers=1, packages=requirements, preload=["tiny_extra"]) as sandbox:
+        assert (await sandbox.run(code)).value == "(True, True)"
+        assert (await sandbox.run(code, session="s")).value == "(True, True)"
+        assert (await sandbox.run("import sys\n'sci' + 'py' in sys.modules")).value == "False"
+    with pytest.raises(UserError, match="--preload: No module named 'not_there'"):
+        await LocalSandbox(workers=1, preload=["not_there"]).start()
+
+
+@pytest.mark.slow
 def test_packages_are_installed_once(requirements, monkeypatch):
     folder = install_packages(requirements)
     monkeypatch.setattr(sys, "executable", "/does/not/exist")

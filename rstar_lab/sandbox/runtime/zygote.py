@@ -30,6 +30,8 @@ TIERS = {
     "sympy": ["sympy"],
     "scipy": [f"scipy.{part}" for part in SCIPY],
 }
+# Name of the tier of modules that the user chose.
+PRELOAD = "preload"
 # Typical programs of each tier, run once in the zygote.
 WARM_UP_PROGRAMS = {
     "bare": """
@@ -176,14 +178,14 @@ class Zygote:
             self.stale = {name for name in self.stale if not self.group.remove(name)}
 
 
-def import_all(modules: list[str]) -> bool:
-    """Import modules; return whether all are installed."""
+def import_all(modules: list[str]) -> str:
+    """Import modules. Returns an empty text, or the message of the first one that cannot be imported."""
     try:
         for module in modules:
             importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def run_zygotes(
@@ -194,8 +196,8 @@ def run_zygotes(
     word: text sent with the ready message of the first tier.
     """
     zygote = Zygote(controls[0], names[0], layers, group)
-    present = import_all(TIERS[names[0]])
-    if present and names[0] in LIBRARY_WARM_UPS:
+    failure = import_all(TIERS[names[0]])
+    if not failure and names[0] in LIBRARY_WARM_UPS:
         LIBRARY_WARM_UPS[names[0]]()
     if names[1:]:
         pid = os.fork()
@@ -208,7 +210,7 @@ def run_zygotes(
         other.close()
     zygote.warm_up()
     with contextlib.suppress(BrokenPipeError):
-        controls[0].sendall(f"{'+' if present else '-'}{word}\n".encode())
+        controls[0].sendall(f"{'-' if failure else '+'}{word or failure}\n".encode())
         zygote.serve()
 
 
@@ -231,9 +233,11 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
 
     The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
     view: `readable`: additional files and folders that programs can read. `packages`: folder of additional packages, or None.
-    `audit`: whether refused system calls are counted.
+    `audit`: whether refused system calls are counted. `preload`: modules of an additional zygote.
     """
     rootfs.additional += view["readable"]
+    if view["preload"]:
+        TIERS[PRELOAD], WARM_UP_PROGRAMS[PRELOAD] = view["preload"], ""
     if packages := view["packages"]:
         # Behind the installed packages. The variable is for interpreters that programs start.
         sys.path.append(packages)

@@ -1,0 +1,112 @@
+"""Files and plots of a session, for LocalSandbox and SandboxClient. Each method runs cells in the session."""
+
+import base64
+import binascii
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.call import CallResult
+
+# Bytes that one cell returns: as base64 they must fit into its output.
+CHUNK_BYTES = 700_000
+# Largest file that is read.
+MAX_FILE_BYTES = 64 * 1024 * 1024
+STEP_TIMEOUT_S = 10.0
+
+# These scripts run in the sandbox, with their own global names.
+_WRITE = """
+import base64, os, sys
+os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+with open(name, "wb") as file:
+    file.write(base64.b64decode(sys.stdin.read()))
+"""
+_READ = """
+import base64
+with open(name, "rb") as file:
+    file.seek(start)
+    content = base64.b64encode(file.read(most)).decode()
+with open(1, "w", closefd=False) as out:
+    out.write(content)
+"""
+_PLOT = """
+import json, sys
+numbers = []
+if "matplotlib.pyplot" in sys.modules:
+    pyplot = sys.modules["matplotlib.pyplot"]
+    numbers = pyplot.get_fignums()
+    for number in numbers:
+        pyplot.figure(number).savefig(f".plot-{number}.png", format="png")
+    pyplot.close("all")
+with open(1, "w", closefd=False) as out:
+    json.dump(numbers, out)
+"""
+
+
+class SessionFileError(RuntimeError):
+    """A file of a session cannot be written or read."""
+
+
+class SessionFiles(ABC):
+    """Writes and reads files of a session.
+
+    Paths are relative to the working folder of the session's interpreter. All cells of a session trust each other, so what
+    is read may be forged by its code. Methods raise SessionFileError if a file cannot be written or read.
+    """
+
+    @abstractmethod
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        *,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+        memory_mb: int | None = None,
+        session: str | None = None,
+    ) -> CallResult:
+        """Run code in a session."""
+
+    async def write_files(self, session: str, files: Mapping[str, bytes]) -> None:
+        """Write files (path -> content) in a session, which is started if it does not exist. Folders are created."""
+        for name, content in files.items():
+            await _run_script(self, session, _WRITE, base64.b64encode(content).decode(), name=name)
+
+    async def read_files(self, session: str, paths: Sequence[str]) -> dict[str, bytes]:
+        """Return the content of files of a session, by path: at most 64 MiB each."""
+        contents = {}
+        for path in paths:
+            content = b""
+            while True:
+                result = await _run_script(self, session, _READ, name=path, start=len(content), most=CHUNK_BYTES)
+                try:
+                    part = base64.b64decode(result.stdout, validate=True)
+                except (binascii.Error, ValueError) as error:
+                    raise SessionFileError(f"{path}: the session did not return its content ({error})") from error
+                content += part
+                if len(content) > MAX_FILE_BYTES:
+                    raise SessionFileError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+                if len(part) < CHUNK_BYTES:
+                    break
+            contents[path] = content
+        return contents
+
+    async def plots(self, session: str) -> list[bytes]:
+        """Return the open matplotlib figures of a session as PNG, and close them. matplotlib must be installed there."""
+        result = await _run_script(self, session, _PLOT)
+        try:
+            paths = [f".plot-{int(number)}.png" for number in json.loads(result.stdout)]
+        except (ValueError, TypeError) as error:
+            raise SessionFileError(f"plots: the session did not return the numbers of its figures ({error})") from error
+        return list((await self.read_files(session, paths)).values())
+
+
+async def _run_script(sandbox: SessionFiles, session: str, script: str, stdin: str = "", **names: object) -> CallResult:
+    code = f"exec({script!r}, {names!r})"
+    result = await sandbox.run(code, stdin, timeout_s=STEP_TIMEOUT_S, session=session)
+    if result.outcome is not Outcome.OK:
+        lines = result.stderr.strip().splitlines()
+        where = names.get("name", "plots")
+        raise SessionFileError(f"{where}: {lines[-1] if lines else result.outcome}")
+    return result
