@@ -1,10 +1,12 @@
 """Converts a call into the request that a supervisor receives."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rstar_lab.sandbox.call import Call
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.streaming import OnOutput
 from rstar_lab.sandbox.supervisor_pool import PRELOAD
 
 
@@ -22,13 +24,14 @@ def tier_of(code: str, preload: Sequence[str] = (), *, session: bool = False) ->
     return "numpy" if "numpy" in code or "pandas" in code else "bare"
 
 
-def make_request(call: Call, limits: Limits) -> protocol.Request:
-    """Return the limits of a call. Raises ValueError for a value out of its range."""
+def make_request(call: Call, limits: Limits, *, stream: bool = False) -> protocol.Request:
+    """Return the limits of a call. stream: send output while the call runs. Raises ValueError for a value out of its range."""
     if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
         raise ValueError(f"seed: {call.seed} does not fit 64 bits")
     return protocol.Request(
         seed=call.seed,
         session=call.session is not None,
+        stream=stream,
         timeout_s=limits.timeout_s if call.timeout_s is None else check_timeout(call.timeout_s),
         wall_slack_s=limits.wall_slack_s,
         memory_mb=limits.memory_mb if call.memory_mb is None else check_memory(call.memory_mb),
@@ -40,10 +43,24 @@ def make_request(call: Call, limits: Limits) -> protocol.Request:
     )
 
 
-def pack_call(call: Call, request: protocol.Request) -> bytes:
-    """Return the message of a call. Raises ValueError for code or input that is too large."""
+class Job(NamedTuple):
+    """A call with its message for a supervisor.
+
+    wall_s: seconds after which the supervisor ends the call. on_output: receives output while it runs.
+    """
+
+    call: Call
+    message: bytes
+    wall_s: float
+    on_output: OnOutput | None
+
+
+def make_job(call: Call, limits: Limits, on_output: OnOutput | None) -> Job:
+    """Raises ValueError for a value out of its range, and for code or input that is too large."""
+    request = make_request(call, limits, stream=on_output is not None)
     code, stdin = (text.encode("utf-8", "surrogatepass") for text in (call.code, call.stdin))
     for name, data in (("code", code), ("stdin", stdin)):
         if len(data) > MAX_STDIN_BYTES:
             raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
-    return protocol.pack_request(request, code, stdin)
+    message = protocol.pack_request(request, code, stdin)
+    return Job(call, message, request.timeout_s + request.wall_slack_s, on_output)

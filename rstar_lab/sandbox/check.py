@@ -1,10 +1,12 @@
 """Reports which isolation layers this machine supports, and the risk of each missing one."""
 
 import asyncio
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rstar_lab.errors import UserError
 from rstar_lab.sandbox.gvisor import runsc_version
 from rstar_lab.sandbox.isolations import POOLS, check_isolation
 from rstar_lab.sandbox.runtime import landlock
@@ -24,8 +26,13 @@ _LEAVES_OPEN = {
     "landlock_abi": "without namespaces, only newer versions of Landlock keep calls from signalling each other and truncating files",
     "seccomp": "programs can make every system call",
 }
+log = logging.getLogger(__name__)
 # Without root, programs can only run under the user's own id; the namespaces compensate for it.
 _ACCEPTED = {"user_id"}
+
+
+class LayersMissing(UserError):
+    """An isolation layer is missing and the sandbox is strict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,16 @@ def layers(missing: dict[str, str]) -> list[Layer]:
         else:
             reported.append(Layer(label, False, missing[name], _LEAVES_OPEN.get(name, "unknown")))
     return reported
+
+
+def check_layers(missing: dict[str, str], *, strict: bool) -> None:
+    """Log a warning for each missing layer. Raises LayersMissing instead if `strict`."""
+    absent = [layer for layer in layers(missing) if not layer.present]
+    if absent and strict:
+        names = "; ".join(f"{layer.name} ({layer.detail})" for layer in absent)
+        raise LayersMissing(f"the sandbox is strict and this machine does not support: {names}")
+    for layer in absent:
+        log.warning("sandbox runs without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
 
 
 async def _probe(isolation: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.session_files import SessionFiles
+from rstar_lab.sandbox.streaming import Output
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import (
     SessionEnd,
@@ -109,6 +110,41 @@ class SandboxClient(SessionFiles):
     ) -> CallResult:
         """Run one call; see LocalSandbox.run."""
         return await self.submit(Call(code, stdin, seed, timeout_s, memory_mb, session))
+
+    async def stream(
+        self,
+        code: str,
+        stdin: str = "",
+        *,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+        memory_mb: int | None = None,
+        session: str | None = None,
+    ) -> AsyncGenerator[Output | CallResult, None]:
+        """Run one call; yield its output while it runs, then its result; see LocalSandbox.stream.
+
+        The call is not retried. A service with Redis workers sends no output before the result.
+        """
+        call = Call(code, stdin, seed, timeout_s, memory_mb, session)
+        body = dumps({"calls": [{**work_to_dict(call), "stream": True}]})
+        headers = {"Content-Type": "application/json"}
+        result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: the response ended before the result")
+        try:
+            async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
+                if response.status_code != 200:
+                    refused(self.url, response, await response.aread())
+                    yield failure(Outcome.QUEUE_TIMEOUT, f"{self.url} is busy or stopping")
+                    return
+                async for line in response.aiter_lines():
+                    data = json.loads(line)
+                    del data["index"]
+                    if "stream" in data:
+                        yield Output(**data)
+                    else:
+                        result = result_from_dict(data)
+        except (httpx.HTTPError, OSError) as error:
+            result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: {type(error).__name__}: {error}")
+        yield result
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
         """Run calls concurrently; results are in the order of the calls."""

@@ -6,16 +6,15 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.call_log import log_event
-from rstar_lab.sandbox.call_request import make_request, pack_call, tier_of
-from rstar_lab.sandbox.check import layers
+from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of
+from rstar_lab.sandbox.check import LayersMissing, check_layers
 from rstar_lab.sandbox.isolations import POOLS, Pool, check_isolation
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
@@ -25,7 +24,14 @@ from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.session_files import SessionFiles
 from rstar_lab.sandbox.session_fork import Forker
 from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Session, Sessions
-from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorDied, SupervisorPool, SupervisorUnresponsive
+from rstar_lab.sandbox.streaming import OnOutput, Output, stream_output
+from rstar_lab.sandbox.supervisor_pool import (
+    SessionRefused,
+    SupervisorConnection,
+    SupervisorDied,
+    SupervisorPool,
+    SupervisorUnresponsive,
+)
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
@@ -39,10 +45,6 @@ EVENTS = (
     "session_forked",
 )
 log = logging.getLogger(__name__)
-
-
-class LayersMissing(UserError):
-    """An isolation layer is missing and the sandbox is strict."""
 
 
 class LocalSandbox(SessionFiles):
@@ -165,11 +167,28 @@ class LocalSandbox(SessionFiles):
 
         Raises ValueError for a limit above its maximum, RuntimeError if the sandbox is closed or cannot start.
         """
-        return await self._run(Call(code, stdin, seed, timeout_s, memory_mb, session))
+        return await self.run_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
+
+    def stream(
+        self,
+        code: str,
+        stdin: str = "",
+        *,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+        memory_mb: int | None = None,
+        session: str | None = None,
+    ) -> AsyncGenerator[Output | CallResult, None]:
+        """Run code; yield its output while it runs (every 50 to 200 ms), and at the end its result, with all output.
+
+        The call does not run again if its supervisor dies. Close the generator to cancel the call.
+        """
+        call = Call(code, stdin, seed, timeout_s, memory_mb, session)
+        return stream_output(lambda on_output: self.run_call(call, on_output))
 
     async def run_many(self, calls: Iterable[Call]) -> list[CallResult]:
         """Run calls concurrently; results are in the order of the calls."""
-        return list(await asyncio.gather(*(self._run(call) for call in calls)))
+        return list(await asyncio.gather(*(self.run_call(call) for call in calls)))
 
     async def close_session(self, name: str) -> None:
         """End a session's interpreter. An unknown name is ignored."""
@@ -206,15 +225,14 @@ class LocalSandbox(SessionFiles):
         finally:
             self._sessions.done(original)
 
-    async def _run(self, call: Call) -> CallResult:
-        request = make_request(call, self.limits)
-        message = pack_call(call, request)
-        wall_s = request.timeout_s + request.wall_slack_s
+    async def run_call(self, call: Call, on_output: OnOutput | None = None) -> CallResult:
+        """Run a call; see `run`. on_output: receives output while the call runs."""
+        job = make_job(call, self.limits, on_output)
         self.in_flight += 1
         self._idle.clear()
         try:
             run = self._run_once if call.session is None else self._run_cell
-            result = await run(call, message, wall_s)
+            result = await run(job)
         finally:
             self.in_flight -= 1
             if not self.in_flight:
@@ -232,19 +250,19 @@ class LocalSandbox(SessionFiles):
             self.events.update({f"denied:{name}": count for name, count in denied.items()})
             log_event("denied system calls", ", ".join(f"{name} {count}" for name, count in sorted(denied.items())))
 
-    async def _run_once(self, call: Call, message: bytes, wall_s: float) -> CallResult:
+    async def _run_once(self, job: Job) -> CallResult:
         queued = time.monotonic()
-        tier = tier_of(call.code, self._preload)
+        tier = tier_of(job.call.code, self._preload)
         await self._wait_for_tier(tier)
         try:
             async with self._slot() as slot:
                 started = time.monotonic()
-                for attempt in range(ATTEMPTS):
+                for attempt in range(1 if job.on_output else ATTEMPTS):
                     if attempt:
                         self._count("retry", f"attempt {attempt + 1} of {ATTEMPTS}")
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
-                        result = await self._run_on_supervisor(tier, message, wall_s, slot)
+                        result = await self._run_on_supervisor(tier, job, slot)
                         return to_call_result(result, self.limits.output_bytes, started - queued)
                     except SupervisorDied:
                         self._count("supervisor_died")
@@ -257,23 +275,19 @@ class LocalSandbox(SessionFiles):
         except TimeoutError:
             return without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
 
-    async def _run_on_supervisor(self, tier: str, message: bytes, wall_s: float, slot: Slot) -> protocol.Result:
+    async def _run_on_supervisor(self, tier: str, job: Job, slot: Slot) -> protocol.Result:
         pool = await self._running_pool()
         link = await pool.acquire(tier)
         try:
-            link.on_long = lambda: self._scheduler.mark_long(slot)
-            link.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
-            slot.on_preempt = link.preempt
-            result = await link.call(message, wall_s)
+            result = await self._call(link, job, slot)
         except BaseException:
             pool.discard(link)
             raise
-        finally:
-            self._count_denied(link.denied)
         pool.release(link)
         return result
 
-    async def _run_cell(self, call: Call, message: bytes, wall_s: float) -> CallResult:
+    async def _run_cell(self, job: Job) -> CallResult:
+        call = job.call
         assert call.session is not None
         queued = time.monotonic()
         tier = tier_of(call.code, self._preload, session=True)
@@ -292,7 +306,7 @@ class LocalSandbox(SessionFiles):
                     reason = self._sessions.pop_loss(session.name)
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                 try:
-                    result = await self._on_session(session, tier, message, wall_s, slot)
+                    result = await self._on_session(session, tier, job, slot)
                 except SessionRefused:
                     self._count("session_refused")
                     session.link = None
@@ -317,21 +331,27 @@ class LocalSandbox(SessionFiles):
         finally:
             self._sessions.done(session)
 
-    async def _on_session(
-        self, session: Session, tier: str, message: bytes, wall_s: float, slot: Slot
-    ) -> protocol.Result:
+    async def _on_session(self, session: Session, tier: str, job: Job, slot: Slot) -> protocol.Result:
         pool = await self._running_pool()
         if session.link is None:
             session.link = await pool.start_supervisor(tier, session=True)
         link = session.link
         try:
-            link.on_long = lambda: self._scheduler.mark_long(slot)
-            link.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
-            slot.on_preempt = link.preempt
-            return await link.call(message, wall_s)
+            return await self._call(link, job, slot)
         except BaseException:
             pool.discard(link)
             raise
+
+    async def _call(self, link: SupervisorConnection, job: Job, slot: Slot) -> protocol.Result:
+        link.on_long = lambda: self._scheduler.mark_long(slot)
+        link.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
+        if job.on_output:
+            link.on_output = job.on_output
+        slot.on_preempt = link.preempt
+        try:
+            return await link.call(job.message, job.wall_s)
+        finally:
+            self._count_denied(link.denied)
 
     async def _wait_for_tier(self, tier: str) -> None:
         """Wait for the tier's zygote before taking a slot, so that its imports delay no other call."""
@@ -361,22 +381,12 @@ class LocalSandbox(SessionFiles):
                 folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
                 pool = POOLS[self.isolation](self.workers, packages=folder, **self._pool_options)
                 await pool.start()
-                await self._check_layers(pool)
+                try:
+                    check_layers(pool.missing, strict=self.strict)
+                except LayersMissing:
+                    await pool.close()
+                    raise
                 self._pool = pool
             if self._session_cleaner is None:
-                self._session_cleaner = asyncio.create_task(self._drop_idle_sessions())
+                self._session_cleaner = asyncio.create_task(self._sessions.drop_idle_ones())
             return self._pool
-
-    async def _check_layers(self, pool: Pool) -> None:
-        missing = [layer for layer in layers(pool.missing) if not layer.present]
-        if missing and self.strict:
-            await pool.close()
-            names = "; ".join(f"{layer.name} ({layer.detail})" for layer in missing)
-            raise LayersMissing(f"the sandbox is strict and this machine does not support: {names}")
-        for layer in missing:
-            log.warning("sandbox runs without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
-
-    async def _drop_idle_sessions(self) -> None:
-        while True:
-            await asyncio.sleep(min(30.0, self.limits.session_idle_s / 4))
-            self._sessions.drop_idle()

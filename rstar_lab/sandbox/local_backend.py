@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.local import LocalSandbox
+from rstar_lab.sandbox.streaming import OnOutput
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work
 from rstar_lab.verify import verify, warm_up
@@ -38,7 +39,7 @@ class LocalBackend:
         for threads in (self.quick, self.slow):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, work: Work) -> CallResult:
+    async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
         if isinstance(work, Verification):
             return await self.verify(work)
         if isinstance(work, SessionEnd):
@@ -47,14 +48,7 @@ class LocalBackend:
         if isinstance(work, SessionFork):
             names = await self.sandbox.fork(work.session, work.n)
             return CallResult(Outcome.OK, "", "", json.dumps(names), 0.0)
-        return await self.sandbox.run(
-            work.code,
-            work.stdin,
-            seed=work.seed,
-            timeout_s=work.timeout_s,
-            memory_mb=work.memory_mb,
-            session=work.session,
-        )
+        return await self.sandbox.run_call(work, on_output)
 
     async def verify(self, work: Verification) -> CallResult:
         requested = time.monotonic()

@@ -18,6 +18,7 @@ from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
 from rstar_lab.sandbox.signing import InvalidSignatureError, Signer
+from rstar_lab.sandbox.streaming import OnOutput
 from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, session_of, work_to_dict
 
 log = logging.getLogger(__name__)
@@ -101,8 +102,8 @@ class RedisBackend:
     def capacity(self) -> int:
         return sum(self.workers.values())
 
-    async def run(self, work: Work) -> CallResult:
-        """Return one result for the work, also if workers or Redis fail."""
+    async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
+        """Return one result for the work, also if workers or Redis fail. There is no output before the result."""
         session = session_of(work)
         if session is None:
             return await self.submit(work, transport.CALLS)

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -20,6 +20,7 @@ from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 from rstar_lab.sandbox.service import Service
+from rstar_lab.sandbox.streaming import OnOutput, OutputDecoder
 from rstar_lab.sandbox.tenants import ACCOUNT, Account, Accounts, Tenant
 from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, result_to_dict
 
@@ -180,10 +181,13 @@ def make_app(
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(body: Calls) -> Response:
         """One line of JSON for each call, in the order in which they finish:
-        `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`."""
+        `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`. A call with `stream` has more lines
+        before, `{"index", "stream", "text"}`, with the output that it has written since the previous one."""
         work = [model.work() for model in body.calls]
+        streamed = {index for index, model in enumerate(body.calls) if getattr(model, "stream", False)}
         service.admit(len(work))
-        return StreamingResponse(result_lines(service, work, ACCOUNT.get()), media_type="application/x-ndjson")
+        lines = result_lines(service, work, ACCOUNT.get(), streamed)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
@@ -192,33 +196,55 @@ def make_app(
     return app
 
 
-async def result_lines(service: Service, work: list[Work], account: Account | None = None) -> AsyncIterator[bytes]:
-    """Yield the body of a response to /calls; then release the calls, which were admitted for `account`."""
+async def result_lines(
+    service: Service, work: list[Work], account: Account | None = None, streamed: Collection[int] = ()
+) -> AsyncIterator[bytes]:
+    """Yield the body of a response to /calls; then release the calls, which were admitted for `account`.
+
+    streamed: indices of the calls whose output is sent while they run.
+    """
     done: asyncio.Queue[bytes] = asyncio.Queue()
-    unsent = 0
+    unsent = unfinished = 0
+
+    def has_room(line: bytes) -> bool:
+        return unsent + len(line) <= MAX_RESPONSE_BYTES and service.has_room(len(line))
+
+    def put(line: bytes) -> None:
+        nonlocal unsent
+        unsent += len(line)
+        service.hold_bytes(len(line))
+        done.put_nowait(line)
+
+    def output_sender(index: int) -> OnOutput:
+        decoder = OutputDecoder()
+
+        def send(number: int, data: bytes) -> None:
+            line = dumps({"index": index, **asdict(decoder.decode(number, data))}) + b"\n"
+            if has_room(line):  # otherwise it is only in the result
+                put(line)
+
+        return send
 
     async def one(index: int, item: Work) -> None:
-        nonlocal unsent
-        result = await service.run(item)
+        nonlocal unfinished
+        result = await service.run(item, output_sender(index) if index in streamed else None)
         line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
-        if unsent + len(line) > MAX_RESPONSE_BYTES or not service.has_room(len(line)):
+        if not has_room(line):
             note = (
                 f"[output left out: {unsent} bytes of results were not read yet; read faster or send smaller batches]\n"
             )
             result = replace(result, stdout="", stderr=note, value=None)
             line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
-        unsent += len(line)
-        service.hold_bytes(len(line))
-        done.put_nowait(line)
+        unfinished -= 1
+        put(line)
 
+    unfinished = len(work)
     tasks = [asyncio.create_task(one(index, item)) for index, item in enumerate(work)]
     try:
-        left = len(tasks)
-        while left:
+        while unfinished or not done.empty():
             lines = [await done.get()]
             while not done.empty():
                 lines.append(done.get_nowait())
-            left -= len(lines)
             body = b"".join(lines)
             yield body
             unsent -= len(body)

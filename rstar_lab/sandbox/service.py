@@ -10,6 +10,7 @@ from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.call_log import call_id, log_failure
 from rstar_lab.sandbox.metrics import Metrics
+from rstar_lab.sandbox.streaming import OnOutput
 from rstar_lab.sandbox.tenants import ACCOUNT, Account
 from rstar_lab.sandbox.wire import Work, failure
 
@@ -37,7 +38,9 @@ class Backend(Protocol):
     def events(self) -> Mapping[str, int]:
         """Event -> how often it happened in this process; empty if the backend has none."""
 
-    async def run(self, work: Work) -> CallResult: ...
+    async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
+        """Run work. on_output: receives output while it runs; a backend can ignore it."""
+        ...
 
     async def aclose(self) -> None: ...
 
@@ -105,16 +108,16 @@ class Service:
         seconds = self.recent.seconds_for(max(1, self.calls + calls - self.max_calls))
         raise BusyError(seconds, stopping=self.draining)
 
-    async def run(self, work: Work) -> CallResult:
+    async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
         """Run admitted work. Errors of the service are returned as results."""
         with call_id():
-            result = await self._run(work)
+            result = await self._run(work, on_output)
             log_failure(result)
         return result
 
-    async def _run(self, work: Work) -> CallResult:
+    async def _run(self, work: Work, on_output: OnOutput | None) -> CallResult:
         started = time.monotonic()
-        task = asyncio.create_task(self._run_for(ACCOUNT.get(), work))
+        task = asyncio.create_task(self._run_for(ACCOUNT.get(), work, on_output))
         self.running.add(task)
         try:
             result = await task
@@ -133,15 +136,15 @@ class Service:
         self.metrics.observe(result, time.monotonic() - started)
         return result
 
-    async def _run_for(self, account: Account | None, work: Work) -> CallResult:
+    async def _run_for(self, account: Account | None, work: Work, on_output: OnOutput | None) -> CallResult:
         """Run work within the quotas of a tenant."""
         if account is None:
-            return await self.backend.run(work)
+            return await self.backend.run(work, on_output)
         if refused := account.refuse_session(work):
             return refused
         needed_mb = (work.memory_mb or self.memory_mb) if isinstance(work, Call) else 0
         async with account.memory(needed_mb):
-            result = account.result(work, await self.backend.run(account.own(work)))
+            result = account.result(work, await self.backend.run(account.own(work), on_output))
         self.metrics.tenants.labels(account.tenant.name, result.outcome.value).inc()
         return result
 

@@ -122,6 +122,12 @@ class Sessions:
         """Return, once, why an earlier state of this name is gone."""
         return self._lost.pop(name, None)
 
+    async def drop_idle_ones(self) -> None:
+        """Drop sessions that were idle for too long, until cancelled."""
+        while True:
+            await asyncio.sleep(min(30.0, self.idle_s / 4))
+            self.drop_idle()
+
     def drop_idle(self) -> None:
         oldest = time.monotonic() - self.idle_s
         for session in list(self._live.values()):

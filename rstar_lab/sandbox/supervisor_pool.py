@@ -80,6 +80,7 @@ class SupervisorConnection(asyncio.Protocol):
         self.denied: dict[str, int] = {}
         self.on_long: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
+        self.on_output: Callable[[int, bytes], None] = lambda number, data: None
         self.on_ready: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
@@ -114,6 +115,8 @@ class SupervisorConnection(asyncio.Protocol):
                     self._pending_result.set_exception(SessionRefused())
             elif kind == protocol.EXCEEDED:
                 self.exceeded = protocol.OUTCOMES[body[0]]
+            elif kind == protocol.OUTPUT:
+                self.on_output(body[0], body[1:])
             elif kind == protocol.DENIED:
                 self.denied = json.loads(body)
             elif kind == protocol.ENDED:
@@ -151,6 +154,7 @@ class SupervisorConnection(asyncio.Protocol):
             timer.cancel()
             self.on_long = lambda: None
             self.on_waiting = lambda waiting: None
+            self.on_output = lambda number, data: None
 
     def _on_no_answer(self) -> None:
         if self._pending_result and not self._pending_result.done():

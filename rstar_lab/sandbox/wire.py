@@ -48,6 +48,7 @@ class CallModel(BaseModel):
     session: str | None = Field(
         None, min_length=1, max_length=256, description="name of a live interpreter whose state is kept between calls"
     )
+    stream: bool = Field(False, description="send output while the call runs")
 
     def work(self) -> Call:
         return Call(self.code, self.stdin, self.seed, self.timeout_s, self.memory_mb, self.session)

@@ -16,7 +16,7 @@ from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
 GROUPS = Path("/sys/fs/cgroup")
 LIMITS = protocol.Request(
-    seed=None, session=False, timeout_s=2.0, wall_slack_s=1.0, memory_mb=512, processes=256, open_files=64, file_mb=1,
+    seed=None, session=False, stream=False, timeout_s=2.0, wall_slack_s=1.0, memory_mb=512, processes=256, open_files=64, file_mb=1,
     output_bytes=1024, value_bytes=1024,
 )  # fmt: skip
 LOOP = b"while True: pass"

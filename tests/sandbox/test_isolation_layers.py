@@ -14,9 +14,8 @@ import pytest
 from helpers.sandbox_processes import ROOT
 
 from rstar_lab.sandbox import LocalSandbox
-from rstar_lab.sandbox.check import check
+from rstar_lab.sandbox.check import LayersMissing, check
 from rstar_lab.sandbox.guarantees import GUARANTEES, MODES, holds, table
-from rstar_lab.sandbox.local import LayersMissing
 from rstar_lab.sandbox.runtime import isolation, landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 
@@ -27,7 +26,7 @@ ORDINARY = """
 import asyncio, json, sys
 sys.path.insert(0, sys.argv[1])
 from rstar_lab.sandbox import Limits, LocalSandbox
-from rstar_lab.sandbox.local import LayersMissing
+from rstar_lab.sandbox.check import LayersMissing
 async def main():
     async with LocalSandbox(Limits(timeout_s=3, memory_mb=256), workers=2) as sandbox:
         calls = ["print(6 * 7)", "import os\\nprint(os.listdir('/tmp'), os.getuid())", "import time\\ntime.sleep(60)",

@@ -22,7 +22,7 @@ def program():
 @pytest.mark.parametrize(("state", "waiting", "charged"), [("S", True, True), ("D", True, False), ("R", False, False)])
 def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch, program, state, waiting, charged):
     """A call that waits for a disk or for a lock of the kernel needs no CPU, but may not be responsible for its wait."""
-    request = protocol.Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
+    request = protocol.Request(None, False, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
     running = SimpleNamespace(pid=program, streams=SimpleNamespace(outputs=()), processes=lambda: [program])
     monitor = CallMonitor(request, running, None, None)  # type: ignore[arg-type]
     monkeypatch.setattr(procfs, "state", lambda task: state)

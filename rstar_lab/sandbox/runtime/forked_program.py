@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
@@ -31,10 +32,24 @@ class Streams:
             fds = [os.memfd_create("stdin"), *(os.memfd_create(name, flags) for name in ("stdout", "stderr"))]
         self.fds = fds
         self.stdin, self.stdout, self.stderr = fds
+        # Bytes of stdout and stderr that `new_output` has returned.
+        self._returned = [0, 0]
 
     @property
     def outputs(self) -> tuple[int, int]:
         return self.stdout, self.stderr
+
+    def new_output(self, most: int) -> Iterator[bytes]:
+        """Yield what was written since the previous call: a byte for the stream (1 or 2), then at most 64 KiB of output.
+
+        most: bytes of each stream that are returned in all calls.
+        """
+        for number, fd in enumerate(self.outputs):
+            at = self._returned[number]
+            while data := os.pread(fd, min(1 << 16, most - at), at):
+                at += len(data)
+                yield bytes([number + 1]) + data
+            self._returned[number] = at
 
     def forbid_truncation(self) -> None:
         """Make `> /dev/stdout` fail where it would delete earlier output."""
@@ -47,6 +62,7 @@ class Streams:
 
     def rewind(self, stdin: int) -> None:
         """Prepare for the next cell of a session: empty the outputs and copy the file `stdin` to the input."""
+        self._returned = [0, 0]
         for fd in self.fds:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)

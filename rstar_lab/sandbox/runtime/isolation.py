@@ -216,6 +216,17 @@ class Isolation:
         elif self._filter is not None:
             step("seccomp", self._filter.install)
 
+    def new_scratch(self, number: int, previous: str) -> str:
+        """Create a folder on the host's disk for a program without a private file system; remove the previous one."""
+        import shutil
+
+        shutil.rmtree(previous, ignore_errors=True)
+        folder = f"/tmp/rstar-sandbox-{os.getpid()}-{os.urandom(8).hex()}"
+        os.mkdir(folder, 0o700)
+        if self.root and self.has("user_id"):
+            os.chown(folder, self.uid(number), -1)
+        return folder
+
     def _scratch(self, request: Request, flags: int) -> None:
         kernel.unshare(kernel.CLONE_NEWNS | flags)
         size = f"size={4 * request.file_mb}m,nr_inodes=16384,mode=777"

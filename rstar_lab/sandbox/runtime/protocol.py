@@ -11,6 +11,7 @@ END      end the interpreter, not its copies
 From a supervisor:
 LONG            the call has used LONG_CPU_S
 WAITING, ACTIVE the call sleeps or is blocked; it runs again
+OUTPUT          new output of a streamed call; one byte: 1 stdout, 2 stderr; then the bytes
 DENIED          refused system calls of this call (audit mode): JSON, name -> count
 EXCEEDED        the call has exceeded a limit; one byte: its outcome
 RESULT          the result of the call
@@ -31,8 +32,8 @@ HEAD = struct.Struct("=Ic")
 CALL, YIELD = b"c", b"y"
 FORK, ADOPT, RELEASE, END = b"k", b"o", b"e", b"x"
 LONG, WAITING, ACTIVE, RESULT, READY = b"l", b"w", b"a", b"r", b"d"
-REFUSED, ENDED, EXCEEDED, DENIED = b"f", b"n", b"t", b"s"
-_REQUEST = struct.Struct("=?q?ddIIIIIIII")
+REFUSED, ENDED, EXCEEDED, DENIED, OUTPUT = b"f", b"n", b"t", b"s", b"u"
+_REQUEST = struct.Struct("=?q??ddIIIIIIII")
 _RESULT = struct.Struct("=B?????ddIII")
 _BUFFER = 1 << 16
 
@@ -44,10 +45,11 @@ FOR_SESSION = 1 << 31
 
 
 class Request(NamedTuple):
-    """The limits of one call."""
+    """The limits of one call. stream: send output while the call runs."""
 
     seed: int | None
     session: bool
+    stream: bool
     timeout_s: float
     wall_slack_s: float
     memory_mb: int
@@ -153,14 +155,14 @@ class Channel:
             return kind, None, memoryview(b"")
         start = HEAD.size + _REQUEST.size
         self._fill(start)
-        seeded, seed, session, *rest, code_size, stdin_size = _REQUEST.unpack_from(self._buffer, HEAD.size)
+        seeded, seed, *rest, code_size, stdin_size = _REQUEST.unpack_from(self._buffer, HEAD.size)
         if start + code_size > len(self._buffer):
             self._buffer += bytes(start + code_size - len(self._buffer))
         self._fill(start + code_size)
         self._code = memoryview(self._buffer)[start : start + code_size]
         self._save(stdin, start + code_size, stdin_size)
         assert size == _REQUEST.size + code_size + stdin_size
-        return kind, Request(seed if seeded else None, session, *rest), self._code
+        return kind, Request(seed if seeded else None, *rest), self._code
 
     def _fill(self, least: int) -> None:
         while self._used < least:

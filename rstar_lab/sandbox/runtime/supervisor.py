@@ -29,6 +29,7 @@ from rstar_lab.sandbox.runtime.protocol import (
     FORK,
     LONG,
     OUTCOMES,
+    OUTPUT,
     READY,
     RELEASE,
     WAITING,
@@ -218,7 +219,7 @@ class Supervisor:
     def _prepare(self, request: Request) -> None:
         self.report.clear()
         if self.running is None and not self.isolation.has("mount_namespace"):
-            self._new_scratch()
+            self.scratch = self.isolation.new_scratch(self.number, self.scratch)
         if self.group:
             memory_mb = request.memory_mb + OWN_MEMORY_MB
             if self.pressure:
@@ -231,16 +232,6 @@ class Supervisor:
         self.channel.wipe()
         out_of_memory = self.group is not None and self.group.limit_was_reached()
         self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0, 0.0)
-
-    def _new_scratch(self) -> None:
-        """Create a folder on the host's disk for programs without a private file system."""
-        import shutil
-
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        self.scratch = f"/tmp/rstar-sandbox-{os.getpid()}-{os.urandom(8).hex()}"
-        os.mkdir(self.scratch, 0o700)
-        if self.isolation.root and self.isolation.has("user_id"):
-            os.chown(self.scratch, self.isolation.uid(self.number), -1)
 
     def _wait(self, monitor: CallMonitor, running: Program) -> tuple[str | None, bool]:
         """Wait until the program or its cell ends, or exceeds a limit.
@@ -273,6 +264,8 @@ class Supervisor:
             if time.monotonic() < checked + tick_s and not monitor.preempted:
                 continue
             before = time.monotonic()
+            if monitor.request.stream:
+                self._send_new_output(monitor.request, running.streams)
             exceeded = monitor.exceeded_limit()
             if exceeded:
                 return exceeded, False
@@ -340,6 +333,10 @@ class Supervisor:
             return ENDINGS[ending], value
         return "ok" if status == 0 else "killed", None
 
+    def _send_new_output(self, request: Request, streams: Streams) -> None:
+        for part in streams.new_output(request.output_bytes):
+            self.channel.send_message(OUTPUT, part)
+
     def _send_result(
         self,
         request: Request,
@@ -352,6 +349,8 @@ class Supervisor:
         alive: bool = False,
         dying: bool = False,
     ) -> None:
+        if request.stream:
+            self._send_new_output(request, streams)
         too_much = max(os.fstat(fd).st_size for fd in streams.outputs) > request.output_bytes
         if too_much and outcome != "sandbox_error":
             outcome = "output_limit"

@@ -58,7 +58,7 @@ from scipy import integrate, optimize
 optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), optimize.minimize(lambda x: x @ x, [1.0])
 """,
 }
-_DRY = Request(None, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
+_DRY = Request(None, False, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
 class Zygote:
