@@ -2,9 +2,10 @@
 
 import base64
 import binascii
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+
+from pydantic import TypeAdapter
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import CallResult
@@ -31,17 +32,23 @@ with open(1, "w", closefd=False) as out:
     out.write(content)
 """
 _PLOT = """
-import json, sys
-numbers = []
+import json, sys, tempfile
+paths = []
 if "matplotlib.pyplot" in sys.modules:
     pyplot = sys.modules["matplotlib.pyplot"]
-    numbers = pyplot.get_fignums()
-    for number in numbers:
-        pyplot.figure(number).savefig(f".plot-{number}.png", format="png")
+    for number in pyplot.get_fignums():
+        paths.append(tempfile.mkstemp(".png")[1])
+        pyplot.figure(number).savefig(paths[-1], format="png")
     pyplot.close("all")
 with open(1, "w", closefd=False) as out:
-    json.dump(numbers, out)
+    json.dump(paths, out)
 """
+_REMOVE = """
+import os
+for path in paths:
+    os.remove(path)
+"""
+_PATHS = TypeAdapter(list[str])
 
 
 class SessionFileError(RuntimeError):
@@ -96,10 +103,12 @@ class SessionFiles(ABC):
         """Return the open matplotlib figures of a session as PNG, and close them. matplotlib must be installed there."""
         result = await _run_script(self, session, _PLOT)
         try:
-            paths = [f".plot-{int(number)}.png" for number in json.loads(result.stdout)]
-        except (ValueError, TypeError) as error:
-            raise SessionFileError(f"plots: the session did not return the numbers of its figures ({error})") from error
-        return list((await self.read_files(session, paths)).values())
+            paths = _PATHS.validate_json(result.stdout)
+        except ValueError as error:
+            raise SessionFileError("plots: the session did not return a list of files") from error
+        plots = await self.read_files(session, paths)
+        await _run_script(self, session, _REMOVE, paths=paths)
+        return [plots[path] for path in paths]
 
 
 async def _run_script(sandbox: SessionFiles, session: str, script: str, stdin: str = "", **names: object) -> CallResult:

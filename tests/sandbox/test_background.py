@@ -61,7 +61,7 @@ def supervisors_outside(owner: int) -> int:
     """Return the number of supervisors that do not share the CPU time of their programs."""
     groups = [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
     files = [
-        group / name for group in groups if group.name.endswith("background") for name in ("tasks", "cgroup.threads")
+        group / name for group in groups if group.name.endswith("supervisors") for name in ("tasks", "cgroup.threads")
     ]
     return sum(len(file.read_text().split()) for file in files if file.exists())
 

@@ -25,7 +25,7 @@ class EchoBackend:
 
     workers, prefetch_limit = 1, 8
 
-    async def run(self, work) -> CallResult:
+    async def run(self, work, on_output=None) -> CallResult:
         return CallResult(Outcome.OK, work.code, "", None, 0.0)
 
 

@@ -26,7 +26,7 @@ class EchoBackend:
     events: ClassVar[dict[str, int]] = {}
     capacity = 1
 
-    async def run(self, work) -> CallResult:
+    async def run(self, work, on_output=None) -> CallResult:
         return CallResult(Outcome.OK, work.code, "", None, 0.0)
 
     async def aclose(self) -> None:

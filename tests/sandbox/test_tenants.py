@@ -29,7 +29,7 @@ class SlowBackend:
     def __init__(self) -> None:
         self.running = self.most = 0
 
-    async def run(self, work) -> CallResult:
+    async def run(self, work, on_output=None) -> CallResult:
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.2)

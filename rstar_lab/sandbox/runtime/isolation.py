@@ -194,10 +194,7 @@ class Isolation:
             uid, gid = os.geteuid(), os.getegid()
         step("user_namespace", self._user_namespace, uid, gid)
         if self.has("mount_namespace"):
-            rootfs.make_temporary()
-            for folder in (rootfs.WORK, rootfs.SHARED_MEMORY):
-                os.mkdir(folder, 0o700)
-            os.chdir(rootfs.WORK)
+            self._make_folders()
         else:
             os.chdir(scratch or "/")
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch
@@ -226,6 +223,18 @@ class Isolation:
         if self.root and self.has("user_id"):
             os.chown(folder, self.uid(number), -1)
         return folder
+
+    def prepare_imports(self, request: Request) -> None:
+        """Give a zygote a temporary file system of its own, for modules that write files when they are imported."""
+        if self.has("mount_namespace"):
+            self._scratch(request, 0)
+            self._make_folders()
+
+    def _make_folders(self) -> None:
+        rootfs.make_temporary()
+        for folder in (rootfs.WORK, rootfs.SHARED_MEMORY):
+            os.mkdir(folder, 0o700)
+        os.chdir(rootfs.WORK)
 
     def _scratch(self, request: Request, flags: int) -> None:
         kernel.unshare(kernel.CLONE_NEWNS | flags)

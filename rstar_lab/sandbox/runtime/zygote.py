@@ -196,6 +196,8 @@ def run_zygotes(
     word: text sent with the ready message of the first tier.
     """
     zygote = Zygote(controls[0], names[0], layers, group)
+    if names[0] == PRELOAD:
+        layers.prepare_imports(_DRY)
     failure = import_all(TIERS[names[0]])
     if not failure and names[0] in LIBRARY_WARM_UPS:
         LIBRARY_WARM_UPS[names[0]]()
