@@ -37,7 +37,7 @@ def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:
     )
     idle = {
         "generator": 1 - steps.engine_busy_s / steps.step_s if "engine_busy_s" in steps else None,
-        "trainer": steps.generate_s / steps.step_s,
+        "trainer": steps["generate_s" if "generate_s" in steps else "gen_s"] / steps.step_s,  # gen_s: verl's name
     }
     panels = [
         {"mean": steps.staleness_mean, "maximum": steps.staleness_max},

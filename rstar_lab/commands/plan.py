@@ -66,4 +66,4 @@ def plan(
     console.print(table)
     console.print("GPUs: trainer + generator. Speed: rollouts per second relative to sync. Idle: share of the time.")
     if not best.supported:
-        console.print(f"The {machine.trainer} trainer of this profile runs mode sync only.")
+        console.print(f"The {machine.trainer} trainer of this profile does not support mode {best.mode}.")

@@ -160,7 +160,7 @@ def _rows(recipe: Recipe, rl: RlSection, profile: Profile, model: Architecture) 
             idle_generator=run.idle_generator,
             idle_trainer=run.idle_trainer,
             fits=fits,
-            supported=mode == "sync" or profile.trainer == "local",
+            supported=mode != "one_step_off" or profile.trainer == "local",
         )
 
 

@@ -44,12 +44,23 @@ def _order(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)
 
 
+def group_name(step: int, group: int) -> str:
+    """Return the id of a group: the step that started it, and its index in that step."""
+    return f"{step:06d}-{group:04d}"
+
+
+def parse_group_name(name: str) -> tuple[int, int]:
+    """Return (step, index) of a group id; see `group_name`."""
+    step, group = name.split("-")
+    return int(step), int(group)
+
+
 def rollout_task(problem: Problem, *, run: str, seed: int, step: int, group: int, sample: int) -> RolloutTask:
     """Return the task of one rollout of a step. seed: seed of the recipe; group: index in the step."""
     return RolloutTask(
         problem,
-        traj_id=f"{run}-{step:06d}-{group:04d}-{sample:02d}",
-        group_id=f"{step:06d}-{group:04d}",
+        traj_id=f"{run}-{group_name(step, group)}-{sample:02d}",
+        group_id=group_name(step, group),
         sample=sample,
         seed=derive_seed(step_seed(seed, step), group, sample),
     )

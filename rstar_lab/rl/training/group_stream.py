@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from rstar_lab.rl.recipe.rl import WhenStale
 from rstar_lab.rl.rollout.context import RolloutTask
+from rstar_lab.rl.training.staleness import rest_in_time
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -158,17 +159,11 @@ class GroupStream:
         await asyncio.gather(*(group.running for group in self.open), return_exceptions=True)
 
     def _rest_in_time(self, batch: Sequence[Group]) -> bool:
-        """Return whether the groups that an update on `batch` leaves can all be used before they are too old.
-
-        The next B of them are used one update later, the B after them two updates later, and so on.
-        """
+        """Return whether the groups that an update on `batch` leaves can all be used before they are too old."""
         if self.when_stale != "wait" or self.whole_batches:
             return True
-        rest = [group for group in self.open if group not in batch]
-        return all(
-            self.staleness(group.version) + 1 + place // self.batch_groups <= self.max_staleness
-            for place, group in enumerate(rest)
-        )
+        rest = [self.staleness(group.version) for group in self.open if group not in batch]
+        return rest_in_time(rest, self.batch_groups, self.max_staleness)
 
     def _drop(self) -> list[Group]:
         """Remove the complete groups that are too old, and start others."""

@@ -15,10 +15,10 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.driver import run_rollouts
 from rstar_lab.rl.rollout.groups import score_groups
-from rstar_lab.rl.rollout.plan import draw_problems, rollout_task
+from rstar_lab.rl.rollout.plan import draw_problems, parse_group_name, rollout_task
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import GroupStream
-from rstar_lab.rl.training.staleness import staleness_metrics, trim
+from rstar_lab.rl.training.staleness import staleness_metrics, trim, updates_since
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
@@ -65,10 +65,11 @@ class RolloutSource:
             # No request is in flight now. The next batch starts with the weights before this update.
             await self.load_newest(self.stream)
         selection = select_rollouts(batch.trajectories, rl.selection_config, seed)
-        metrics = {"groups": len(batch.groups)} | staleness_metrics(batch)
+        used, old = ([group.trajectories for group in groups] for groups in (batch.groups, batch.dropped))
+        metrics = {"groups": len(used)} | staleness_metrics(used, old, batch.staleness, batch.ages_s)
         if rl.mode == "async" and rl.when_stale == "trim":
             selection, metrics["trimmed_tokens"] = trim(selection, lambda v: self.staleness(v) > rl.max_staleness)
-        dropped = [trajectory for group in batch.dropped for trajectory in group.trajectories]
+        dropped = [trajectory for group in old for trajectory in group]
         return StepRollouts(batch.trajectories, selection, metrics, dropped)
 
     async def collect(
@@ -212,7 +213,7 @@ class RolloutSource:
 
     def staleness(self, version: int) -> int:
         """Return the number of updates between the weights of a version and the newest."""
-        return sum(newer > version for newer in self.versions)
+        return updates_since(version, self.versions)
 
     # Groups in progress at the end of a step or at a checkpoint
 
@@ -221,7 +222,7 @@ class RolloutSource:
         problems = {problem.problem_id: problem for problem in problems_of_stage}
         tasks = []
         for group_id, problem_id in self.state.carried:
-            step, number = map(int, group_id.split("-"))
+            step, number = parse_group_name(group_id)
             tasks += self.group_tasks(problems[problem_id], rl, step, number)
         return tasks
 

@@ -6,8 +6,21 @@ from dataclasses import replace
 import numpy as np
 
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.training.group_stream import Batch
 from rstar_lab.rl.trajectory import Trajectory
+
+
+def updates_since(version: int, versions: Sequence[int]) -> int:
+    """Return the number of updates after the weights of `version`. versions: of the weights; see RolloutSource."""
+    return sum(newer > version for newer in versions)
+
+
+def rest_in_time(rest: Sequence[int], batch_groups: int, max_staleness: int) -> bool:
+    """Return whether all groups that an update leaves can still be used within `max_staleness`.
+
+    rest: staleness of each such group at this update, in the order of their start. The next `batch_groups` of them are used
+    one update later, the following ones two updates later, and so on.
+    """
+    return all(staleness + 1 + place // batch_groups <= max_staleness for place, staleness in enumerate(rest))
 
 
 def stale_tokens(selection: Selection, version: int) -> float | None:
@@ -37,31 +50,39 @@ def trim(selection: Selection, is_stale: Callable[[int], bool]) -> tuple[Selecti
     return replace(selection, trajectories=kept, advantages=advantages), share
 
 
-def staleness_metrics(batch: Batch) -> dict[str, float | int | None]:
-    """Return the metrics of a batch of a GroupStream.
+def staleness_metrics(
+    used: Sequence[Sequence[Trajectory]],
+    dropped: Sequence[Sequence[Trajectory]],
+    staleness: Sequence[int],
+    ages_s: Sequence[float],
+) -> dict[str, float | int | None]:
+    """Return the metrics of the groups of an update.
+
+    used, dropped: rollouts of each group that is trained on or too old. staleness, ages_s: of each used group; time from its
+    end to its use.
 
     staleness_mean, staleness_max: over the groups trained on. dropped_groups: number of groups that were too old;
     dropped_share: their share of the complete groups. dropped_share_long, dropped_share_hard: the same share among the
     third with the longest rollouts and the third with the lowest rewards; they show whether mainly slow or hard
     problems are dropped. buffer_age_s: mean time from the end of a group to its use.
     """
-    groups = [*batch.groups, *batch.dropped]
-    is_dropped = np.array([group in batch.dropped for group in groups], dtype=float)
-    lengths = [_mean([len(t.response_ids) for t in group.trajectories]) for group in groups]
-    unsolved = [_mean([t.reward <= 0 for t in group.trajectories]) for group in groups]
+    groups = [*used, *dropped]
+    is_dropped = np.array([False] * len(used) + [True] * len(dropped), dtype=float)
+    lengths = [_mean([len(t.response_ids) for t in group]) for group in groups]
+    unsolved = [_mean([t.reward <= 0 for t in group]) for group in groups]
     third = -(-len(groups) // 3)
 
     def share_of_top(values: Sequence[float]) -> float | None:
         return float(is_dropped[np.argsort(values, kind="stable")[::-1][:third]].mean()) if groups else None
 
     return {
-        "staleness_mean": _mean(batch.staleness) if batch.staleness else None,
-        "staleness_max": max(batch.staleness, default=None),
-        "dropped_groups": len(batch.dropped),
+        "staleness_mean": _mean(staleness) if staleness else None,
+        "staleness_max": max(staleness, default=None),
+        "dropped_groups": len(dropped),
         "dropped_share": float(is_dropped.mean()) if groups else None,
         "dropped_share_long": share_of_top(lengths),
         "dropped_share_hard": share_of_top(unsolved),
-        "buffer_age_s": _mean(batch.ages_s) if batch.ages_s else None,
+        "buffer_age_s": _mean(ages_s) if ages_s else None,
     }
 
 

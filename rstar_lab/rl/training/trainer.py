@@ -29,22 +29,20 @@ from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
+from rstar_lab.rl.training.correction_limit import CorrectionLimit
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.self_teacher import with_self_teacher
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.teacher import Teacher
-from rstar_lab.rl.training.update import Learner, MismatchError, UpdateResult
+from rstar_lab.rl.training.update import Learner, UpdateResult
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-FAR_STEPS = 5  # the run stops after this many consecutive updates with too large a corrected_share
 
 
 class Trainer:
@@ -81,7 +79,7 @@ class Trainer:
         self.helpers, self.evaluate, self.teacher = helpers, evaluate, teacher
         self.state = TrainerState()
         self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights)
-        self.far_steps = 0  # consecutive updates whose corrected_share exceeds rl.max_corrected_share
+        self.correction_limit = CorrectionLimit()
 
     # The algorithm
 
@@ -106,7 +104,7 @@ class Trainer:
             update = await self.update(selection, rl, lr_scale, seed)
             mixed = rl.carry_over or source.stream is not None  # the tokens have different versions
             update.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit, version if mixed else None)
-            self._check_corrected_share(update.metrics.get("corrected_share"), rl)
+            self.correction_limit.check(update.metrics.get("corrected_share"), rl)
             if selection.trajectories:
                 source.versions.append(step)
         with timer("weights_s"):
@@ -182,18 +180,6 @@ class Trainer:
         """Return the context of the rollouts of a stage."""
         context = RolloutContext.for_training(self.codec, self.tools, self.reward, rl)
         return context.with_environments(self.environments)
-
-    def _check_corrected_share(self, share: float | None, rl: RlSection) -> None:
-        """Raise MismatchError if the correction has changed too many tokens for FAR_STEPS updates in a row."""
-        if share is None:  # a step without an update
-            return
-        self.far_steps = self.far_steps + 1 if share > rl.max_corrected_share else 0
-        if self.far_steps == FAR_STEPS:
-            raise MismatchError(
-                f"rl.correction: {rl.resolved_correction[0]} changed more than {rl.max_corrected_share:.0%} of the tokens in "
-                f"{FAR_STEPS} updates in a row, last {share:.0%}: the engine samples from another policy than the trainer "
-                "trains. Check engine.dtype and the weight sync, or use newer rollouts"
-            )
 
     # Stages
 

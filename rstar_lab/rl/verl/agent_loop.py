@@ -97,7 +97,7 @@ class RstarAgentLoop(AgentLoopBase):
             context = worker.context if kwargs["training"] else worker.evaluation
             task = evaluation_task(problem, run=run, sample=sample, seed=seed)
         else:
-            step, group = int(kwargs["global_steps"]), int(kwargs["group"])
+            step, group = int(kwargs["group_step"]), int(kwargs["group"])
             task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)
             context = worker.context
         own = context.of(problem)

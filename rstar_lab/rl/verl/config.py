@@ -10,14 +10,11 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.profiles import Profile
-from rstar_lab.rl.algorithm.config import PER_SEQUENCE, TRUNCATED
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings
 
 MAX_PROMPT_TOKENS = 2048
-MIN_LOWER_BOUND = 1e-9  # a lower bound that no ratio reaches: verl clamps ratios at e^-20
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
@@ -26,7 +23,10 @@ PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_pl
 # verl keys that users cannot set, each with the reason or the recipe key to use instead.
 FIXED_KEYS = {
     "algorithm.filter_groups": "rstar_lab's sampler requests new groups: set rl.dynamic_sampling",
-    "trainer.v1.trainer_mode": "rstar_lab supports the synchronous trainer only (docs/cluster.md)",
+    "trainer.v1.trainer_mode": "set rl.mode (sync or async; separate_async is not supported)",
+    "trainer.v1.colocate_async": "set rl.max_staleness and rl.buffer_groups",
+    "trainer.v1.sampler.max_off_policy": "set rl.max_staleness and rl.when_stale",
+    "algorithm.rollout_correction": "set rl.correction and rl.old_log_probs",
     "trainer.v1.sampler.custom_sampler": "RoC and the run store use it",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "it selects the problems of a step",
     "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.oversample",
@@ -61,6 +61,8 @@ def overrides(
     evaluate = settings.recipe.evaluate
     evaluated = MAX_PROMPT_TOKENS + (evaluate.max_response_tokens if evaluate.sets else 0)
     tokens = tokens_per_gpu(profile, longest)
+    is_async = keys.mode == "async"
+    groups = max(keys.problems_per_step, keys.resolved_buffer_groups if is_async else 0)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
     options: dict[str, Any] = {
         "data.train_files": str(run_dir / PLACEHOLDER_ROWS),
@@ -68,7 +70,7 @@ def overrides(
         "data.train_batch_size": keys.problems_per_step,
         "data.shuffle": False,
         "data.dataloader_num_workers": 0,
-        "data.gen_batch_size": 1 if keys.dynamic_sampling else None,
+        "data.gen_batch_size": 1 if keys.dynamic_sampling or is_async else None,
         "data.filter_overlong_prompts": False,
         "data.max_prompt_length": MAX_PROMPT_TOKENS,
         "data.max_response_length": keys.max_response_tokens,
@@ -125,9 +127,10 @@ def overrides(
         "algorithm.norm_adv_by_std_in_grpo": keys.normalise_std,
         "algorithm.use_kl_in_reward": False,
         "critic.enable": False,
-        "trainer.v1.trainer_mode": "rstar",
+        "trainer.v1.trainer_mode": "rstar_colocate_async" if is_async else "rstar",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar_lab.rl.verl.sampler",
-        "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
+        "trainer.v1.sampler.custom_sampler.name": "RocReplayBufferAsync" if is_async else "RocReplayBuffer",
+        "trainer.v1.sampler.max_off_policy_threshold": None,  # the sampler counts updates, verl counts steps
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
         "trainer.total_training_steps": last_step,
@@ -141,10 +144,7 @@ def overrides(
         "trainer.experiment_name": settings.run,
         "trainer.logger": ["console"],
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, 2 * hardware.nodes) if not on_cpu else 1,
-        "transfer_queue.backend.SimpleStorage.total_storage_size": 4
-        * keys.problems_per_step
-        * keys.group_size
-        * keys.oversample,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 4 * groups * keys.group_size * keys.oversample,
     }
     if 0 < checkpointed(run_dir) == settings.first_step - 1:
         # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.
@@ -156,12 +156,6 @@ def overrides(
         options["actor_rollout_ref.model.target_modules"] = list(keys.lora.targets)
     if keys.old_log_probs == "engine":
         options["algorithm.rollout_correction.bypass_mode"] = True
-    correction, (low, high) = keys.resolved_correction
-    if correction != "none" and not is_own(correction):  # the trainer computes the weights of an own correction
-        options["algorithm.rollout_correction.rollout_is"] = "sequence" if correction in PER_SEQUENCE else "token"
-        # verl truncates with one bound and drops with two; its lower bound must be above 0.
-        threshold = high if correction in TRUNCATED else f"{max(low, MIN_LOWER_BOUND)!r}_{high!r}"
-        options["algorithm.rollout_correction.rollout_is_threshold"] = threshold
     for model_name in ("actor", "ref"):
         section = f"actor_rollout_ref.{model_name}.fsdp_config"
         options[f"{section}.fsdp_size"] = parallel.fsdp_size

@@ -11,8 +11,9 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.plan import draw_problems
+from rstar_lab.rl.rollout.plan import draw_problems, group_name, parse_group_name
 from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.scheduler import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
 
@@ -23,6 +24,9 @@ class OversamplingManager(AgentLoopManagerTQ):
     verl's data set contains placeholder rows. The problems of a step are a function of the recipe and of `state`, which the
     trainer sets and stores in its checkpoints, as the local trainer does. `rollout.n` stays the number of kept rollouts,
     because verl derives the size of mini-batches from it.
+
+    open: groups that were started and that no update has used: group id -> problem id. restart: (group id, problem id) of
+    the groups that were open at the checkpoint. They start first, under their old ids.
     """
 
     llm_client: ScheduledClient
@@ -32,24 +36,57 @@ class OversamplingManager(AgentLoopManagerTQ):
         self.settings = Settings.of(self.config)
         self.state = TrainerState()
         self.step, self.sent = -1, 0
+        self.open: dict[str, str] = {}
+        self.restart: list[tuple[str, str]] = []
+
+    def resume(self, state: TrainerState) -> None:
+        """Take over the trainer's state and the groups that were open at its checkpoint."""
+        self.state, self.restart = state, list(state.carried)
+
+    def unused(self) -> list[tuple[str, str]]:
+        """Return (group id, problem id) of the groups that no update has used, for `TrainerState.carried`."""
+        return [*self.open.items(), *self.restart]
+
+    def close_groups(self, rollouts: Sequence[Trajectory]) -> None:
+        """Remove the groups of these rollouts from `open`: an update has used them, or they were dropped as too old."""
+        for name in {rollout.group_id for rollout in rollouts}:
+            self.open.pop(name, None)
 
     def generate_sequences(self, prompts: Any) -> None:
-        settings, state = self.settings, self.state
+        settings = self.settings
         step = int(prompts["global_steps"])
         if step != self.step:
             self.step, self.sent = step, 0
             rollouts = settings.keys.problems_per_step * settings.rollouts_per_group
-            self.begin_step(rollouts)
-        groups = list(range(self.sent, self.sent + len(prompts)))
-        self.sent += len(prompts)
-        problems, state.position = draw_problems(
-            settings.pool, state.position, len(prompts),
-            seed=settings.recipe.seed, stage=settings.stage.name, retired=set(state.retired),
-        )  # fmt: skip
-        tensordict_utils.assign_non_tensor_stack(prompts, "group", groups)
-        tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
+            # Other groups run in mode async, so the first dispatch of a step must not wait for the new ones.
+            self.begin_step(rollouts if settings.keys.mode == "sync" else 0)
+        groups = self._next_groups(len(prompts))
+        self.open |= {group_name(start, number): problem.problem_id for start, number, problem in groups}
+        for name, values in (
+            ("group_step", [start for start, _, _ in groups]),
+            ("group", [number for _, number, _ in groups]),
+            ("problem", [problem.model_dump() for _, _, problem in groups]),
+        ):
+            tensordict_utils.assign_non_tensor_stack(prompts, name, values)
         tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)
         super().generate_sequences(prompts)
+
+    def _next_groups(self, count: int) -> list[tuple[int, int, Problem]]:
+        """Return (step, number, problem) of the next groups: those of the checkpoint, then new ones."""
+        settings, state = self.settings, self.state
+        groups = []
+        if self.restart:
+            problem_of = {problem.problem_id: problem for problem in settings.pool}
+            groups = [(*parse_group_name(name), problem_of[problem]) for name, problem in self.restart[:count]]
+            self.restart = self.restart[count:]
+        new = count - len(groups)
+        problems, state.position = draw_problems(
+            settings.pool, state.position, new,
+            seed=settings.recipe.seed, stage=settings.stage.name, retired=set(state.retired),
+        )  # fmt: skip
+        groups += [(self.step, number, problem) for number, problem in enumerate(problems, start=self.sent)]
+        self.sent += new
+        return groups
 
     def begin_step(self, rollouts: int) -> None:
         """Tell the scheduler that this many rollouts follow."""

@@ -4,20 +4,25 @@ The environment variable RSTAR_LAB_LOSS names a loss of the user, `module:functi
 """
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.config import Variant
+from rstar_lab.rl.algorithm.correction import correction_weights
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.functions import own_loss
 from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.verl.variables import OWN_LOSS
 
 ADVANTAGE = "rstar"
 VARIANTS = (*get_args(Variant), *filter(None, [os.environ.get(OWN_LOSS)]))
+ROWS_AT_ONCE = 256  # rows whose log-probs are padded together
 
 
 def loss_name(variant: str) -> str:
@@ -84,3 +89,26 @@ def row_weights(groups: list[Any], tokens: list[int], aggregation: str, size: in
     rows = sum(count > 0 for count in tokens)
     weight = 1.0 if aggregation == "token-mean" else size / max(1, rows)
     return [weight] * len(tokens)
+
+
+def correct_rows(
+    trainer: Sequence[torch.Tensor], engine: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], keys: RlSection
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Return the weights of `rl.correction` of each row, and its statistics over all rows; see `correction_weights`.
+
+    trainer, engine: log-probs of the tokens of each row, masks: 1 on the tokens that are trained on; rows have different
+    lengths. ROWS_AT_ONCE rows are padded at a time.
+    """
+    correction, bounds = keys.loss_config.correction, keys.resolved_correction[1]
+    weights: list[torch.Tensor] = []
+    sums: dict[str, float] = {}
+    for start in range(0, len(masks), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        columns = [pad_sequence([row.float() for row in rows[part]], True) for rows in (trainer, engine, masks)]
+        corrected, stats = correction_weights(*columns, correction=correction, bounds=bounds)
+        weights += [row[: len(mask)] for row, mask in zip(corrected, masks[part], strict=True)]
+        tokens = float(columns[2].sum())
+        for name, share in stats.items():
+            sums[name] = sums.get(name, 0.0) + share * tokens
+    total = max(1.0, sum(float(mask.sum()) for mask in masks))
+    return weights, {name: value / total for name, value in sums.items()}

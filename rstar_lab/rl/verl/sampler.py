@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.seeds import step_seed
+from rstar_lab.rl.training.staleness import rest_in_time, updates_since
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer
@@ -20,17 +22,28 @@ from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer
 
 @dataclass
 class StepSelection:
-    """The rollouts of a step and the selection. keys: traj_id -> key in the transfer queue, for kept rollouts."""
+    """The rollouts of a step and the selection. keys: traj_id -> key in the transfer queue, for kept rollouts.
+
+    dropped: rollouts of groups that verl removed. staleness, ages_s: in the asynchronous modes, of each group by its id:
+    updates since the weights that started it, seconds from its end to its use.
+    """
 
     rollouts: list[RolloutNumbers] = field(default_factory=list)
     kept: Selection = field(default_factory=lambda: Selection([], [], 0))
     keys: dict[str, str] = field(default_factory=dict)
     roc_s: float = 0.0
+    dropped: list[RolloutNumbers] = field(default_factory=list)
+    staleness: dict[str, int] = field(default_factory=dict)
+    ages_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Outlines of all rollouts, including dropped ones; see `transcripts.outline`."""
+        """Outlines of all rollouts of the step's groups; see `transcripts.outline`."""
         return [rollout.outline for rollout in self.rollouts]
+
+    @property
+    def dropped_trajectories(self) -> list[Trajectory]:
+        return [rollout.outline for rollout in self.dropped]
 
     @property
     def groups(self) -> int:
@@ -60,10 +73,7 @@ class _RocMixin:
             batch, metrics = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=missing
             )
-            # verl continues without a rollout that raised an exception, for example because the sandbox rejected its
-            # token.
-            if error := ray.get(find_writer(self.settings.run).first_error.remote()):
-                raise UserError(f"step {global_steps}: {error}")
+            self._check_errors(global_steps)
             if partition_id == "val":
                 return batch, metrics
             all_metrics |= metrics
@@ -85,11 +95,22 @@ class _RocMixin:
         chosen = [key for key in order if trajectories[key].traj_id in names] or order[:1]
         if dropped := sorted(set(trajectories) - set(chosen)):
             tq.kv_clear(partition_id=partition_id, keys=dropped)
-        everything = sorted([*rollouts.values(), *self._evicted], key=lambda r: (r.outline.group_id, r.outline.sample))
         keys = {trajectories[key].traj_id: key for key in chosen}
-        self.last = StepSelection(everything, kept, keys, roc_s + time.monotonic() - started)
+        seconds = roc_s + time.monotonic() - started
+        self.last = StepSelection(_in_order(rollouts.values()), kept, keys, seconds, _in_order(self._evicted))
         self._evicted = []
+        for key, rollout in rollouts.items():
+            self._note_age(key.split("_")[0], rollout)
         return KVBatchMeta(partition_id=partition_id, keys=chosen, tags=[tags[key] for key in chosen]), all_metrics
+
+    def _check_errors(self, step: int) -> None:
+        """Raise UserError if a rollout raised an exception, for example because the sandbox rejected its token. verl would
+        continue without the rollout."""
+        if error := ray.get(find_writer(self.settings.run).first_error.remote()):
+            raise UserError(f"step {step}: {error}")
+
+    def _note_age(self, uid: str, rollout: RolloutNumbers) -> None:
+        """Note the staleness and the age of the group of a rollout; in mode sync both are always 0."""
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
         """Keep the rollouts of groups that verl removes for staleness or a failure: the run store records them too."""
@@ -104,7 +125,60 @@ class RocReplayBuffer(_RocMixin, ReplayBuffer):
 
 
 class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
-    """The buffer of the asynchronous trainers."""
+    """The buffer of mode async: `rl.max_staleness` and `rl.when_stale` as in the local trainer.
+
+    verl's own limit is off. It counts steps instead of updates, and its `wait` lets groups become too old: it waits only for
+    groups that must be used now, and may leave more of them than one update uses.
+
+    versions: versions of the weights since the start or the resume, oldest first; set by the trainer.
+    """
+
+    versions: Sequence[int] = (0,)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        self._started = dict[str, int]()  # by uid; verl forgets a group when it samples it
+        return super().sample(global_steps, partition_id, batch_size)
+
+    def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
+        self._started |= self.prompt_global_steps[partition_id]
+        return super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
+
+    def _staleness(self, started: int) -> int:
+        """Return the number of updates since the weights that started a group. started: its step, whose rollouts start with
+        the weights after the step before."""
+        return updates_since(started - 1, self.versions)
+
+    def _note_age(self, uid: str, rollout: RolloutNumbers) -> None:
+        name = rollout.outline.group_id
+        self.last.staleness[name] = self._staleness(self._started[uid])
+        age_s = time.time() - rollout.ended_at
+        self.last.ages_s[name] = min(age_s, self.last.ages_s.get(name, age_s))
+
+    def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
+        keys = self.settings.keys
+        if partition_id == "val" or keys.when_stale != "drop":
+            return set()
+        started = self.prompt_global_steps[partition_id]
+        return {uid for uid in self.finished_keys[partition_id] if self._staleness(started[uid]) > keys.max_staleness}
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        if self.failure_keys[partition_id]:  # verl would replace a group whose rollouts raised an exception
+            self._check_errors(global_steps)
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+
+    def _has_enough_samples(
+        self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
+    ) -> bool:
+        if len(sampleable_keys) < batch_size or partition_id == "val" or self.settings.keys.when_stale != "wait":
+            return len(sampleable_keys) >= batch_size
+        started = self.prompt_global_steps[partition_id]
+        chosen = ReplayBufferAsync._select_prompt_uids(self, partition_id, sampleable_keys, batch_size)[0]
+        rest = sorted(started[uid] for uid in started.keys() - set(chosen))
+        return rest_in_time([self._staleness(step) for step in rest], batch_size, self.settings.keys.max_staleness)
+
+
+def _in_order(rollouts: Iterable[RolloutNumbers]) -> list[RolloutNumbers]:
+    return sorted(rollouts, key=lambda rollout: (rollout.outline.group_id, rollout.outline.sample))
 
 
 def fetch_rollouts(keys: list[str], partition_id: str) -> list[Any]:

@@ -97,7 +97,7 @@ def measure_step(rollouts: int, runs_dir: Path) -> dict[str, float]:
         selection = select_rollouts([one.outline for one in found], rl.selection_config, 1)
         selected = time.monotonic()
         kept = [t.traj_id for t in selection.trajectories]
-        values = ray.get(writer.add_trainer_values.remote({name: name for name in kept}))
+        values = ray.get(writer.add_trainer_values.remote({name: name for name in kept}, 0))
         scored = time.monotonic()
         fill = {"run_id": RUN, "stage": "rl", "step": 1}
         with RunWriter.open(runs_dir, RUN, kind="train", recipe={}, seed=0) as run:

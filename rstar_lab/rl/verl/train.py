@@ -104,7 +104,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
         """verl's runner; it registers our trainer in its process first."""
 
         def run(self, config: Any) -> None:
-            from rstar_lab.rl.verl import trainer  # noqa: F401
+            from rstar_lab.rl.verl import async_trainer, trainer  # noqa: F401
 
             super().run(config)
 

@@ -1,13 +1,11 @@
-"""verl's synchronous trainer, with the run store and the watchdog. The training loop is verl's."""
+"""verl's trainer, with the run store and the watchdog. The training loop is verl's. `async_trainer` adds mode async."""
 
-import asyncio
 import json
 import os
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import ray
@@ -15,33 +13,30 @@ import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
-from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.algorithm.correction import correction_weights
 from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
-from rstar_lab.rl.evaluation import Generate
 from rstar_lab.rl.models.model import export_chat_template
-from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets
-from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.correction_limit import CorrectionLimit
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
 from rstar_lab.rl.training.update import check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
+from rstar_lab.rl.verl.evaluation_steps import EvaluationSteps
 from rstar_lab.rl.verl.exports import write_stored_dtype
-from rstar_lab.rl.verl.generation import ServerRollouts, filter_stage
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
-from rstar_lab.rl.verl.objective import row_weights
+from rstar_lab.rl.verl.objective import correct_rows, row_weights
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
-from rstar_lab.rl.verl.sampler import RocReplayBuffer, StepSelection
+from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, StepSelection
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
@@ -49,7 +44,6 @@ from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import step_file
 
-MODE = "rstar"
 # The local trainer's metric name -> verl's.
 METRICS = {
     "loss": "actor/pg_loss",
@@ -57,21 +51,25 @@ METRICS = {
     "clip_share": "actor/clip_share",
     "kl": "actor/kl",
     "reference_kl": "actor/kl_loss",
-    "importance_weight": "rollout_corr/rollout_is_mean",
 }
+OWN_METRICS = ("mismatch", "mismatch_max", "importance_weight", "corrected_share")
 
 
-@register_trainer(MODE)
-class RstarTrainer(PPOTrainerSync):
-    """Trains one stage of a recipe. `replay_buffer` selects G of 2G rollouts with RoC; this class writes the run store."""
+class RecipeTrainer(EvaluationSteps, PPOTrainer):
+    """Trains one stage of a recipe. `replay_buffer` selects G of 2G rollouts with RoC; this class writes the run store.
 
-    replay_buffer: RocReplayBuffer
+    Use it as the first base class of a trainer, before one of verl's.
+    """
+
+    replay_buffer: RocReplayBuffer | RocReplayBufferAsync
     agent_loop_manager: OversamplingManager
 
     def __init__(self, config: Any):
         assert_registered()
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl's base class checks for this value
+            # In another mode verl would save the transfer queue with its checkpoints. It contains rollouts that the run store does
+            # not have; a resumed run starts the groups in flight again instead.
+            config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)
         self.settings = Settings.of(config)
         session = self.session = RunSession(self.settings.recipe, Reporter())
@@ -86,9 +84,12 @@ class RstarTrainer(PPOTrainerSync):
         self.writing: Any = None  # gives the number of transcripts once their file is written
         self.mini_batches: list[list[str]] = []
         self.saved = 0  # step of the newest checkpoint
+        # Versions of the weights since the start or the resume, oldest first. A step without an update adds none.
+        self.versions = [0]
+        self.correction_limit = CorrectionLimit()
 
     def fit(self, agent_loop_manager: Any) -> None:
-        agent_loop_manager.state = self.state
+        agent_loop_manager.resume(self.state)
         with self.writer:
             super().fit(agent_loop_manager)
             if self.state.finished:
@@ -124,6 +125,8 @@ class RstarTrainer(PPOTrainerSync):
             self._export(self.settings.recipe.stages[self.state.stage].name, over=self.state.stage < number)
         if self.state.stage != number:
             self.state.enter_stage(number)
+            self.state.carried = []  # groups in flight at the end of a stage belong to it
+        self.versions = [step]
         stage = self.settings.stage.name
         self.lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage]
 
@@ -131,6 +134,7 @@ class RstarTrainer(PPOTrainerSync):
         self.watchdog.enter("checkpoint", self.global_steps)
         folder = checkpoint_folder(self.writer.run_dir, self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
+        self.state.carried = [] if self.over else self.agent_loop_manager.unused()
         # Before verl marks the checkpoint as the newest.
         (folder / "trainer.json").write_text(json.dumps(asdict(self.state)))
         super()._save_checkpoint()
@@ -208,7 +212,7 @@ class RstarTrainer(PPOTrainerSync):
         step, self.values = self.replay_buffer.last, TrainerValues()
         if step.kept.trajectories and self.settings.keys.old_log_probs != "engine":
             keys = {t.traj_id: step.keys[t.traj_id] for t in step.kept.trajectories}
-            self.values = ray.get(self.transcripts.add_trainer_values.remote(keys))
+            self.values = ray.get(self.transcripts.add_trainer_values.remote(keys, self.versions[-1]))
         if self.values.mismatch is not None:
             metrics |= {"mismatch": self.values.mismatch, "mismatch_max": self.values.mismatch_max}
             check_mismatch_limit(self.values.mismatch, self.settings.recipe.engine.resolved_mismatch_limit)
@@ -217,12 +221,9 @@ class RstarTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         step, keys = self.replay_buffer.last, self.settings.keys
-        correction = keys.loss_config.correction
         fields = ["response_mask"]
-        if callable(correction):
+        if keys.loss_config.correction != "none":
             fields += ["old_log_probs", "rollout_log_probs"]
-        elif correction != "none":
-            fields.append("rollout_is_weights")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks = [mask.float() for mask in data["response_mask"]]
         own = dict(zip(batch.keys, (int(mask.sum()) for mask in masks), strict=True))
@@ -238,16 +239,11 @@ class RstarTrainer(PPOTrainerSync):
             )
         advantages = [of_key.get(key, 0.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
         weights = [weight_of.get(key, 1.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
-        if callable(correction):
-            columns = [[*data["old_log_probs"]], [*data["rollout_log_probs"]], masks]
-            trainer_BT, engine_BT, mask_BT = (pad_sequence([row.float() for row in rows], True) for rows in columns)
-            corrected, stats = correction_weights(
-                trainer_BT, engine_BT, mask_BT, correction=correction, bounds=(0.0, 1.0)
-            )
-            weights = [ours * row[: len(ours)] for ours, row in zip(weights, corrected, strict=True)]
-            metrics[METRICS["importance_weight"]] = stats["importance_weight"]
-        elif correction != "none":
-            weights = [ours * verls for ours, verls in zip(weights, data["rollout_is_weights"], strict=True)]
+        if step.kept.trajectories and "old_log_probs" in fields:
+            corrected, stats = correct_rows([*data["old_log_probs"]], [*data["rollout_log_probs"]], masks, keys)
+            weights = [ours * row for ours, row in zip(weights, corrected, strict=True)]
+            metrics |= stats
+            self.correction_limit.check(stats["corrected_share"], keys)
         nested = {
             name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
             for name, rows in (("advantages", advantages), ("rollout_is_weights", weights))
@@ -265,15 +261,20 @@ class RstarTrainer(PPOTrainerSync):
         self.writing = self.transcripts.write.remote(
             step_file(run_dir, "transcripts", stage, self.global_steps),
             {"run_id": run_dir.name, "stage": stage, "step": self.global_steps},
-            [t.traj_id for t in step.trajectories],
+            [t.traj_id for t in step.trajectories + step.dropped_trajectories],
             [t.traj_id for t in step.kept.trajectories],
             self.settings.keys.token_arrays,
         )
-        return super()._update_actor(batch, metrics) if self.replay_buffer.last.kept.trajectories else batch
+        if not step.kept.trajectories:
+            return batch
+        batch = super()._update_actor(batch, metrics)
+        self.versions.append(self.global_steps)
+        return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         step, state, keys = self.replay_buffer.last, self.state, self.settings.keys
+        self.agent_loop_manager.close_groups(step.trajectories + step.dropped_trajectories)
         if keys.retire_from is not None:
             state.retired += problems_to_retire(step.trajectories, keys.retire_from)
         every = self.settings.recipe.evaluate.every
@@ -286,45 +287,9 @@ class RstarTrainer(PPOTrainerSync):
             self._evaluate(final=True)
         return batch
 
-    # Rollouts outside of steps
-
-    @property
-    def other_rollouts(self) -> ServerRollouts:
-        """The generator of rollouts that are not of a step, with as many in flight as in a step."""
-        window = self.settings.keys.problems_per_step * self.settings.rollouts_per_group
-        return ServerRollouts(self.agent_loop_manager, self.replay_buffer, window)
-
-    def on_train_begin(self) -> None:
-        """Run the filter of the stage. The servers hold the weights before its first step."""
-        super().on_train_begin()
-        step = self.settings.first_step - 1
-        self.watchdog.enter("filter", step)
-        filter_stage(self.settings, self.other_rollouts, on_progress=partial(self.watchdog.enter, "filter", step))
-        self.watchdog.leave()
-
-    def _evaluate(self, *, final: bool) -> dict[str, float]:
-        """Evaluate the recipe's sets with the weights after this step; see `evaluate_sets`.
-
-        The servers sleep between the rollouts of a step and its end, so they are woken for it. final: whether these are
-        the weights at the end of the training.
-        """
-        if not self.session.held_out:
-            return {}
-        self.watchdog.enter("evaluation", self.global_steps)
-        self.checkpoint_manager.update_weights(self.global_steps)
-
-        def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
-            on_progress = partial(self.watchdog.enter, "evaluation", self.global_steps)
-            return self.other_rollouts.generator(run, step=self.global_steps, training=False, on_progress=on_progress)
-
-        metrics = asyncio.run(
-            evaluate_sets(
-                self.session, rollouts_of, parent=self.writer.run_dir.name, step=self.global_steps, final=final
-            )
-        )
-        self.checkpoint_manager.sleep_replicas()
-        self.watchdog.enter("update", self.global_steps)
-        return metrics
+    def _mode_metrics(self, step: StepSelection) -> dict[str, Any]:
+        """Return the metrics that only this mode has."""
+        return {}
 
     def _write_step(
         self, step: StepSelection, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
@@ -336,8 +301,9 @@ class RstarTrainer(PPOTrainerSync):
             labels[t.traj_id] = {
                 "kept": True, "advantage": advantage, "trainer_log_prob": log_prob, "entropy": entropy,
             }  # fmt: skip
-        rows = [rollout.row | labels.get(rollout.row["traj_id"], {}) for rollout in step.rollouts]
-        calls = [call for rollout in step.rollouts for call in rollout.calls]
+        stored = [*step.rollouts, *step.dropped]
+        rows = [rollout.row | labels.get(rollout.row["traj_id"], {}) for rollout in stored]
+        calls = [call for rollout in stored for call in rollout.calls]
         started = time.monotonic()
         transcripts = ray.get(self.writing)
         waited_s = time.monotonic() - started
@@ -355,7 +321,8 @@ class RstarTrainer(PPOTrainerSync):
             | {"roc_s": step.roc_s, "transcripts_s": waited_s, "step_s": sum(timing.values())}
             | {f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")}
             | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
-            | {name: metrics[name] for name in ("mismatch", "mismatch_max") if name in metrics}
+            | {name: metrics[name] for name in OWN_METRICS if name in metrics}
+            | self._mode_metrics(step)
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
             | held_out
@@ -373,6 +340,20 @@ class RstarTrainer(PPOTrainerSync):
             metrics=row,
         )
         self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | row)
+
+
+@register_trainer("rstar")
+class RstarTrainer(RecipeTrainer, PPOTrainerSync):
+    """The trainer of mode sync."""
+
+    def on_train_begin(self) -> None:
+        self._filter_stage()
+
+    def _begin_evaluation(self) -> None:
+        self.checkpoint_manager.update_weights(self.global_steps)  # wakes the servers
+
+    def _end_evaluation(self) -> None:
+        self.checkpoint_manager.sleep_replicas()
 
 
 def _report_pending(_: Any) -> dict[str, Any]:

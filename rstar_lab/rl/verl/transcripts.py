@@ -5,6 +5,7 @@ updated. A step is committed by the trainer, as in any run.
 """
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,12 +28,13 @@ _AT_ONCE = 256  # rollouts
 @dataclass(frozen=True, slots=True)
 class RolloutNumbers:
     """The data of a rollout in the trainer's process. outline: used by the selection and the metrics; see `outline`.
-    row, calls: rows of the run store, without the labels of training.
+    row, calls: rows of the run store, without the labels of training. ended_at: Unix time.
     """
 
     outline: Trajectory
     row: dict[str, Any]
     calls: list[dict[str, Any]]
+    ended_at: float = 0.0
 
 
 def split(trajectory: Trajectory, *, with_texts: bool) -> tuple[RolloutNumbers, bytes]:
@@ -44,9 +46,19 @@ def split(trajectory: Trajectory, *, with_texts: bool) -> tuple[RolloutNumbers, 
         "response_ids": np.asarray(trajectory.response_ids, np.int32),
         "loss_mask": np.asarray(trajectory.loss_mask, bool),
         "engine_log_probs": np.asarray(trajectory.log_probs, np.float32),
+        "versions": _versions(trajectory),
     }
     kept = trajectory if with_texts else outline(trajectory)
-    return RolloutNumbers(kept, trajectory_row(trajectory, NOT_KEPT), call_rows(trajectory)), pickle.dumps(row)
+    numbers = RolloutNumbers(kept, trajectory_row(trajectory, NOT_KEPT), call_rows(trajectory), time.time())
+    return numbers, pickle.dumps(row)
+
+
+def _versions(trajectory: Trajectory) -> np.ndarray:
+    """Return the policy version of each token; one element if all have the same."""
+    versions = {version for turn in trajectory.turns for version, _ in turn.versions}
+    if versions <= {trajectory.policy_version}:
+        return np.array([trajectory.policy_version], np.int32)
+    return np.asarray(trajectory.token_versions, np.int32)
 
 
 def outline(trajectory: Trajectory) -> Trajectory:
@@ -69,12 +81,15 @@ def outline(trajectory: Trajectory) -> Trajectory:
 class TrainerValues:
     """Results that the writer computes from the trainer's log-probs of the kept rollouts.
 
-    mismatch, mismatch_max: absolute difference of the log-probs of engine and trainer over the model's tokens; None without
-    tokens. means: by traj_id, mean log-prob and mean entropy over the model's tokens.
+    mismatch, mismatch_max: absolute difference of the log-probs of engine and trainer over the model's tokens of the current
+    weights; None without tokens. policy_gap: its mean over all tokens. stale_tokens: share of the tokens that older weights
+    generated. means: by traj_id, mean log-prob and mean entropy over the model's tokens.
     """
 
     mismatch: float | None = None
     mismatch_max: float | None = None
+    policy_gap: float | None = None
+    stale_tokens: float | None = None
     means: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
 
 
@@ -100,10 +115,14 @@ class TranscriptWriter:
         """Store the transcript of a rollout that has ended; see `split`."""
         self.rows[traj_id] = row
 
-    def add_trainer_values(self, keys: Mapping[str, str]) -> TrainerValues:
-        """Read log-probs and entropy of the kept rollouts from the transfer queue. keys: there, by traj_id."""
+    def add_trainer_values(self, keys: Mapping[str, str], version: int) -> TrainerValues:
+        """Read log-probs and entropy of the kept rollouts from the transfer queue.
+
+        keys: there, by traj_id. version: of the weights that the trainer scored with.
+        """
         means: dict[str, tuple[float | None, float | None]] = {}
-        total, count, largest = 0.0, 0, 0.0
+        gaps: list[np.ndarray] = []
+        current: list[np.ndarray] = []
         for names in _parts_of(list(keys)):
             data = tq.kv_batch_get(
                 keys=[keys[name] for name in names], partition_id="train", select_fields=["old_log_probs", "entropy"]
@@ -114,10 +133,9 @@ class TranscriptWriter:
                 arrays = [np.where(mask, values.float().numpy(), np.nan) for values in (log_probs, entropy)]
                 self.trainer_arrays[name] = (arrays[0].astype(np.float16), arrays[1].astype(np.float16))
                 means[name] = (mean_over(arrays[0], mask), mean_over(arrays[1], mask))
-                gap = np.abs(arrays[0].astype(np.float64) - row["engine_log_probs"])[mask]
-                if len(gap):
-                    total, count, largest = total + float(gap.sum()), count + len(gap), max(largest, float(gap.max()))
-        return TrainerValues(total / count, largest, means) if count else TrainerValues(means=means)
+                gaps.append(np.abs(arrays[0].astype(np.float32) - row["engine_log_probs"])[mask])
+                current.append(np.broadcast_to(row["versions"] >= version, mask.shape)[mask])
+        return _trainer_values(gaps, current, means)
 
     def write(
         self,
@@ -127,14 +145,15 @@ class TranscriptWriter:
         kept: Sequence[str],
         token_arrays: Literal["all", "kept", "sampled"],
     ) -> int:
-        """Write the transcripts of the step, release them, and return their number.
+        """Write the transcripts of the step, release them, and return their number. Those of later updates stay.
 
         path: file of the step. fill: run, stage and step. names: traj_ids of the step; kept: traj_ids of the rollouts
         that are trained on. token_arrays: see `step_rows`. The file becomes part of the run when the trainer commits
         the step.
         """
         count = write_parts(path, "transcripts", self._parts(fill, names, set(kept), token_arrays))
-        self.rows.clear()
+        for name in names:
+            del self.rows[name]
         self.trainer_arrays.clear()
         return count
 
@@ -148,9 +167,23 @@ class TranscriptWriter:
                 row["trainer_log_probs"], row["entropy"] = self.trainer_arrays.get(name, (None, None))
                 if not {"all": True, "kept": name in kept, "sampled": row["sample"] == 0}[token_arrays]:
                     row = {key: row[key] for key in ("traj_id", "question", "truth", "messages")}
-                row.pop("sample", None)
+                for name_only_here in ("sample", "versions"):
+                    row.pop(name_only_here, None)
                 rows.append(row)
             yield table_of("transcripts", rows, dict(fill))
+
+
+def _trainer_values(
+    gaps: Sequence[np.ndarray], current: Sequence[np.ndarray], means: Mapping[str, tuple[float | None, float | None]]
+) -> TrainerValues:
+    """gaps: differences of the log-probs of each rollout. current: whether a token is of the current weights."""
+    gap = np.concatenate(gaps) if gaps else np.empty(0, np.float32)
+    new = np.concatenate(current) if current else np.empty(0, bool)
+    if not len(gap):
+        return TrainerValues(means=means)
+    own = gap[new]
+    mismatch, largest = (float(own.mean(dtype=np.float64)), float(own.max())) if len(own) else (None, None)
+    return TrainerValues(mismatch, largest, float(gap.mean(dtype=np.float64)), float(1 - new.mean()), means)
 
 
 def _parts_of(names: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -36,10 +36,15 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             )
         if rl.tool_output_loss:
             lines.append(f"stages.{stage.name}: tool_output_loss: verl's loss sees the tokens of the model only")
-        if rl.correction == "geo_mask":
-            lines.append(f"stages.{stage.name}: correction: geo_mask: verl changes the loss mask for it; use seq_mask")
-        if rl.mode != "sync":
-            lines.append(f"stages.{stage.name}: mode: {rl.mode}: the verl trainer supports sync only")
+        if rl.mode == "one_step_off":
+            lines.append(
+                f"stages.{stage.name}: mode: one_step_off: with verl a request in flight goes on under the new weights; use "
+                "mode: async with max_staleness: 1"
+            )
+        if rl.mode == "async" and rl.when_stale == "trim":
+            lines.append(
+                f"stages.{stage.name}: when_stale: trim: the verl adapter leaves out whole groups; use wait or drop"
+            )
         if rl.step_time_s is not None:
             lines.append(
                 f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"

@@ -118,6 +118,8 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
             {"kl_coefficient": 0.1, "aggregation": "group-token-mean"},
             "stages.s0: kl_coefficient with aggregation group-",
         ),
+        ({"mode": "one_step_off", "correction": "tis"}, "stages.s0: mode: one_step_off"),
+        ({"mode": "async", "correction": "tis", "when_stale": "trim"}, "stages.s0: when_stale: trim"),
         ({"mini_batches": 3}, "stages.s0: mini_batches: 4 problems_per_step cannot be cut into 3"),
     ],
 )
@@ -150,8 +152,7 @@ def test_recipe_options_are_translated_to_verl_keys(tmp_path):
         tmp_path, importance_cap=3.0, kl_coefficient=0.2, variant="clip_cov", dynamic_sampling=2,
         gradient_checkpointing=True, warmup_steps=7,
     )  # fmt: skip
-    assert found["algorithm.rollout_correction.rollout_is"] == "token"
-    assert found["algorithm.rollout_correction.rollout_is_threshold"] == 3.0
+    assert not any(key.startswith("algorithm.rollout_correction") for key in found), "the trainer applies it"
     assert found["actor_rollout_ref.actor.use_kl_loss"] and found["actor_rollout_ref.actor.kl_loss_coef"] == 0.2
     assert found["actor_rollout_ref.actor.policy_loss.loss_mode"] == "rstar-clip_cov"
     assert found["data.gen_batch_size"] == 1, "verl fetches new groups one by one"
@@ -163,6 +164,22 @@ def test_recipe_options_are_translated_to_verl_keys(tmp_path):
     bf16, fp32 = (keys_of(tmp_path, "h100x8", precision=precision) for precision in ("auto", "fp32"))
     for name in (f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision" for model in ("actor", "ref")):
         assert name not in bf16 and fp32[name]["param_dtype"] == "fp32"
+
+
+def test_mode_async_selects_verls_asynchronous_trainer_and_fixes_its_keys(tmp_path):
+    assert keys_of(tmp_path)["trainer.v1.trainer_mode"] == "rstar"
+    found = keys_of(tmp_path, mode="async", correction="geo_mask", max_staleness=3)
+    assert found["trainer.v1.trainer_mode"] == "rstar_colocate_async"
+    assert found["trainer.v1.sampler.custom_sampler.name"] == "RocReplayBufferAsync"
+    assert found["data.gen_batch_size"] == 1, "groups start one by one"
+    for key, words in (
+        ("trainer.v1.sampler.max_off_policy_threshold", r"rl\.max_staleness"),
+        ("trainer.v1.colocate_async.num_warmup_batches", r"rl\.buffer_groups"),
+        ("algorithm.rollout_correction.rollout_is", r"rl\.correction"),
+        ("trainer.v1.trainer_mode", "separate_async is not supported"),
+    ):
+        with pytest.raises(UserError, match=words):
+            keys_of(tmp_path, extra={key: 1})
 
 
 def test_console_logger_is_kept_and_group_filters_are_rejected(tmp_path):

@@ -1,0 +1,25 @@
+"""Stop a run whose off-policy correction changes too many tokens for several updates."""
+
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.training.update import MismatchError
+
+FAR_UPDATES = 5  # consecutive updates with too large a corrected_share that stop a run
+
+
+class CorrectionLimit:
+    """Counts consecutive updates whose corrected_share exceeds `rl.max_corrected_share`."""
+
+    def __init__(self) -> None:
+        self.far_updates = 0
+
+    def check(self, share: float | None, rl: RlSection) -> None:
+        """Take the corrected_share of an update; None: a step without one. Raises MismatchError at the FAR_UPDATES-th."""
+        if share is None:
+            return
+        self.far_updates = self.far_updates + 1 if share > rl.max_corrected_share else 0
+        if self.far_updates == FAR_UPDATES:
+            raise MismatchError(
+                f"rl.correction: {rl.resolved_correction[0]} changed more than {rl.max_corrected_share:.0%} of the tokens in "
+                f"{FAR_UPDATES} updates in a row, last {share:.0%}: the engine samples from another policy than the trainer "
+                "trains. Check engine.dtype and the weight sync, or use newer rollouts"
+            )
