@@ -20,10 +20,15 @@ FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 PREFIX = "verl."
 PACKED_ATTENTION = "rstar_packed"  # name under which attention.py registers in transformers
 PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
+NO_SEPARATE_ASYNC = (
+    "separate_async is not supported: it needs GPUs for engines only and a weight transport between them and the trainer, which "
+    "the adapter does not set up; use rl.mode=async, which runs on colocate_async"
+)
 # verl keys that users cannot set, each with the reason or the recipe key to use instead.
 FIXED_KEYS = {
     "algorithm.filter_groups": "rstar_lab's sampler requests new groups: set rl.dynamic_sampling",
-    "trainer.v1.trainer_mode": "set rl.mode (sync or async; separate_async is not supported)",
+    "trainer.v1.trainer_mode": f"set rl.mode (sync, or async for colocate_async); {NO_SEPARATE_ASYNC}",
+    "trainer.v1.separate_async": NO_SEPARATE_ASYNC,
     "trainer.v1.colocate_async": "set rl.max_staleness and rl.buffer_groups",
     "trainer.v1.sampler.max_off_policy": "set rl.max_staleness and rl.when_stale",
     "algorithm.rollout_correction": "set rl.correction and rl.old_log_probs",

@@ -60,8 +60,7 @@ class OversamplingManager(AgentLoopManagerTQ):
             rollouts = settings.keys.problems_per_step * settings.rollouts_per_group
             # Other groups run in mode async, so the first dispatch of a step must not wait for the new ones.
             self.begin_step(rollouts if settings.keys.mode == "sync" else 0)
-        groups = self._next_groups(len(prompts))
-        self.open |= {group_name(start, number): problem.problem_id for start, number, problem in groups}
+        groups = self._open_groups(len(prompts))
         for name, values in (
             ("group_step", [start for start, _, _ in groups]),
             ("group", [number for _, number, _ in groups]),
@@ -71,8 +70,8 @@ class OversamplingManager(AgentLoopManagerTQ):
         tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)
         super().generate_sequences(prompts)
 
-    def _next_groups(self, count: int) -> list[tuple[int, int, Problem]]:
-        """Return (step, number, problem) of the next groups: those of the checkpoint, then new ones."""
+    def _open_groups(self, count: int) -> list[tuple[int, int, Problem]]:
+        """Return (step, number, problem) of the next groups, which are open from now on: those of the checkpoint first."""
         settings, state = self.settings, self.state
         groups = []
         if self.restart:
@@ -86,6 +85,7 @@ class OversamplingManager(AgentLoopManagerTQ):
         )  # fmt: skip
         groups += [(self.step, number, problem) for number, problem in enumerate(problems, start=self.sent)]
         self.sent += new
+        self.open |= {group_name(start, number): problem.problem_id for start, number, problem in groups}
         return groups
 
     def begin_step(self, rollouts: int) -> None:

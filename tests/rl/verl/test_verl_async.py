@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +19,13 @@ import psutil
 import pyarrow.dataset as ds
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from rstar_lab.local_ray import LocalRay
 from rstar_lab.rl.engine import Completion, FinishReason
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.rollout.plan import group_name
+from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:
@@ -29,7 +34,9 @@ if importlib.util.find_spec("verl") is None:
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from rstar_lab.rl.verl.engine import EngineServer
+from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.parity import RUN, prepare
+from rstar_lab.rl.verl.resume import stages_of
 from rstar_lab.rl.verl.sampler import RocReplayBufferAsync
 
 BATCH = 3
@@ -92,6 +99,48 @@ def test_drop_counts_updates_and_not_steps():
     buffer.versions = [0, 2, 3]
     assert buffer._stale_terminal_keys(4, "train") == {"old"}
     assert buffer._stale_terminal_keys(4, "val") == set()
+
+
+# Groups in flight at a checkpoint
+
+
+def manager_of(folder, **rl):
+    """Return a manager without workers, at step 1."""
+    rl = {"problems_per_step": 2, "group_size": 2, "mode": "async", "correction": "tis", "max_staleness": 1} | rl
+    stage = {"name": "s", "problems": {"synthetic": {"count": 9}}, "steps": 5}
+    recipe = parse_recipe({"name": "v", "model": "/models/m", "rl": rl, "stages": [stage]})
+    (settings,) = stages_of(recipe, folder)
+    config = {"rstar": settings.as_config(), "actor_rollout_ref": {"rollout": {}, "model": {}}}
+    manager = OversamplingManager(OmegaConf.create(config), None)
+    manager.step = 1
+    return manager
+
+
+def names_of(groups):
+    return [(group_name(step, number), problem.problem_id) for step, number, problem in groups]
+
+
+def test_groups_that_no_update_has_used_start_first_after_a_resume(tmp_path):
+    before = manager_of(tmp_path)
+    started = names_of(before._open_groups(3))
+    assert before.unused() == started and before.state.position == 3
+    before.close_groups([SimpleNamespace(group_id=started[1][0])] * 2)
+    before.state.carried = before.unused()
+    assert before.state.carried == [started[0], started[2]]
+    before.state.step = 1
+    (tmp_path / "trainer.json").write_text(json.dumps(asdict(before.state)))
+
+    after = manager_of(tmp_path)
+    after.resume(TrainerState.read(tmp_path))
+    after.step = 2
+    assert after.unused() == before.state.carried, "a second kill before the first step loses nothing"
+    first = names_of(after._open_groups(1))
+    assert first == started[:1]
+    assert sorted(after.unused()) == sorted(before.state.carried)
+    rest = names_of(after._open_groups(3))
+    assert rest[0] == started[2] and [name for name, _ in rest[1:]] == ["000002-0000", "000002-0001"]
+    assert [problem for _, problem in rest[1:]] == [problem for _, problem in names_of(before._open_groups(2))]
+    assert len(dict(after.unused())) == 4 and after.state.position == 5
 
 
 class CountingEngine:

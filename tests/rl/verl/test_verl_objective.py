@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from rstar_lab.rl.algorithm import objective
+from rstar_lab.rl.algorithm.correction import correction_weights
+from rstar_lab.rl.recipe import RlSection
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 ours = pytest.importorskip("rstar_lab.rl.verl.objective")
@@ -119,3 +121,31 @@ def test_a_part_that_is_not_registered_is_an_error(monkeypatch):
     monkeypatch.delitem(core_algos.POLICY_LOSS_REGISTRY, "rstar-gspo")
     with pytest.raises(RuntimeError, match="policy loss"):
         hooks.assert_registered()
+
+
+@pytest.mark.parametrize("correction", ["tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"])
+def test_the_correction_of_uneven_rows_equals_that_of_the_padded_batch(correction, monkeypatch):
+    """Rows are padded a few at a time. Rows without tokens (verl's padding) get weight 0 and count in no share."""
+    monkeypatch.setattr(ours, "ROWS_AT_ONCE", 3)
+    trainer, engine, _, mask, tokens, _ = batch()
+    trainer, mask = trainer.detach(), mask.float()
+    lengths = [*tokens, 4, 1]  # padding rows have tokens, but no mask
+    bounds = (0.9 if correction in ("geo_mask", "icepop") else 0.0, 1.1)
+    keys = RlSection(problems_per_step=2, correction=correction, correction_bounds=bounds)
+    rows = [[row[:length] for row, length in zip(part, lengths, strict=True)] for part in (trainer, engine, mask)]
+    weights, stats = ours.correct_rows(*rows, keys)
+    expected, shares = correction_weights(
+        trainer, engine, mask, correction=correction, bounds=keys.resolved_correction[1]
+    )
+    assert [len(row) for row in weights] == lengths
+    for row, whole in zip(weights, expected, strict=True):
+        torch.testing.assert_close(row, whole[: len(row)])
+    assert stats == pytest.approx(shares) and 0 < stats["corrected_share"] < 1
+    assert all(row.abs().sum() == 0 for row in weights[6:])
+
+
+def test_the_correction_of_a_batch_without_trained_tokens_is_zero():
+    keys = RlSection(problems_per_step=2, correction="tis")
+    row = torch.zeros(3)
+    weights, stats = ours.correct_rows([row], [row], [row], keys)
+    assert weights[0].tolist() == [0, 0, 0] and stats == {"importance_weight": 0.0, "corrected_share": 0.0}

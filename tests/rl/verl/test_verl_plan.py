@@ -176,7 +176,8 @@ def test_mode_async_selects_verls_asynchronous_trainer_and_fixes_its_keys(tmp_pa
         ("trainer.v1.sampler.max_off_policy_threshold", r"rl\.max_staleness"),
         ("trainer.v1.colocate_async.num_warmup_batches", r"rl\.buffer_groups"),
         ("algorithm.rollout_correction.rollout_is", r"rl\.correction"),
-        ("trainer.v1.trainer_mode", "separate_async is not supported"),
+        ("trainer.v1.trainer_mode", "separate_async is not supported: .* use rl.mode=async"),
+        ("trainer.v1.separate_async.parameter_sync_step", "use rl.mode=async"),
     ):
         with pytest.raises(UserError, match=words):
             keys_of(tmp_path, extra={key: 1})
