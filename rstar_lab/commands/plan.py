@@ -28,6 +28,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict the step time of each training mode and split of the GPUs, and recommend one. Simulated, without a GPU."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -45,25 +46,34 @@ def plan(
     if as_json:
         print(json.dumps(made.to_json()))
         return
-    table = Table(title=f"{made.recipe}, stage {made.stage}, on {made.profile}: predicted, not measured")
-    for heading in ("mode", "GPUs", "batch", "step", "speed", "idle gen", "idle train", ""):
+    table = Table(
+        title=f"{made.recipe}, stage {made.stage}, on {made.profile}: predicted, not measured", box=SIMPLE_HEAD
+    )
+    for heading in ("mode", "GPUs", "batch", "step", "speed", "idle", ""):
         table.add_column(heading, no_wrap=True)
-    best = made.recommended
+    best, runnable = made.recommended, made.runnable
     for row in sorted(made.rows, key=lambda row: -row.rollouts_per_s):
-        note = "recommended" if row is best else "" if row.fits else "does not fit"
+        notes = {"recommended": row is best, "does not fit": not row.fits, "not supported": not row.supported}
         table.add_row(
-            f"{row.mode} {row.max_staleness}" if row.mode == "async" else row.mode,
-            "all in turn" if row.mode == "sync" else f"{row.trainer_gpus} + {row.generator_gpus}",
+            row.label,
+            row.gpus,
             str(row.problems_per_step),
             f"{row.step_s:.0f} s",
             f"{row.over_sync:.2f}x",
-            f"{row.idle_generator:.0%}",
-            f"{row.idle_trainer:.0%}",
-            note,
+            f"{row.idle_generator:.0%}, {row.idle_trainer:.0%}",
+            next((note for note, applies in notes.items() if applies), ""),
             style="bold" if row is best else None,
         )
     console = Console(highlight=False)
     console.print(table)
-    console.print("GPUs: trainer + generator. Speed: rollouts per second relative to sync. Idle: share of the time.")
+    console.print(
+        "GPUs: trainer + generator; one number: both in turn. Speed: rollouts per second relative to sync. "
+        "Idle: share of the time, generator and trainer."
+    )
     if not best.supported:
-        console.print(f"The {machine.trainer} trainer of this profile does not support mode {best.mode}.")
+        text = f"The {machine.trainer} trainer of this profile does not support {best.label} on {best.gpus} GPUs"
+        if runnable:
+            text += (
+                f"; the fastest that it supports: {runnable.label} on {runnable.gpus} GPUs, {runnable.over_sync:.2f}x"
+            )
+        console.print(f"{text}.")

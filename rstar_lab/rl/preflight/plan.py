@@ -27,8 +27,8 @@ MOST_SPLITS = 5
 class PlanRow:
     """One way to run a stage.
 
-    trainer_gpus, generator_gpus: in mode sync both are all GPUs, which generate and train in turn. over_sync: rollouts per
-    second divided by those of sync with the recipe's batch. supported: whether the profile's trainer has the mode.
+    trainer_gpus, generator_gpus: both are all GPUs if colocated, when these generate and train in turn. over_sync: rollouts per
+    second divided by those of sync with the recipe's batch. supported: whether the profile's trainer has the mode and the split.
     """
 
     mode: Mode
@@ -43,12 +43,17 @@ class PlanRow:
     idle_trainer: float
     fits: bool
     supported: bool
+    colocated: bool
 
     @property
     def label(self) -> str:
-        staleness = f" {self.max_staleness}" if self.mode == "async" else ""
-        split = "" if self.mode == "sync" else f", {self.trainer_gpus}:{self.generator_gpus}"
-        return f"{self.mode}{staleness}{split}"
+        """The mode, with the staleness bound of async."""
+        return f"{self.mode} {self.max_staleness}" if self.mode == "async" else self.mode
+
+    @property
+    def gpus(self) -> str:
+        """GPUs of the trainer and of the generator; one number if colocated."""
+        return str(self.trainer_gpus) if self.colocated else f"{self.trainer_gpus} + {self.generator_gpus}"
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,12 @@ def _rows(recipe: Recipe, rl: RlSection, profile: Profile, model: Architecture) 
         tool_s=profile.sandbox.call_s,
     )
     choices: list[tuple[Mode, int, int, int]] = [("sync", 0, gpus, gpus)]
+    choices += [("async", staleness, gpus, gpus) for staleness in STALENESS]
     for trainer in _splits(profile):
         choices.append(("one_step_off", 1, trainer, gpus - trainer))
         choices += [("async", staleness, trainer, gpus - trainer) for staleness in STALENESS]
     for mode, staleness, trainer, generator in choices:
+        colocated = trainer + generator > gpus
         training = estimate.step_time(model, rl, _with_gpus(profile, trainer), recipe)
         costs = Costs(
             engines=max(1, generator // profile.engine.tensor_parallel),
@@ -143,11 +150,9 @@ def _rows(recipe: Recipe, rl: RlSection, profile: Profile, model: Architecture) 
             update_s=training.old_log_probs + training.update + training.checkpoint,
             weights_s=training.weights,
         )
-        run = simulate(work, costs, mode, max_staleness=staleness)
+        run = simulate(work, costs, mode, max_staleness=staleness, colocated=colocated)
         memory = estimate.memory(model, recipe, rl, _with_gpus(profile, trainer))
-        fits = (
-            memory.fits if mode == "sync" else memory.training_peak <= memory.hbm and memory.kv_tokens >= memory.served
-        )
+        fits = memory.fits if colocated else memory.training_peak <= memory.hbm and memory.kv_tokens >= memory.served
         yield PlanRow(
             mode=mode,
             max_staleness=staleness,
@@ -160,7 +165,8 @@ def _rows(recipe: Recipe, rl: RlSection, profile: Profile, model: Architecture) 
             idle_generator=run.idle_generator,
             idle_trainer=run.idle_trainer,
             fits=fits,
-            supported=mode != "one_step_off" or profile.trainer == "local",
+            supported=mode == "sync" or colocated == (profile.trainer == "verl"),
+            colocated=colocated,
         )
 
 
@@ -188,7 +194,7 @@ def plot_plan(plan: Plan, *, mode: str = "light") -> go.Figure:
         chosen = [row for row in rows if row.mode == name]
         figure.add_bar(
             x=[row.over_sync for row in chosen],
-            y=[f"{row.label}, batch {row.problems_per_step}" for row in chosen],
+            y=[f"{row.label}, {row.gpus} GPUs, batch {row.problems_per_step}" for row in chosen],
             name=name,
             orientation="h",
             marker_color=colour,
@@ -199,7 +205,8 @@ def plot_plan(plan: Plan, *, mode: str = "light") -> go.Figure:
             ),
         )
     figure.update_yaxes(
-        categoryorder="array", categoryarray=[f"{row.label}, batch {row.problems_per_step}" for row in rows]
+        categoryorder="array",
+        categoryarray=[f"{row.label}, {row.gpus} GPUs, batch {row.problems_per_step}" for row in rows],
     )
     figure.update_layout(
         title=f"{plan.recipe}, stage {plan.stage}, on {plan.profile}: predicted, not measured",

@@ -70,15 +70,20 @@ class SimulatedRun:
     staleness_max: int
 
 
-def simulate(workload: Workload, costs: Costs, mode: Mode, *, max_staleness: int = 1, seed: int = 0) -> SimulatedRun:
-    """Simulate steps of a mode. With `sync` the update follows the generation, on the same or on other GPUs."""
+def simulate(
+    workload: Workload, costs: Costs, mode: Mode, *, max_staleness: int = 1, colocated: bool = False, seed: int = 0
+) -> SimulatedRun:
+    """Simulate steps of a mode. With `sync` the update follows the generation, on the same or on other GPUs.
+
+    colocated: the engines share the GPUs of the trainer, so generation pauses during the update.
+    """
     rollouts = workload.groups * workload.group_size
     scale = max(1.0, min(rollouts / MOST_ROLLOUTS, costs.engines))
     engines = max(1, round(costs.engines / scale))
     groups = max(1, round(workload.groups * engines / costs.engines))
     small = replace(workload, groups=groups)
     return run_in_virtual_time(
-        _Simulation(small, replace(costs, engines=engines), mode, max_staleness, seed).run(STEPS)
+        _Simulation(small, replace(costs, engines=engines), mode, max_staleness, colocated, seed).run(STEPS)
     )
 
 
@@ -141,8 +146,9 @@ class _Replica:
 
 
 class _Simulation:
-    def __init__(self, workload: Workload, costs: Costs, mode: Mode, max_staleness: int, seed: int):
+    def __init__(self, workload: Workload, costs: Costs, mode: Mode, max_staleness: int, colocated: bool, seed: int):
         self.workload, self.costs, self.mode, self.max_staleness = workload, costs, mode, max_staleness
+        self.colocated = colocated
         self.rng = np.random.default_rng(seed)
         self.groups = 0
         self.versions = [0]
@@ -177,6 +183,7 @@ class _Simulation:
             if self.mode == "one_step_off":
                 await self.sync_weights()
                 stream.loaded(self.versions[-1])
+            self.pause(self.colocated)
             await asyncio.sleep(self.costs.update_s)
             self.versions.append(step)
             if self.mode != "one_step_off":
@@ -195,11 +202,13 @@ class _Simulation:
         )
 
     async def sync_weights(self) -> None:
-        for replica in self.replicas:
-            replica.pause(True)
+        self.pause(True)
         await asyncio.sleep(self.costs.weights_s)
+        self.pause(False)
+
+    def pause(self, paused: bool) -> None:
         for replica in self.replicas:
-            replica.pause(False)
+            replica.pause(paused)
 
     def next_group(self) -> list[RolloutTask]:
         self.groups += 1

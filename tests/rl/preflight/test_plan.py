@@ -44,6 +44,16 @@ def test_modes_differ_as_they_must():
     assert simulate(WORK, costs(), "sync") == runs["sync"], "the same seed gives the same run"
 
 
+def test_colocated_engines_pause_during_the_update():
+    small = Workload(groups=8, group_size=4, mean_tokens=1000, max_tokens=4000, calls=2, tool_s=0.3)
+    sync, colocated, apart = (
+        simulate(small, costs(), mode, max_staleness=2, colocated=shared)
+        for mode, shared in (("sync", True), ("async", True), ("async", False))
+    )
+    assert apart.step_s < colocated.step_s < sync.step_s, "without the wait for the longest rollout, but in turn"
+    assert colocated.idle_generator > 20 / colocated.step_s
+
+
 def test_a_large_step_is_scaled_down_together_with_its_engines():
     large = Workload(groups=320, group_size=8, mean_tokens=1000, max_tokens=4000, calls=2, tool_s=0.3)
     assert simulate(large, costs(engines=40), "sync").step_s == pytest.approx(
@@ -64,23 +74,24 @@ def plan():
 def test_plan_compares_modes_splits_and_batches(plan):
     assert {row.mode for row in plan.rows} == {"sync", "one_step_off", "async"}
     assert {row.problems_per_step for row in plan.rows} == {4, 8}
-    assert all(row.trainer_gpus + row.generator_gpus == 8 for row in plan.rows if row.mode != "sync")
+    assert all(row.trainer_gpus + row.generator_gpus == (16 if row.colocated else 8) for row in plan.rows)
+    assert {row.mode for row in plan.rows if row.colocated} == {"sync", "async"}
     assert plan.rows[0].mode == "sync" and plan.rows[0].over_sync == 1.0
     best = plan.recommended
     assert best.fits and best.over_sync >= max(row.over_sync for row in plan.rows if row.fits) * 0.98
     assert plan.runnable is not None and plan.runnable.supported
-    assert {row.mode for row in plan.rows if not row.supported} == {"one_step_off"}, "the mode that verl lacks"
+    assert all(row.supported == row.colocated for row in plan.rows), "verl's engines share the GPUs of its trainer"
     shown = plot_plan(plan)
     assert sum(len(trace.x) for trace in shown.data) == sum(row.fits for row in plan.rows)
 
 
 def test_plan_command_prints_a_table_or_json():
     arguments = ["plan", "qwen3_14b_h100x8", "--profile", "h100x8", "--set", "rl.problems_per_step=4"]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
-    assert done.exit_code == 0 and "recommended" in done.output
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    assert done.exit_code == 0 and "recommended" in done.output and "…" not in done.output
     made = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert made["stage"] == "one" and made["recommended"] in made["rows"]
-    assert made["runnable"]["mode"] != "one_step_off"
+    assert made["runnable"]["colocated"]
     assert {"mode", "max_staleness", "trainer_gpus", "generator_gpus", "step_s", "over_sync"} <= made["rows"][0].keys()
 
 
