@@ -20,8 +20,8 @@ from rstar_lab.rl.verl.trainer import RecipeTrainer
 
 @register_trainer("rstar_colocate_async")
 class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
-    """Keeps groups in flight over several updates. Trainer and engines share the GPUs: requests are interrupted before an update
-    and continue after it, under the new weights."""
+    """Trains while groups stay in flight over several updates. Trainer and engines share the GPUs: requests are interrupted before
+    an update and continue after it, under the new weights."""
 
     replay_buffer: RocReplayBufferAsync
 
@@ -55,7 +55,7 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
         }  # fmt: skip
 
     def _begin_evaluation(self) -> None:
-        # The interrupted requests of the training continue too: the weights are those that they continue with anyway.
+        # The interrupted training requests continue too. After the step they would continue with the same weights.
         self.checkpoint_manager.update_weights(self.global_steps)
         self.checkpoint_manager.resume_generation_replicas()
 

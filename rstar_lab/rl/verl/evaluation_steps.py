@@ -18,7 +18,7 @@ from rstar_lab.runs.writer import RunWriter
 
 
 class EvaluationSteps:
-    """A part of `trainer.RecipeTrainer`."""
+    """Mixin of `trainer.RecipeTrainer` that evaluates and filters the problems of a stage."""
 
     settings: Settings
     session: RunSession

@@ -71,7 +71,7 @@ class OversamplingManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _open_groups(self, count: int) -> list[tuple[int, int, Problem]]:
-        """Return (step, number, problem) of the next groups, which are open from now on: those of the checkpoint first."""
+        """Add the next groups to `open` and return their (step, number, problem): first those of the checkpoint, then new ones."""
         settings, state = self.settings, self.state
         groups = []
         if self.restart:

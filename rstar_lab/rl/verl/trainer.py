@@ -78,7 +78,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._pending_operations)
         self.state = TrainerState()
-        self.lines: list[dict[str, Any]] = []  # number of steps of this stage
+        self.lines: list[dict[str, Any]] = []  # metrics of the finished steps of this stage
         self.transcripts = start_writer(self.settings.run)
         self.values = TrainerValues()
         self.writing: Any = None  # gives the number of transcripts once their file is written

@@ -176,7 +176,8 @@ class TranscriptWriter:
 def _trainer_values(
     gaps: Sequence[np.ndarray], current: Sequence[np.ndarray], means: Mapping[str, tuple[float | None, float | None]]
 ) -> TrainerValues:
-    """gaps: differences of the log-probs of each rollout. current: whether a token is of the current weights."""
+    """Return the values of a step. gaps: differences of the log-probs of each rollout. current: whether the current weights
+    generated each token."""
     gap = np.concatenate(gaps) if gaps else np.empty(0, np.float32)
     new = np.concatenate(current) if current else np.empty(0, bool)
     if not len(gap):

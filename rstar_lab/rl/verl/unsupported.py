@@ -38,7 +38,7 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             lines.append(f"stages.{stage.name}: tool_output_loss: verl's loss sees the tokens of the model only")
         if rl.mode == "one_step_off":
             lines.append(
-                f"stages.{stage.name}: mode: one_step_off: with verl a request in flight goes on under the new weights; use "
+                f"stages.{stage.name}: mode: one_step_off: with verl a request in flight continues under the new weights; use "
                 "mode: async with max_staleness: 1"
             )
         if rl.mode == "async" and rl.when_stale == "trim":
