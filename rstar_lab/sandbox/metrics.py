@@ -52,8 +52,8 @@ class Metrics:
         self.tenants = Counter(
             "rstar_lab_sandbox_tenant_calls", "results by tenant", ["tenant", "outcome"], registry=self.registry
         )
-        for name, (what, read) in gauges.items():
-            Gauge(f"rstar_lab_sandbox_{name}", what, registry=self.registry).set_function(read)
+        for name, (description, read) in gauges.items():
+            Gauge(f"rstar_lab_sandbox_{name}", description, registry=self.registry).set_function(read)
         self.registry.register(_Events(events))
 
     def observe(self, result: CallResult, seconds: float) -> None:

@@ -28,11 +28,11 @@ class Served:
         found = (p for p in psutil.Process(self.process.pid).children(recursive=True) if port in p.cmdline())
         return next(p for p in found if "rstar_lab.rl.serving.keeper" not in p.cmdline())
 
-    def signal(self, url: str, what: int) -> None:
+    def signal(self, url: str, number: int) -> None:
         """Send a signal to all processes of a server."""
         server = self.of(url)
         for process in [*server.children(recursive=True), server]:
-            process.send_signal(what)
+            process.send_signal(number)
 
 
 def members(groups: list[int]) -> list[int]:

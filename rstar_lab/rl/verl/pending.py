@@ -27,8 +27,8 @@ class PendingOperations:
     def report(self) -> dict[str, Any]:
         """Return {"host", "pid", "waits": {operation: {"count", "longest_s", "traj_id"}}}."""
         now, waits = time.monotonic(), dict[str, dict[str, Any]]()
-        for (traj_id, what), since in list(self._open.items()):
-            entry = waits.setdefault(what, {"count": 0, "longest_s": 0.0, "traj_id": traj_id})
+        for (traj_id, operation), since in list(self._open.items()):
+            entry = waits.setdefault(operation, {"count": 0, "longest_s": 0.0, "traj_id": traj_id})
             entry["count"] += 1
             if now - since > entry["longest_s"]:
                 entry["longest_s"], entry["traj_id"] = round(now - since, 1), traj_id

@@ -78,8 +78,8 @@ class Watchdog:
 
 def _describe(workers: list[dict[str, Any]]) -> str:
     lines = [
-        f"{wait['count']} rollouts wait for {what} on {worker['host']}, {wait['traj_id']} for {wait['longest_s']} s"
+        f"{wait['count']} rollouts wait for {operation} on {worker['host']}, {wait['traj_id']} for {wait['longest_s']} s"
         for worker in workers
-        for what, wait in worker.get("waits", {}).items()
+        for operation, wait in worker.get("waits", {}).items()
     ]
     return "; ".join(lines) or "no rollout is in progress"

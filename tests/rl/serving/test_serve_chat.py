@@ -330,16 +330,16 @@ def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(memorized_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_serve(memorized_model, tmp_path, what):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_serve(memorized_model, tmp_path, number):
     with serve(memorized_model[0], "--replicas", "2", log=tmp_path / "log") as process:
         parent = psutil.Process(process.pid)
         # Two keepers, a server behind each.
         assert wait_until(lambda: len(parent.children()) == 2 and len(parent.children(recursive=True)) >= 4, 100)
         groups = [keeper.pid for keeper in parent.children()]
         assert len(members(groups)) >= 4
-        os.kill(process.pid, what)
-        assert process.wait(60) == (0 if what == signal.SIGINT else -signal.SIGKILL)
+        os.kill(process.pid, number)
+        assert process.wait(60) == (0 if number == signal.SIGINT else -signal.SIGKILL)
     assert wait_until(lambda: not members(groups))
 
 

@@ -15,23 +15,19 @@ from rstar_lab.runs.reader import RunReader
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-soak = pytest.mark.soak
+# test_verl_trainer.py runs two ranks in `make test`.
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
         pytest.param(2, {"aggregation": "token-mean", "mini_batches": 2, "kl_coefficient": 0.01}, id="2-token-mean-kl"),
-        pytest.param(2, {"aggregation": "group-token-mean", "mini_batches": 1}, id="2-group-token-mean", marks=soak),
-        pytest.param(
-            2, {"aggregation": "seq-mean-token-mean", "mini_batches": 2}, id="2-seq-mean-token-mean", marks=soak
-        ),
-        pytest.param(
-            2, {"aggregation": "seq-mean-token-sum", "mini_batches": 2}, id="2-seq-mean-token-sum", marks=soak
-        ),
-        pytest.param(2, {"aggregation": "seq-mean-token-sum-norm", "mini_batches": 2}, id="2-sum-norm", marks=soak),
-        pytest.param(4, {"aggregation": "group-token-mean", "mini_batches": 2}, id="4-group-token-mean", marks=soak),
+        pytest.param(2, {"aggregation": "group-token-mean", "mini_batches": 1}, id="2-group-token-mean"),
+        pytest.param(2, {"aggregation": "seq-mean-token-mean", "mini_batches": 2}, id="2-seq-mean-token-mean"),
+        pytest.param(2, {"aggregation": "seq-mean-token-sum", "mini_batches": 2}, id="2-seq-mean-token-sum"),
+        pytest.param(2, {"aggregation": "seq-mean-token-sum-norm", "mini_batches": 2}, id="2-sum-norm"),
+        pytest.param(4, {"aggregation": "group-token-mean", "mini_batches": 2}, id="4-group-token-mean"),
     ],
 )
 def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, options):
@@ -41,9 +37,9 @@ def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, 
 @pytest.mark.parametrize(
     ("ranks", "parallelism"),
     [
-        pytest.param(2, {"sequence_parallel": 2}, id="2-sequence-parallel", marks=soak),
-        pytest.param(2, {"fsdp_size": 1}, id="2-replicas", marks=soak),
-        pytest.param(4, {"sequence_parallel": 2, "fsdp_size": 2}, id="4-both", marks=soak),
+        pytest.param(2, {"sequence_parallel": 2}, id="2-sequence-parallel"),
+        pytest.param(2, {"fsdp_size": 1}, id="2-replicas"),
+        pytest.param(4, {"sequence_parallel": 2, "fsdp_size": 2}, id="4-both"),
     ],
 )
 def test_split_sequences_and_replicas_train_like_the_local_trainer(tmp_path, ranks, parallelism):

@@ -1,7 +1,7 @@
 """Tests that two GRPO-RoC steps with verl's real trainer on a CPU equal the local trainer's.
 
-verl is killed after the first checkpoint and started again; `make test-all` also runs it without a kill. Both sides have the
-same problems, model, seeds, scripted engine and real sandbox. All tests here use the same pair of runs.
+verl has two ranks; `make test-all` also kills it after the first checkpoint and starts it again, with one rank. Both sides have
+the same problems, model, seeds, scripted engine and real sandbox. All tests here use the same pair of runs.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ EVALUATE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[pytest.param("uninterrupted", marks=pytest.mark.soak), "killed"])
+@pytest.fixture(scope="module", params=["two ranks", pytest.param("killed", marks=pytest.mark.soak)])
 def attempts(request):
     """Number of starts of verl. With 2, it is killed after its first checkpoint and started again."""
-    return 1 if request.param == "uninterrupted" else 2
+    return {"two ranks": 1, "killed": 2}[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,16 @@ def runs(tmp_path_factory, attempts):
     folder = tmp_path_factory.mktemp("verl")
     recipe = prepare(folder, evaluate=EVALUATE, stage={"filter": {"samples": 3}}, **OPTIONS)
     log, newest = folder / "verl" / "verl.log", folder / "verl" / RUN / "verl" / "latest_checkpointed_iteration.txt"
+    ranks = 2 if attempts == 1 else 1
 
     def start():
-        return start_verl(recipe, folder / "verl", "--set", "verl.trainer.logger=[tensorboard, wandb]")
+        settings = ("verl.trainer.logger=[tensorboard, wandb]", f"verl.trainer.n_gpus_per_node={ranks}")
+        return start_verl(recipe, folder / "verl", *(word for text in settings for word in ("--set", text)))
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setenv("WANDB_MODE", "offline")
-        if attempts > 1:
-            stack.enter_context(LocalRay(cpus=8, gpus=1, dashboard=False))  # shared by both attempts
+        patch.setenv("WANDB_MODE", "offline")  # for the workers of Ray too
+        # Both attempts use this Ray. verl reserves 3 CPUs per rank.
+        stack.enter_context(LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False))
         process = start()
         try:
             ours = train_locally(recipe, folder / "local")

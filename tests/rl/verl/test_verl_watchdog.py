@@ -12,12 +12,12 @@ from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.writer import RunWriter
 
 
-@pytest.mark.parametrize("what", ["generation", "tools", "reward"])
-def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, what):
+@pytest.mark.parametrize("operation", ["generation", "tools", "reward"])
+def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, operation):
     waits, gave_up = PendingOperations(), threading.Event()
     with (
         RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer,
-        waits.of("run-000001-0000-03", what),
+        waits.of("run-000001-0000-03", operation),
     ):
         watchdog = Watchdog(0.2, writer, lambda: [waits.report()], gave_up.set)
         watchdog.enter("generation, tools and reward", 1)
@@ -25,10 +25,10 @@ def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, what):
         report = json.loads((writer.run_dir / "watchdog.json").read_text())
         info = json.loads((writer.run_dir / "run.json").read_text())
     assert report["step"] == 1 and report["phase"] == "generation, tools and reward"
-    assert report["workers"][0]["waits"][what]["traj_id"] == "run-000001-0000-03"
+    assert report["workers"][0]["waits"][operation]["traj_id"] == "run-000001-0000-03"
     assert report["workers"][0]["host"]
     assert info["status"] == "failed"
-    assert f"1 rollouts wait for {what}" in info["error"] and "run-000001-0000-03" in info["error"]
+    assert f"1 rollouts wait for {operation}" in info["error"] and "run-000001-0000-03" in info["error"]
 
 
 @pytest.mark.slow
