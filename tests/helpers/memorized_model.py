@@ -26,23 +26,24 @@ MESSAGES = [
 ]
 
 
-def make_memorized_model(folder: Path):
-    """Train the model, save it to `folder` and return it. Takes some seconds."""
-    pieces = render_segments(MESSAGES, tools=[CODE_TOOL])
+def make_memorized_model(folder: Path, messages=MESSAGES, tools=(CODE_TOOL,), max_length=512, target=1e-3):
+    """Train the model on a conversation, save it to `folder` and return it. tools: schemas. target: loss at which the
+    training ends. Takes some seconds."""
+    pieces = render_segments(messages, tools=list(tools))
     tokenizer = train_tokenizer([text for text, _ in pieces] * 3, 340)
     model = build_tiny(
-        tokenizer, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128, max_length=512
+        tokenizer, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128, max_length=max_length
     )
     encoded = [(tokenizer.encode(text, add_special_tokens=False), own) for text, own in pieces]
     ids = torch.tensor([[token for tokens, _ in encoded for token in tokens]])
     labels = torch.tensor([[token if own else -100 for tokens, own in encoded for token in tokens]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    for _ in range(300):
+    for _ in range(int(0.3 / target)):
         loss = model(ids, labels=labels).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if loss < 1e-3:
+        if loss < target:
             break
     assert loss < 0.01, f"the model did not learn the conversation: {loss}"
     save_model(folder, model, tokenizer)

@@ -8,6 +8,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.tools.base import Tool, ToolResult, tool_name
+from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
 from rstar_lab.rl.tools.user import UserTool, load_user_tool
 
 
@@ -56,20 +57,23 @@ def describe_tools(
     """
     tools: dict[str, Tool] = {}
     for given in offered:
-        tool: Tool
-        if isinstance(given, str):
-            tool = load_user_tool(given, time_limit_s)
+        made: list[Tool]
+        if isinstance(given, str) and given.startswith(PREFIXES):
+            made = [*load_mcp_tools(given, time_limit_s)]
+        elif isinstance(given, str):
+            made = [load_user_tool(given, time_limit_s)]
         elif inspect.ismethod(given):
-            tool = MethodTool(name, given, time_limit_s, episodes)
+            made = [MethodTool(name, given, time_limit_s, episodes)]
         elif hasattr(given, "schema"):
-            tool = ObjectTool(given, episodes)
+            made = [ObjectTool(given, episodes)]
         elif callable(given) and hasattr(given, "__name__"):
-            tool = UserTool(f"{name}:{given.__name__}", given, time_limit_s)
+            made = [UserTool(f"{name}:{given.__name__}", given, time_limit_s)]
         else:
             raise UserError(
-                f"rl.environments: {name}: {given!r} is not a tool: expected a function, class, URL or object"
+                f"rl.environments: {name}: {given!r} is not a tool: expected a function, class, URL, MCP server or object"
             )
-        if (model_name := tool_name(tool.schema)) in tools:
-            raise UserError(f"rl.environments: {name}: two tools are called {model_name}; rename one")
-        tools[model_name] = tool
+        for tool in made:
+            if (model_name := tool_name(tool.schema)) in tools:
+                raise UserError(f"rl.environments: {name}: two tools are called {model_name}; rename one")
+            tools[model_name] = tool
     return tools

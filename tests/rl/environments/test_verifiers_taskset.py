@@ -4,6 +4,7 @@ test requirements: install it into a copy of the environment to run these tests.
 import sys
 
 import pytest
+from helpers.evaluated import evaluate_environment
 from helpers.scripted_engine import ScriptedEngine
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins conflict with those of the tests")
@@ -213,3 +214,23 @@ def test_harbor_is_refused():
 )
 def test_a_turn_is_split_into_reasoning_and_reply(text, expected):
     assert split_reply(text) == expected
+
+
+@pytest.mark.soak
+async def test_a_taskset_is_evaluated_and_shown_in_the_inspector(tmp_path):
+    (problem, _) = problems()
+    missing = f"</reason>\n{render_tool_call('shelf_count', {'item': 'pears'})}"
+    known, _ = await roll(missing, COUNT, RIGHT)
+    first, second = (call.response for call in known.calls)
+    conversation = [
+        ("assistant", missing),
+        ("tool", first),
+        ("assistant", COUNT),
+        ("tool", second),
+        ("assistant", RIGHT),
+    ]
+    row, calls, page = await evaluate_environment(tmp_path, "shop_tasks:Shop", problem, problem.question, conversation)
+    assert (row["environment"], row["stop_reason"], row["reward"]) == ("Shop", "answered", 2.5)
+    assert dict(row["metrics"]) == {"right": 1.0, "note": 1.0, "looks": 2.0, "calls": 2.0}
+    assert [call["outcome"] for call in calls] == ["exception", "ok"]
+    assert "3 on shelf north" in page
