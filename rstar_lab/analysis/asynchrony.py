@@ -106,7 +106,7 @@ def recorded_curves(name: str = "async") -> pd.DataFrame:
 class LearningTable:
     """Result of `learning_table`. table: one row per arm: pass1_tokens, pass1_seconds (means over seeds), and for each the
     difference to the control with its interval: difference_*, low_*, high_*; seeds (pairs); speed (trained tokens per second,
-    relative to the control)."""
+    relative to the control; NaN if a run of the control trained no token)."""
 
     control: str
     at_tokens: float
@@ -120,7 +120,7 @@ class LearningTable:
             "|---|---|---|---|---|",
         ]
         for row in self.table.to_dict("records"):
-            cells = [str(row["arm"]), str(row["seeds"]), f"{row['speed']:.2f}x"]
+            cells = [str(row["arm"]), str(row["seeds"]), "-" if np.isnan(row["speed"]) else f"{row['speed']:.2f}x"]
             for at in ("tokens", "seconds"):
                 text = f"{row[f'pass1_{at}']:.1%}"
                 if row["arm"] != self.control:
@@ -151,7 +151,7 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
     values = {
         name: {key: float(np.interp(at[name], frame[name], frame.pass1)) for key, frame in runs.items()} for name in at
     }
-    speeds = {key: frame.tokens.iloc[-1] / frame.seconds.iloc[-1] for key, frame in runs.items()}
+    speeds = {key: float(frame.tokens.iloc[-1] / frame.seconds.iloc[-1]) for key, frame in runs.items()}
     rows = []
     for arm in dict.fromkeys([control, *curves.arm]):
         seeds = [seed for seed in sorted(set(curves.seed)) if (arm, seed) in runs and (control, seed) in runs]
@@ -160,7 +160,7 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
         row = {
             "arm": arm,
             "seeds": len(seeds),
-            "speed": float(np.mean([speeds[arm, seed] / speeds[control, seed] for seed in seeds])),
+            "speed": float(np.mean([speeds[arm, seed] / (speeds[control, seed] or np.nan) for seed in seeds])),
         }
         for name in at:
             row[f"pass1_{name}"] = float(np.mean([values[name][arm, seed] for seed in seeds]))

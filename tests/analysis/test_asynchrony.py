@@ -1,5 +1,6 @@
 """Tests of the comparison of training modes, and that docs/async.md shows what the code computes."""
 
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -74,7 +75,11 @@ def test_runs_without_an_update_have_trained_no_tokens(tmp_path):
             writer.finish("finished")
     curves = learning_curves(open_runs(tmp_path))
     assert curves.tokens.tolist() == [0] * 4
-    assert learning_table(curves).table.pass1_tokens.tolist() == pytest.approx([0.2, 0.2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = learning_table(curves)
+    assert table.table.pass1_tokens.tolist() == pytest.approx([0.2, 0.2])
+    assert table.table.speed.isna().all() and "| sync | 1 | - | 20.0% |" in table.to_markdown()
 
 
 def test_staleness_of_a_run_is_plotted(runs):

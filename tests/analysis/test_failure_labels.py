@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rstar_lab.analysis import failed_rollouts, hand_labels, label_agreement, label_rollouts, open_runs
+from rstar_lab.analysis import failed_rollouts, failure_labels, hand_labels, label_agreement, label_rollouts, open_runs
 from rstar_lab.analysis.inspector.notes import write_note
 from rstar_lab.errors import UserError
 
@@ -23,6 +23,10 @@ class Endpoint(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, self.headers.get("Authorization"), body))
         prompt = body["messages"][0]["content"]
+        status = self.server.failures(prompt, sum(b == body for *_, b in self.server.requests))
+        if status:
+            self.send_error(status, "overloaded")
+            return
         reply = "**Code error**." if "Error" in prompt.split("<transcript>")[1] else "reasoning"
         status, answer = (
             200,
@@ -44,6 +48,7 @@ class Endpoint(BaseHTTPRequestHandler):
 def endpoint():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     server.requests = []
+    server.failures = lambda prompt, count: 0  # HTTP status of the count-th request with a prompt; 0: it is answered
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -81,6 +86,36 @@ def test_a_model_labels_rollouts_and_is_compared_with_tags_by_hand(endpoint, tmp
         label_rollouts(runs, found, LABELS, url=url, model="missing", limit=1)
 
 
+def test_labels_are_kept_if_the_endpoint_fails_for_some_rollouts(endpoint, monkeypatch, caplog):
+    monkeypatch.setattr(failure_labels, "PAUSE_S", 0.001)
+    runs = open_runs(GOLDEN)
+    found = failed_rollouts(runs, {"step": 1}).head(12)
+    url = f"http://127.0.0.1:{endpoint.server_port}/v1"
+
+    def label(**more):
+        endpoint.requests.clear()
+        return label_rollouts(runs, found, LABELS, url=url, model="judge", concurrency=1, **more)
+
+    expected = list(label().label)
+    endpoint.failures = lambda prompt, count: 503 if count < 3 else 0
+    assert list(label().label) == expected and len(endpoint.requests) == 3 * 12
+
+    lost = set(found.traj_id[5:7])
+    texts = {failure_labels._text(runs, traj_id) for traj_id in lost}
+    endpoint.failures = lambda prompt, count: 429 if any(text in prompt for text in texts) else 0
+    labelled = label()
+    assert set(labelled.traj_id[labelled.label_error.notna()]) == lost
+    assert list(labelled.label[labelled.label_error.isna()]) == [*expected[:5], *expected[7:]]
+    assert labelled.label_error[5].startswith(f"{url}/chat/completions answered 429")
+    assert "no reply for 2 of 12 rollouts" in caplog.text and all(traj_id in caplog.text for traj_id in lost)
+
+    # The endpoint ends after one rollout: the others are not sent for ever.
+    endpoint.failures = lambda prompt, count: 400 * (len(endpoint.requests) > 1)
+    labelled = label()
+    assert labelled.label.notna().tolist() == [True] + [False] * 11 and len(endpoint.requests) == 9
+    assert labelled.label_error.iloc[-1] == "not sent: 8 requests in a row had failed"
+
+
 def test_tags_of_the_inspector_are_labels_by_hand(tmp_path):
     folder = tmp_path / "runs" / GOLDEN.name
     folder.parent.mkdir()
@@ -97,7 +132,8 @@ def test_tags_of_the_inspector_are_labels_by_hand(tmp_path):
         hand_labels(runs, LABELS)
 
 
-def test_an_endpoint_that_is_not_reachable_is_named():
+def test_an_endpoint_that_is_not_reachable_is_named(monkeypatch):
+    monkeypatch.setattr(failure_labels, "PAUSE_S", 0.001)
     runs = open_runs(GOLDEN)
     found = runs.trajectories(columns=["traj_id"]).head(1)
     with pytest.raises(UserError, match=r"http://127.0.0.1:9/v1/chat/completions: no usable reply"):
