@@ -76,8 +76,9 @@ class RstarAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """Roll out `problem`, of a step or of an evaluation. An exception is reported to the trainer, which stops.
 
-        evaluation: id of the run that stores the rollout; absent in a step. `extra_fields["rollout"]` then holds the pickled
-        trajectory. In a step it holds the numbers; the transcript is sent to the writer of the run.
+        evaluation, samples: id of the run that stores the rollout, and its rollouts per problem; absent in a step.
+        `extra_fields["rollout"]` then holds the pickled trajectory. In a step it holds the numbers; the transcript is sent to
+        the writer of the run.
         """
         try:
             return await self._run(sampling_params, **kwargs)
@@ -95,11 +96,11 @@ class RstarAgentLoop(AgentLoopBase):
         problem, sample, seed = Problem(**kwargs["problem"]), int(kwargs["session_id"]), worker.settings.recipe.seed
         if run := kwargs.get("evaluation"):
             context = worker.context if kwargs["training"] else worker.evaluation
-            task = evaluation_task(problem, run=run, sample=sample, seed=seed)
+            task, group_size = evaluation_task(problem, run=run, sample=sample, seed=seed), int(kwargs["samples"])
         else:
             step, group = int(kwargs["group_step"]), int(kwargs["group"])
             task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)
-            context = worker.context
+            context, group_size = worker.context, worker.settings.rollouts_per_group
         own = context.of(problem)
         if not run:
             own = replace(own, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"])
@@ -112,7 +113,7 @@ class RstarAgentLoop(AgentLoopBase):
 
         engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
         own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
-        siblings = None if run else worker.group_scores.join(task, context, worker.settings.rollouts_per_group)
+        siblings = worker.group_scores.join(task, context, group_size)
         try:
             context = replace(own, others={problem.environment: own})
             trajectory = await run_rollout(task, engine, context, on_turn=engine.on_turn)

@@ -108,7 +108,8 @@ class OversamplingManager(AgentLoopManagerTQ):
         )
         tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
         for name, value in (
-            ("global_steps", step), ("validate", True), ("evaluation", run), ("training", training), ("__rollout_n__", samples),
+            ("global_steps", step), ("validate", True), ("evaluation", run), ("training", training), ("samples", samples),
+            ("__rollout_n__", samples),
         ):  # fmt: skip
             tensordict_utils.assign_non_tensor_data(prompts, name, value)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * count

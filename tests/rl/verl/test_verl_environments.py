@@ -80,7 +80,13 @@ def test_a_mixture_of_environments_equals_the_local_trainers(tmp_path, monkeypat
         {"name": "tool", "reward": "exams:few_calls", "tools": ["exams:execute_python_code_with_standard_io"],
          "problems": {"file": str(tmp_path / "tool.jsonl")}},
     ]  # fmt: skip
-    recipe = prepare(tmp_path, steps=2, problems_per_step=6, environments=environments)
+    held_out = [
+        {"problem_id": f"held{i}", "question": f"6 x {i}?", "answer": "42", "info": {"wanted": "42"}} for i in (8, 9)
+    ]
+    (tmp_path / "held.jsonl").write_text("\n".join(map(json.dumps, held_out)))
+    sets = {"held": {"file": str(tmp_path / "held.jsonl"), "environment": "exam"}}
+    evaluate = {"sets": sets, "samples": 4, "max_response_tokens": 512, "max_turns": 3}
+    recipe = prepare(tmp_path, steps=2, problems_per_step=6, evaluate=evaluate, environments=environments)
     ours = train_locally(recipe, tmp_path / "local")
     theirs = train_with_verl(recipe, tmp_path / "verl")
     assert compare(ours, theirs).differences == []
@@ -98,3 +104,14 @@ def test_a_mixture_of_environments_equals_the_local_trainers(tmp_path, monkeypat
     for mine, verls in zip(RunReader(ours).metrics(), RunReader(theirs).metrics(), strict=True):
         assert verls["env/exam/reward"] == pytest.approx(mine["env/exam/reward"])
         assert verls["environment_failures"] == mine["environment_failures"] > 0
+    (held,) = (tmp_path / "verl").glob("parity-held-rl*")
+    groups = {}
+    for row in RunReader(held).read("trajectories").to_pylist():
+        groups.setdefault(row["problem_id"], []).append(row)
+    assert groups.keys() == {"held8", "held9"}
+    for rows in groups.values():  # `score_group` has scored the whole group
+        shortest = min(row["response_tokens"] for row in rows)
+        assert [dict(row["metrics"])["shortest"] for row in rows] == [
+            float(row["response_tokens"] == shortest) for row in rows
+        ]
+        assert len(rows) == 4 and all(row["reward"] >= dict(row["metrics"])["shortest"] - 0.5 for row in rows)
