@@ -143,7 +143,7 @@ def test_two_servers_with_a_tool_of_the_same_name_are_an_error():
 
 
 @pytest.mark.soak
-async def test_an_environment_with_the_tools_of_a_server_is_evaluated_and_shown_in_the_inspector(tmp_path, monkeypatch):
+async def test_an_environment_with_mcp_tools_is_evaluated_and_inspected(tmp_path, monkeypatch):
     (tmp_path / "counting.py").write_text(
         "from rstar_lab.rl.environments.base import Environment\n\n\n"
         "class Counting(Environment):\n"
