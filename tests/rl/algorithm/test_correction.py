@@ -10,6 +10,8 @@ from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, LossConfig
 from rstar_lab.rl.algorithm.correction import correction_weights
 from rstar_lab.rl.algorithm.objective import training_loss
 from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.training.correction_limit import CorrectionLimit
+from rstar_lab.rl.training.update import MismatchError
 
 ROWS, WIDTH = 6, 9
 
@@ -119,3 +121,11 @@ def test_importance_cap_is_short_for_truncated_importance_sampling():
     assert RlSection(importance_cap=3.0).resolved_correction == ("tis", (0.0, 3.0))
     assert RlSection(correction="icepop").resolved_correction == ("icepop", (0.5, 5.0))
     assert RlSection().loss_config.correction == "none"
+
+
+def test_only_updates_in_a_row_with_too_many_corrected_tokens_stop_a_run():
+    rl, limit = RlSection(problems_per_step=2, correction="tis", max_corrected_share=0.5), CorrectionLimit()
+    for share in [0.6] * 4 + [0.5] + [0.6, None] * 4:  # 0.5 is allowed; a step without an update does not count
+        limit.check(share, rl)
+    with pytest.raises(MismatchError, match="tis changed more than 50% of the tokens in 5 updates in a row, last 60%"):
+        limit.check(0.6, rl)
