@@ -246,6 +246,28 @@ def test_malformed_turns_keep_all_text():
     assert [part.outcome for part in outcomes] == ["malformed_call", "malformed_call"]
 
 
+def test_a_tool_response_that_the_model_did_not_read_is_shown():
+    """An environment can end the rollout with the last call, or the response does not fit."""
+    call = '<tool_call>{"name": "act", "arguments": {}}</tool_call><|im_end|>'
+    between = "\n<|im_start|>user\n<tool_response>\nhigher\n</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>"
+    turns = [
+        {"role": "assistant", "content": call},
+        {"role": "tool", "content": "higher", "outcome": "ok", "tool": "act"},
+    ]
+    last = [
+        {"role": "assistant", "content": call},
+        {"role": "tool", "content": "Right.", "outcome": "exception", "tool": "act"},
+    ]
+    record = {"messages": turns + last, "token_texts": [call, between, call], "loss_mask": [True, False, True]}
+    expected = [("call", 1, "ok"), ("tool", 1, "ok"), ("call", 2, "exception"), ("tool", 2, "exception")]
+    assert [(part.kind, part.turn, part.outcome) for part in segments(record)] == expected
+    assert segments(record)[-1].text == "Right." and not segments(record)[-1].starts
+    assert "Right." not in "".join(part.text for part in segments(record, raw=True))
+    # The response of a turn that the model read is not shown twice.
+    read = record | {"messages": turns, "token_texts": [call, between], "loss_mask": [True, False]}
+    assert [part.kind for part in segments(read)] == ["call", "tool"]
+
+
 def test_hidden_characters_map_to_one_visible_character():
     text = "a\u202eb\x00c\x1b[31m\ud800d\ne\tf\x85" + BIDI
     shown = visible(text)

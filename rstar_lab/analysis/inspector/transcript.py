@@ -94,6 +94,7 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
 
     record: columns of TRANSCRIPTS, and `token_texts` if the run stores tokens. With tokens, the text is exactly what the
     model wrote and read. Without tokens, it is the text of the messages.
+    Responses to the last turn that the model did not read, because the rollout ended, follow it.
     raw: return the unchanged token stream, one segment per run of equal loss-mask values.
     """
     messages = read_messages(record.get("messages"))
@@ -104,7 +105,9 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     stream = _TokenText(list(texts))
     responses = iter([message for message in messages if message.get("role") == "tool"])
     failure = [Segment("environment", _text(m), 0) for m in messages if m.get("role") == "environment"]
-    return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, raw)) + failure
+    last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=len(messages))
+    unread = list(_run_of_tools(messages[last + 1 :]))
+    return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, raw)) + failure
 
 
 def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Iterator[Segment]:
@@ -144,8 +147,9 @@ def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _from_tokens(
-    stream: _TokenText, mask: list[bool], responses: Iterator[dict[str, Any]], raw: bool
+    stream: _TokenText, mask: list[bool], responses: Iterator[dict[str, Any]], unread: list[dict[str, Any]], raw: bool
 ) -> Iterator[Segment]:
+    """unread: tool messages after the last turn; they have no tokens if the rollout ended with that turn."""
     stretches: list[tuple[bool, int, int]] = []
     token = 0
     for flag, group in groupby(mask):
@@ -162,7 +166,10 @@ def _from_tokens(
         elif flag:
             following = stretches[place + 1] if place + 1 < len(stretches) else None
             # Read the tool responses first: a tool call shows the outcome of its response.
-            answers = [] if following is None else list(_tool_answers(stream, following[1:], turn, responses))
+            if following is None:
+                answers = [Segment("tool", _text(m), turn, m.get("tool"), m.get("outcome")) for m in unread]
+            else:
+                answers = list(_tool_answers(stream, following[1:], turn, responses))
             outcomes = iter([answer.outcome for answer in answers])
             yield from _model_turn(stream.text, (begin, end), turn, stream, outcomes)
             yield from answers
