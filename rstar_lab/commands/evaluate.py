@@ -32,7 +32,9 @@ def evaluate(
             "set's columns), or a Parquet, JSON or JSONL file with the columns question and answer."
         ),
     ],
-    samples: Annotated[int, typer.Option(help="Rollouts per problem.")] = 16,
+    samples: Annotated[
+        int | None, typer.Option(help="Rollouts per problem. Default: evaluate.samples, 16 in the default recipe.")
+    ] = None,
     fields: Annotated[str, typer.Option(help="Columns of the file: question=problem,answer=final_answer.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe with sampling, engine and sandbox settings.")] = "evaluate",
     limit: Annotated[int | None, typer.Option(help="Use only the first N problems.")] = None,
@@ -63,7 +65,8 @@ def evaluate(
     from rstar_lab.progress import Reporter
     from rstar_lab.rl.commands.evaluate import evaluate_command
 
-    settings = read_recipe(recipe, [*(overrides or []), f"evaluate.samples={samples}"], runs_dir)
+    given = [] if samples is None else [f"evaluate.samples={samples}"]
+    settings = read_recipe(recipe, [*(overrides or []), *given], runs_dir)
     result = run_async(
         evaluate_command(
             models, problems, settings, Reporter(as_json), fields=fields, limit=limit, name=name, tokenizer=tokenizer,

@@ -133,11 +133,17 @@ def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises UserError if every environment failed.
     """
+    usable = usable_rows(rows)
+    failed = {"environment_failures": len(rows) - len(usable)} if len(usable) < len(rows) else {}
+    return summarise(usable) | failed
+
+
+def usable_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rollouts whose environment did not fail. Raises UserError if there is none."""
     usable = [row for row in rows if row["stop_reason"] != StopReason.ENVIRONMENT_ERROR]
     if not usable:
         raise UserError("the environment failed in every rollout; the transcripts and the log name the cause")
-    failed = {"environment_failures": len(rows) - len(usable)} if len(usable) < len(rows) else {}
-    return summarise(usable) | failed
+    return usable
 
 
 async def evaluate(

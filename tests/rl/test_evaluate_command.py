@@ -116,6 +116,7 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
         )
 
     result = await start("my_quiz:Quiz")
+    assert result["n"] == 4 and "environment_failures" not in result
     found = RunReader(result["run"]).read("trajectories").to_pylist()
     assert [(row["environment"], row["reward"]) for row in found] == [("Quiz", r) for r in (0.0, 1.0, 1.0, 2.0)]
     assert [dict(row["metrics"]) for row in found[2:]] == [{"bonus": 1.0, "rank": 0.0}, {"bonus": 1.0, "rank": 1.0}]
@@ -126,3 +127,12 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
         widget.fork(found[3]["traj_id"])
     with pytest.raises(UserError, match="--environment Quizz: give module:name or an entry"):
         await start("Quizz")
+
+    (tmp_path / "quiz.jsonl").write_text(
+        "\n".join(map(json.dumps, [*rows, rows[0] | {"problem_id": "q2", "info": {}}]))
+    )
+    result = await start("my_quiz:Quiz")  # q2 has no bonus: its environment fails
+    assert (result["n"], result["problems"], result["environment_failures"]) == (4, 2, 2) and result["pass1"][0] == 0.75
+    (tmp_path / "quiz.jsonl").write_text(json.dumps(rows[0] | {"info": {}}))
+    with pytest.raises(UserError, match="the environment failed in every rollout"):
+        await start("my_quiz:Quiz")

@@ -93,8 +93,8 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     """Split a transcript into segments.
 
     record: columns of TRANSCRIPTS, and `token_texts` if the run stores tokens. With tokens, the text is exactly what the
-    model wrote and read. Without tokens, it is the text of the messages.
-    Responses to the last turn that the model did not read, because the rollout ended, follow it.
+    model wrote and read. Without tokens, it is the text of the messages. Tool responses that
+    the model did not read, because the rollout ended, follow the last turn.
     raw: return the unchanged token stream, one segment per run of equal loss-mask values.
     """
     messages = read_messages(record.get("messages"))

@@ -12,7 +12,7 @@ from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
-from rstar_lab.rl.evaluation import per_problem, summarise
+from rstar_lab.rl.evaluation import per_problem, summarise_usable, usable_rows
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
@@ -77,7 +77,7 @@ async def evaluate_command(
         await evaluate_model(session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights)
         run = session.runs_dir / session.run_id(run_suffix)
     rows = RunReader(run).read("trajectories").to_pylist()
-    result, table = summarise(rows), per_problem(rows)
+    result, table = summarise_usable(rows), per_problem(usable_rows(rows))
     for row in table:
         reporter.emit("problem", **row)
     if not reporter.as_json:
@@ -181,4 +181,6 @@ def print_result(result: dict[str, Any], table: Sequence[dict[str, Any]], run: P
     errors = "-" if result["error_rate"] is None else format_interval(intervals["error_rate"])
     reporter.print_line(f"{'tool errors':18}{errors} of the calls")
     reporter.print_line(f"{'truncated':18}{format_interval(intervals['truncated'])}")
+    if failed := result.get("environment_failures"):
+        reporter.print_line(f"{failed} rollouts are left out because their environment failed; the log names the cause")
     reporter.print_line(f"{result['problems']} problems x {k} samples\nrun {run}")

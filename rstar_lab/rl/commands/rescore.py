@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.evaluation import summarise
+from rstar_lab.rl.evaluation import summarise_usable
 from rstar_lab.rl.recipe.rl import REWARDS
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.runs.reader import RunReader
@@ -120,6 +120,6 @@ def _write(
             }
             mean = sum(row["reward"] for row in rows["trajectories"]) / max(1, len(rows["trajectories"]))
             writer.write_step(stage, step, **rows, metrics={"rollouts": len(rows["trajectories"]), "reward": mean})
-        result = summarise(list(trajectories.values())) if info["kind"] == "evaluate" else None
+        result = summarise_usable(list(trajectories.values())) if info["kind"] == "evaluate" else None
         writer.finish("finished", result=result)
     return runs_dir / run_id, result
