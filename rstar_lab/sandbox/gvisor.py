@@ -31,6 +31,8 @@ from rstar_lab.sandbox.supervisor_pool import (
 
 RUNSC = "runsc"
 INSTALL = "https://gvisor.dev/docs/user_guide/install"
+# Prefix of temporary folders.
+FOLDER = "rstar-gvisor"
 _SOURCE = "/opt/rstar_lab"
 _BOOT = f"""import sys
 sys.path.insert(0, {_SOURCE!r})
@@ -93,6 +95,14 @@ def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str 
     }
 
 
+def remove_stale_folders() -> None:
+    """Remove the folders of sandboxes that were killed. A name is `FOLDER-PID-RANDOM` with the process id of the owner."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}-*-*"):
+        owner = folder.name.removeprefix(f"{FOLDER}-").partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class Container(SupervisorConnection):
     """The connection to the supervisor of one container."""
 
@@ -153,7 +163,8 @@ class GvisorPool:
     async def start(self) -> None:
         """Start the first container. Raises RuntimeError if it cannot be started."""
         cgroup.remove_stale_groups()
-        self._folder = Path(tempfile.mkdtemp(prefix="rstar-gvisor-"))
+        remove_stale_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}-{os.getpid()}-"))
         self._name = f"{cgroup.PREFIX}-{os.getpid()}-{self._folder.name[-8:]}"
         self._group = cgroup.create(self._name)
         if self._group:
