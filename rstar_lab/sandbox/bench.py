@@ -113,7 +113,7 @@ class Load:
 
 async def load(url: str, codes: list[str], *, batch: int, clients: int, path: str = "/run/long-batch") -> Load:
     """Send the calls in batches, `clients` requests at a time."""
-    left = [codes[start : start + batch] for start in range(0, len(codes), batch)][::-1]
+    batches = [codes[start : start + batch] for start in range(0, len(codes), batch)][::-1]
     done = Load()
     # Several pools, because a pool searches linearly for a free connection.
     async with contextlib.AsyncExitStack() as stack:
@@ -122,9 +122,9 @@ async def load(url: str, codes: list[str], *, batch: int, clients: int, path: st
             for _ in range((clients + 31) // 32)
         ]
 
-        async def one(http: httpx.AsyncClient) -> None:
-            while left:
-                codes = left.pop()
+        async def run_client(http: httpx.AsyncClient) -> None:
+            while batches:
+                codes = batches.pop()
                 began = time.perf_counter()
                 if path == "/run":
                     body: dict[str, Any] = {"type": "python", "solution": codes[0]}
@@ -138,7 +138,7 @@ async def load(url: str, codes: list[str], *, batch: int, clients: int, path: st
                 done.latencies.append((codes[0], time.perf_counter() - began))
 
         began = time.perf_counter()
-        await asyncio.gather(*(one(pools[index % len(pools)]) for index in range(clients)))
+        await asyncio.gather(*(run_client(pools[index % len(pools)]) for index in range(clients)))
         done.seconds = time.perf_counter() - began
     return done
 
@@ -178,12 +178,12 @@ def all_at_once(ready: dict[str, Any], count: int = 512) -> Iterator[dict[str, A
 async def burst(url: str, codes: list[str]) -> list[float]:
     async with SandboxClient(url) as client:
 
-        async def one(code: str) -> float:
+        async def run_one(code: str) -> float:
             began = time.perf_counter()
             await client.run(code)
             return time.perf_counter() - began
 
-        return await asyncio.gather(*map(one, codes))
+        return await asyncio.gather(*map(run_one, codes))
 
 
 def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:

@@ -223,9 +223,9 @@ class SandboxClient(SessionFiles):
                 await asyncio.gather(*(self.send([item]) for item in batch))
                 return
             batch[0].future.set_exception(error)
-        left = [item for item in batch if not item.future.done()]
-        if left:
-            await self.retry(left, pause)
+        unanswered = [item for item in batch if not item.future.done()]
+        if unanswered:
+            await self.retry(unanswered, pause)
 
     async def request(self, batch: list[Waiting]) -> float:
         """Send a batch and set its results. Returns the seconds to wait before unanswered calls are sent again."""
@@ -248,18 +248,18 @@ class SandboxClient(SessionFiles):
         else:
             item.future.set_result(result)
 
-    async def retry(self, left: list[Waiting], pause: float) -> None:
-        attempts = max(item.attempts for item in left)
+    async def retry(self, unanswered: list[Waiting], pause: float) -> None:
+        attempts = max(item.attempts for item in unanswered)
         backoff = min(RETRY_MOST_S, RETRY_FIRST_S * 2**attempts) * random.uniform(0.5, 1.0)
         pause = max(pause, backoff)
-        for item in left:
+        for item in unanswered:
             item.attempts += 1
             self.retries += 1
             if time.monotonic() + pause > item.deadline:
                 last = item.last or failure(Outcome.QUEUE_TIMEOUT, f"{self.url} was busy until the deadline")
                 item.future.set_result(last)
         await asyncio.sleep(pause)
-        for item in left:
+        for item in unanswered:
             if not item.future.done():
                 self.enqueue(item)
 

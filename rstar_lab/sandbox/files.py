@@ -44,14 +44,14 @@ for name in names:
         if not os.path.isfile(path):
             continue
         with open(path, "rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         unreadable[name] = type(error).__name__
         continue
-    if len(content) > most:
+    if len(content) > max_bytes:
         large.append(name)
     else:
-        most -= len(content)
+        max_bytes -= len(content)
         found[name] = base64.b64encode(content).decode()
 with open(1, "w", closefd=False) as out:
     json.dump([found, large, unreadable], out)
@@ -108,7 +108,7 @@ async def run_with_files(
             return FilesResult(replace(result, stderr=result.stderr.removeprefix(ENDED)), {}, message)
         if not fetch:
             return FilesResult(result, {})
-        fetched = await step(READ_FILES, names=list(fetch), folder=written.stdout, most=FETCH_BYTES)
+        fetched = await step(READ_FILES, names=list(fetch), folder=written.stdout, max_bytes=FETCH_BYTES)
         return FilesResult(result, *contents(fetched, fetch))
     finally:
         await run(SessionEnd(session))

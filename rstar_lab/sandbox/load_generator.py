@@ -36,7 +36,7 @@ async def run_load(
     samples: list[Sample] = []
     left = list(calls)[::-1]
 
-    async def one() -> None:
+    async def run_client() -> None:
         while left:
             kind, code = left.pop()
             asked = time.monotonic()
@@ -44,7 +44,7 @@ async def run_load(
             now = time.monotonic()
             samples.append(Sample(kind, result.outcome, now - began, now - asked, result.queue_s, result.duration_s))
 
-    clients = [asyncio.create_task(one()) for _ in range(in_flight)]
+    clients = [asyncio.create_task(run_client()) for _ in range(in_flight)]
     running = set(clients)
     try:
         while running:

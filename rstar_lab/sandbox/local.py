@@ -277,13 +277,13 @@ class LocalSandbox(SessionFiles):
 
     async def _run_on_supervisor(self, tier: str, job: Job, slot: Slot) -> protocol.Result:
         pool = await self._running_pool()
-        link = await pool.acquire(tier)
+        connection = await pool.acquire(tier)
         try:
-            result = await self._call(link, job, slot)
+            result = await self._call(connection, job, slot)
         except BaseException:
-            pool.discard(link)
+            pool.discard(connection)
             raise
-        pool.release(link)
+        pool.release(connection)
         return result
 
     async def _run_cell(self, job: Job) -> CallResult:
@@ -297,31 +297,31 @@ class LocalSandbox(SessionFiles):
             async with session.lock, self._slot() as slot:
                 started = time.monotonic()
                 note = ""
-                if session.link is not None and not session.alive:
+                if session.connection is not None and not session.alive:
                     self._sessions.record_loss(
-                        session.name, IDLE_ENDED if session.link.session_ended else "it was lost"
+                        session.name, IDLE_ENDED if session.connection.session_ended else "it was lost"
                     )
                     session.end()
-                if session.link is None:
+                if session.connection is None:
                     reason = self._sessions.pop_loss(session.name)
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                 try:
                     result = await self._on_session(session, tier, job, slot)
                 except SessionRefused:
                     self._count("session_refused")
-                    session.link = None
+                    session.connection = None
                     refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
                     return without_output(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
                 except (SupervisorDied, SupervisorUnresponsive) as error:
                     died = isinstance(error, SupervisorDied)
                     self._count("supervisor_died" if died else "supervisor_unresponsive", f"session {call.session}")
-                    session.link = None
+                    session.connection = None
                     self._sessions.record_loss(session.name, "it was lost")
                     outcome = Outcome.SANDBOX_ERROR
                     if isinstance(error, SupervisorUnresponsive) and error.outcome:
                         outcome = Outcome(error.outcome)
                     return without_output(outcome, time.monotonic() - started, started - queued, note)
-                if not result.alive and session.link is not None:
+                if not result.alive and session.connection is not None:
                     session.end()
                     self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
@@ -333,25 +333,25 @@ class LocalSandbox(SessionFiles):
 
     async def _on_session(self, session: Session, tier: str, job: Job, slot: Slot) -> protocol.Result:
         pool = await self._running_pool()
-        if session.link is None:
-            session.link = await pool.start_supervisor(tier, session=True)
-        link = session.link
+        if session.connection is None:
+            session.connection = await pool.start_supervisor(tier, session=True)
+        connection = session.connection
         try:
-            return await self._call(link, job, slot)
+            return await self._call(connection, job, slot)
         except BaseException:
-            pool.discard(link)
+            pool.discard(connection)
             raise
 
-    async def _call(self, link: SupervisorConnection, job: Job, slot: Slot) -> protocol.Result:
-        link.on_long = lambda: self._scheduler.mark_long(slot)
-        link.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
+    async def _call(self, connection: SupervisorConnection, job: Job, slot: Slot) -> protocol.Result:
+        connection.on_long = lambda: self._scheduler.mark_long(slot)
+        connection.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
         if job.on_output:
-            link.on_output = job.on_output
-        slot.on_preempt = link.preempt
+            connection.on_output = job.on_output
+        slot.on_preempt = connection.preempt
         try:
-            return await link.call(job.message, job.wall_s)
+            return await connection.call(job.message, job.wall_s)
         finally:
-            self._count_denied(link.denied)
+            self._count_denied(connection.denied)
 
     async def _wait_for_tier(self, tier: str) -> None:
         """Wait for the tier's zygote before taking a slot, so that its imports delay no other call."""

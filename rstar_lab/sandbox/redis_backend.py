@@ -225,7 +225,11 @@ class RedisBackend:
     async def resend_lost_calls(self) -> None:
         """Send calls again that Redis has lost because it restarted without its append-only file."""
         now = time.monotonic()
-        old = [p for p in self.pending.values() if p.entry and now - p.submitted > 2 * transport.HEARTBEAT_S][:4096]
+        old = [
+            pending
+            for pending in self.pending.values()
+            if pending.entry and now - pending.submitted > 2 * transport.HEARTBEAT_S
+        ][:4096]
         async with self.redis.pipeline(transaction=False) as pipe:
             for pending in old:
                 pipe.xrange(pending.stream, pending.entry, pending.entry)  # type: ignore[arg-type]
@@ -280,7 +284,7 @@ def entry_number(entry: bytes) -> tuple[int, int]:
 
 
 async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
-    """Repeat `step` for ever. After an error of Redis, wait and continue; calls stay in the streams."""
+    """Repeat `step` until cancelled. After an error of Redis, wait and continue; calls stay in the streams."""
     delay = 0.05
     while True:
         try:

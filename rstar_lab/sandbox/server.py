@@ -225,7 +225,7 @@ async def result_lines(
 
         return send
 
-    async def one(index: int, item: Work) -> None:
+    async def run_one(index: int, item: Work) -> None:
         nonlocal unfinished
         result = await service.run(item, output_sender(index) if index in streamed else None)
         line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
@@ -239,7 +239,7 @@ async def result_lines(
         put(line)
 
     unfinished = len(work)
-    tasks = [asyncio.create_task(one(index, item)) for index, item in enumerate(work)]
+    tasks = [asyncio.create_task(run_one(index, item)) for index, item in enumerate(work)]
     try:
         while unfinished or not done.empty():
             lines = [await done.get()]
@@ -282,14 +282,14 @@ def json_size(text: str) -> int:
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client disconnects first, cancel it and raise GoneError."""
     running = asyncio.ensure_future(work)
-    hung_up = asyncio.ensure_future(request.receive())
+    disconnected = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({running, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise GoneError
         return running.result()
     finally:
-        for future in (running, hung_up):
+        for future in (running, disconnected):
             future.cancel()
             # Otherwise asyncio logs the exception of a cancelled `gather` as an error.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -27,7 +27,7 @@ _READ = """
 import base64
 with open(name, "rb") as file:
     file.seek(start)
-    content = base64.b64encode(file.read(most)).decode()
+    content = base64.b64encode(file.read(size)).decode()
 with open(1, "w", closefd=False) as out:
     out.write(content)
 """
@@ -86,7 +86,7 @@ class SessionFiles(ABC):
         for path in paths:
             content = b""
             while True:
-                result = await _run_script(self, session, _READ, name=path, start=len(content), most=CHUNK_BYTES)
+                result = await _run_script(self, session, _READ, name=path, start=len(content), size=CHUNK_BYTES)
                 try:
                     part = base64.b64decode(result.stdout, validate=True)
                 except (binascii.Error, ValueError) as error:

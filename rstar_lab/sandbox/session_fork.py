@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rstar_lab.sandbox.call import COPY_SEPARATOR, ForkError, first_session
 from rstar_lab.sandbox.runtime import protocol
-from rstar_lab.sandbox.sessions import Family, Session, Sessions
+from rstar_lab.sandbox.sessions import ForkGroup, Session, Sessions
 from rstar_lab.sandbox.supervisor_pool import (
     SessionRefused,
     SupervisorConnection,
@@ -47,22 +47,22 @@ class Forker:
         return [copy.name for copy in copies]
 
     async def _fork_some(self, original: Session, count: int) -> list[Session]:
-        link = original.link
-        if link is None or not link.alive:
+        connection = original.connection
+        if connection is None or not connection.alive:
             raise ForkError("the session has ended")
         timer = asyncio.get_running_loop().call_later(BLOCKED_S, self.on_waiting, True)
         try:
-            result = await link.call(self._message(protocol.FORK, str(count)), ANSWER_S)
+            result = await connection.call(self._message(protocol.FORK, str(count)), ANSWER_S)
         except (SupervisorDied, SupervisorUnresponsive) as error:
             raise ForkError("the session has ended") from error
         finally:
             timer.cancel()
             self.on_waiting(False)
         offered = [protocol.Copy(*fields) for fields in json.loads(result.value or b"[]")]
-        if offered and original.family is None:
-            Family(original).join(original)
+        if offered and original.fork_group is None:
+            ForkGroup(original).join(original)
         adopted = await asyncio.gather(*(self._adopt(original, copy) for copy in offered), return_exceptions=True)
-        link.send(protocol.RELEASE)
+        connection.send(protocol.RELEASE)
         copies = [session for session in adopted if isinstance(session, Session)]
         if len(copies) < count:
             for session in copies:
@@ -77,19 +77,19 @@ class Forker:
 
     async def _adopt(self, original: Session, copy: protocol.Copy) -> Session:
         """Start the supervisor of a copy and register its session."""
-        assert original.link is not None and original.family is not None
-        link: SupervisorConnection = await self.pool.start_supervisor(original.link.zygote, session=True)
+        assert original.connection is not None and original.fork_group is not None
+        connection: SupervisorConnection = await self.pool.start_supervisor(original.connection.zygote, session=True)
         try:
-            result = await link.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
+            result = await connection.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
         except BaseException:
-            self.pool.discard(link)
+            self.pool.discard(connection)
             raise
         if not result.alive:
-            self.pool.discard(link)
+            self.pool.discard(connection)
             raise ForkError("the copy has ended")
         session = Session(f"{first_session(original.name)}{COPY_SEPARATOR}{uuid.uuid4().hex[:16]}")
-        session.link = link
-        original.family.join(session)
+        session.connection = connection
+        original.fork_group.join(session)
         self.sessions.add(session)
         return session
 

@@ -17,51 +17,51 @@ IDLE_ENDED = "it used CPU time, or kept many processes or much memory, between i
 class Session:
     """A session.
 
-    link: its supervisor; None before the first cell and after its interpreter ended. family: the sessions whose interpreters
+    connection: its supervisor; None before the first cell and after its interpreter ended. fork_group: the sessions whose interpreters
     were forked from one another; None for a session that was not forked.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.family: Family | None = None
+        self.fork_group: ForkGroup | None = None
         self.lock = asyncio.Lock()
         self.users = 0
-        self.link: SupervisorConnection | None = None
+        self.connection: SupervisorConnection | None = None
         self.used = time.monotonic()
 
     @property
     def alive(self) -> bool:
-        return self.link is not None and self.link.alive and not self.link.session_ended
+        return self.connection is not None and self.connection.alive and not self.connection.session_ended
 
     def end(self) -> None:
         """End the interpreter; copies of it live on."""
-        link, family = self.link, self.family
-        self.link = self.family = None
-        if family is not None:
-            family.leave(self, link)
-        elif link is not None:
-            link.close()
+        connection, fork_group = self.connection, self.fork_group
+        self.connection = self.fork_group = None
+        if fork_group is not None:
+            fork_group.leave(self, connection)
+        elif connection is not None:
+            connection.close()
 
 
-class Family:
+class ForkGroup:
     """Sessions that were forked from one another. The supervisor of the first one (`root`) holds their PID namespace."""
 
     def __init__(self, first: Session) -> None:
-        assert first.link is not None
-        self.root = first.link
+        assert first.connection is not None
+        self.root = first.connection
         self.members = {first}
 
     def join(self, session: Session) -> None:
-        session.family = self
+        session.fork_group = self
         self.members.add(session)
 
-    def leave(self, session: Session, link: SupervisorConnection | None) -> None:
+    def leave(self, session: Session, connection: SupervisorConnection | None) -> None:
         """End the interpreter of one session; the root supervisor ends with the last one."""
         self.members.discard(session)
-        if link is self.root and self.members:
-            link.send(END)
-        elif link is not None:
-            link.close()
+        if connection is self.root and self.members:
+            connection.send(END)
+        elif connection is not None:
+            connection.close()
         if not self.members:
             self.root.close()
 
@@ -69,9 +69,9 @@ class Family:
 class Sessions:
     """All sessions of a sandbox. If there are too many, the least recently used ones are dropped."""
 
-    def __init__(self, idle_s: float, most: int) -> None:
+    def __init__(self, idle_s: float, max_sessions: int) -> None:
         self.idle_s = idle_s
-        self.most = most
+        self.max_sessions = max_sessions
         self._live: OrderedDict[str, Session] = OrderedDict()
         self._lost: OrderedDict[str, str] = OrderedDict()
 
@@ -95,7 +95,7 @@ class Sessions:
         """Add a session; if there are too many, drop the least recently used ones that are not in use."""
         self._live[session.name] = session
         for other in list(self._live.values()):
-            if len(self._live) <= self.most:
+            if len(self._live) <= self.max_sessions:
                 break
             if not other.users and other is not session:
                 self.drop(other.name, "too many sessions")
@@ -109,7 +109,7 @@ class Sessions:
         session = self._live.pop(name, None)
         if session is None:
             return
-        if session.link is not None and reason:
+        if session.connection is not None and reason:
             self.record_loss(name, reason)
         session.end()
 

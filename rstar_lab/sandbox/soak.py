@@ -200,7 +200,7 @@ async def _soak(
     async with SandboxClient(services.url, deadline_s=DEADLINE_S) as client:
         left = list(names)
 
-        async def one() -> None:
+        async def run_client() -> None:
             while left:
                 name = left.pop()
                 kind = KINDS[name]
@@ -226,7 +226,7 @@ async def _soak(
         reporting = asyncio.create_task(report_often())
         killing = asyncio.create_task(kill_evenly())
         try:
-            await asyncio.gather(*(one() for _ in range(IN_FLIGHT)))
+            await asyncio.gather(*(run_client() for _ in range(IN_FLIGHT)))
             await killing
         finally:
             reporting.cancel()

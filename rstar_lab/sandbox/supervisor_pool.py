@@ -260,13 +260,13 @@ class SupervisorPool:
 
     def _on_control_message(self, tier: str, control: socket.socket) -> None:
         try:
-            word = control.recv(65536)
+            message = control.recv(65536)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            word = b""
+            message = b""
         ready = self._ready[tier]
-        if not word:
+        if not message:
             asyncio.get_running_loop().remove_reader(control)
             if ready.done():
                 self._broken = True
@@ -275,10 +275,10 @@ class SupervisorPool:
                 ready.set_result(False)
         elif not ready.done():
             if tier == PRELOAD:
-                self._preload_error = word[1:].decode().strip()
-            elif tier == "bare" and word[:1] == b"+":
-                self.missing = json.loads(word[1:])
-            ready.set_result(word[:1] == b"+")
+                self._preload_error = message[1:].decode().strip()
+            elif tier == "bare" and message[:1] == b"+":
+                self.missing = json.loads(message[1:])
+            ready.set_result(message[:1] == b"+")
 
     async def wait_for_tier(self, tier: str) -> str:
         """Wait until the tier's zygote is ready and return its name. If its libraries are not installed, use the tier below.
@@ -294,37 +294,37 @@ class SupervisorPool:
         """Return an idle supervisor, or start one. Raises SupervisorDied."""
         idle = self._idle[tier]
         while idle:
-            link = idle.pop()
-            if link.alive:
-                return link
+            connection = idle.pop()
+            if connection.alive:
+                return connection
         return await self.start_supervisor(tier)
 
-    def release(self, link: SupervisorConnection) -> None:
+    def release(self, connection: SupervisorConnection) -> None:
         """Return a supervisor to the pool, if necessary after the killed processes of its call are gone."""
-        link.on_ready = lambda: self._keep(link)
-        if not link.dying:
-            link.on_ready()
+        connection.on_ready = lambda: self._keep(connection)
+        if not connection.dying:
+            connection.on_ready()
 
-    def _keep(self, link: SupervisorConnection) -> None:
-        if len(self._idle[link.tier]) < IDLE_PER_WORKER * self._workers:
-            self._idle[link.tier].append(link)
+    def _keep(self, connection: SupervisorConnection) -> None:
+        if len(self._idle[connection.tier]) < IDLE_PER_WORKER * self._workers:
+            self._idle[connection.tier].append(connection)
         else:
-            self.discard(link)
+            self.discard(connection)
 
-    def discard(self, link: SupervisorConnection) -> None:
+    def discard(self, connection: SupervisorConnection) -> None:
         """Close the connection to a supervisor, which then ends its program and exits. It is killed if it does not."""
-        link.close()
+        connection.close()
 
-    def _forget(self, link: SupervisorConnection) -> None:
+    def _forget(self, connection: SupervisorConnection) -> None:
         """Handle a closed connection."""
-        self.supervisors.discard(link)
+        self.supervisors.discard(connection)
         if self._process is not None:
-            asyncio.get_running_loop().call_later(END_S, self._kill, link)
+            asyncio.get_running_loop().call_later(END_S, self._kill, connection)
 
-    def _kill(self, link: SupervisorConnection) -> None:
+    def _kill(self, connection: SupervisorConnection) -> None:
         """Ask the zygote to kill a supervisor. Has no effect if it has exited."""
         with contextlib.suppress(OSError):
-            self._controls[link.zygote].send(link.number.to_bytes(4, "little"))
+            self._controls[connection.zygote].send(connection.number.to_bytes(4, "little"))
 
     async def start_supervisor(self, tier: str, *, session: bool = False) -> SupervisorConnection:
         """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed."""
@@ -339,19 +339,19 @@ class SupervisorPool:
             except OSError as error:
                 ours.close()
                 raise SupervisorDied from error
-        link = SupervisorConnection(tier, name, number)
-        link.on_lost = lambda: self._forget(link)
+        connection = SupervisorConnection(tier, name, number)
+        connection.on_lost = lambda: self._forget(connection)
         ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
-        self.supervisors.add(link)
-        return link
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+        self.supervisors.add(connection)
+        return connection
 
     async def close(self) -> None:
         """End all zygotes and supervisors."""
         loop = asyncio.get_running_loop()
-        for link in self.supervisors:
-            link.on_lost = lambda: None
-            link.close()
+        for connection in self.supervisors:
+            connection.on_lost = lambda: None
+            connection.close()
         self.supervisors.clear()
         for control in self._controls.values():
             loop.remove_reader(control)

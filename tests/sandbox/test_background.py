@@ -72,12 +72,12 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
     pool = SupervisorPool(1)
     try:
         await pool.start()
-        link = await pool.start_supervisor("bare")
+        connection = await pool.start_supervisor("bare")
         assert pool._process is not None
-        link.on_long = link.preempt
+        connection.on_long = connection.preempt
         with busy():
             began = time.monotonic()
-            call = asyncio.create_task(link.call(protocol.pack_request(LIMITS, code, b""), 3.0))
+            call = asyncio.create_task(connection.call(protocol.pack_request(LIMITS, code, b""), 3.0))
             seen, light, left = False, False, 0
             while not call.done():
                 seen |= in_background(pool._process.pid)
@@ -95,7 +95,7 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
                 "the supervisor does not leave the group, whose CPU time a crowd or idle priority leaves it little of"
             )
             assert not (alone and result.dying), "a single process ends before the result is sent"
-            result = await link.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
+            result = await connection.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
             assert (result.outcome, result.stdout) == ("ok", b"2\n")
         assert not supervisors_outside(pool._process.pid) and not in_background(pool._process.pid)
     finally:
@@ -124,11 +124,11 @@ async def test_a_result_is_sent_before_slow_processes_have_ended():
     pool = SupervisorPool(1)
     try:
         await pool.start()
-        link = await pool.acquire("bare")
+        connection = await pool.acquire("bare")
         assert pool._process is not None
         with freezer() as group:
             code = b"import os, time\nif os.fork() == 0: time.sleep(60)\n" + LOOP
-            call = asyncio.create_task(link.call(protocol.pack_request(LIMITS, code, b""), 3.0))
+            call = asyncio.create_task(connection.call(protocol.pack_request(LIMITS, code, b""), 3.0))
             tasks: list[str] = []
             while len(tasks) < 4:  # the supervisor, the namespace's init, the program, its child
                 await asyncio.sleep(0.05)
@@ -137,13 +137,13 @@ async def test_a_result_is_sent_before_slow_processes_have_ended():
             (group / "freezer.state").write_text("FROZEN")
             result = await call
             assert (result.outcome, result.dying) == ("timeout", True)
-            pool.release(link)
-            assert await pool.acquire("bare") is not link
+            pool.release(connection)
+            assert await pool.acquire("bare") is not connection
         async with asyncio.timeout(10):
-            while link.dying:  # noqa: ASYNC110
+            while connection.dying:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert await pool.acquire("bare") is link
-        result = await link.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
+        assert await pool.acquire("bare") is connection
+        result = await connection.call(protocol.pack_request(LIMITS, b"print(1 + 1)", b""), 3.0)
         assert (result.outcome, result.stdout, result.dying) == ("ok", b"2\n", False)
     finally:
         await pool.close()

@@ -36,7 +36,7 @@ async def sandbox():
         del os.environ["SECRET_OF_THE_HOST"]
 
 
-async def seen(sandbox, code: str):
+async def output_of(sandbox, code: str):
     result = await sandbox.run(code)
     assert result.outcome == Outcome.OK, result
     return json.loads(result.stdout)
@@ -61,7 +61,7 @@ async def test_programs_cannot_see_host_files(sandbox, tmp_path):
         "/proc/1/environ",
         "/sys",
     ]
-    found = await seen(sandbox, f"import json, os\nprint(json.dumps([p for p in {places} if os.path.exists(p)]))")
+    found = await output_of(sandbox, f"import json, os\nprint(json.dumps([p for p in {places} if os.path.exists(p)]))")
     assert found == []
 
 
@@ -70,7 +70,7 @@ async def test_programs_cannot_see_the_host_environment(sandbox):
 import json, os
 text = str(dict(os.environ)) + open("/proc/self/environ").read()
 print(json.dumps("hunter2" in text or "SECRET" in text))"""
-    assert await seen(sandbox, code) is False
+    assert await output_of(sandbox, code) is False
 
 
 @needs_every_layer
@@ -84,7 +84,7 @@ for pid in range(1, 70000):
     except PermissionError: pass
     alive.append(pid)
 print(json.dumps([sorted(p for p in os.listdir("/proc") if p.isdigit()), alive]))"""
-    listed, alive = await seen(sandbox, code)
+    listed, alive = await output_of(sandbox, code)
     # Process 1 is the namespace's init, which no program may signal.
     assert (listed, alive) == (["2"], [1, 2])
 
@@ -99,7 +99,7 @@ for fd in range(3, 4096):
     except OSError: continue
     fds.append(fd)
 print(json.dumps(fds))"""
-    assert await seen(sandbox, code) == []
+    assert await output_of(sandbox, code) == []
 
 
 async def test_a_program_can_write_only_to_its_own_folders(sandbox):
@@ -113,7 +113,10 @@ def writable(folder):
     return True
 places = [folder for folder, _, _ in os.walk("/") if not folder.startswith(("/proc", "/box"))]
 print(json.dumps([folder for folder in places if writable(folder)]))"""
-    assert await seen(sandbox, code) == ["/tmp", "/dev/shm", "/var/tmp"] or sorted(await seen(sandbox, code)) == []
+    assert (
+        await output_of(sandbox, code) == ["/tmp", "/dev/shm", "/var/tmp"]
+        or sorted(await output_of(sandbox, code)) == []
+    )
 
 
 # Numbers of x86-64. These calls must be refused with any arguments.
@@ -135,7 +138,7 @@ def refused(number):
     return libc.syscall(number, 0, 0, 0, 0, 0) < 0 and ctypes.get_errno() in (1, 38)
 print(json.dumps([name for name, number in {REFUSED}.items() if not refused(number)]))
 """
-    assert await seen(sandbox, code) == []
+    assert await output_of(sandbox, code) == []
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
@@ -152,7 +155,7 @@ print(json.dumps([
     errno(16, 0, 0x5412, 0),                             # ioctl: TIOCSTI, which inserts input into a terminal
     errno(41, 2, 1, 0), errno(41, 10, 1, 0), errno(41, 16, 3, 0), errno(41, 17, 3, 0),  # inet, inet6, netlink, packet
 ]))"""
-    assert await seen(sandbox, code) == [1, 1, 1, 25, 97, 97, 97, 97]
+    assert await output_of(sandbox, code) == [1, 1, 1, 25, 97, 97, 97, 97]
 
 
 @needs_every_layer
@@ -186,13 +189,13 @@ def refused(command, argument):
         return True
     return False
 print(json.dumps([refused(fcntl.F_NOTIFY, fcntl.DN_ACCESS), refused(fcntl.F_SETLEASE, 0), refused(fcntl.F_SETSIG, 10)]))"""
-    assert await seen(sandbox, code) == [True, True, True]
+    assert await output_of(sandbox, code) == [True, True, True]
 
 
 @needs_every_layer
 async def test_the_process_group_does_not_contain_the_supervisor(sandbox):
     code = "import json, os\nprint(json.dumps([os.getpgrp(), os.getpgid(1)]))"
-    assert await seen(sandbox, code) == [1, 1]
+    assert await output_of(sandbox, code) == [1, 1]
     assert (await sandbox.run("import os\nos.kill(0, 9)")).outcome == Outcome.KILLED
     assert (await sandbox.run("import os\nos.setsid()\nprint(1)")).stdout == "1\n"
 
@@ -204,7 +207,7 @@ import json, resource
 before = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 print(json.dumps([before, resource.getrlimit(resource.RLIMIT_CORE)]))"""
-    assert await seen(sandbox, code) == [[1, 1], [1, 1]]
+    assert await output_of(sandbox, code) == [[1, 1], [1, 1]]
 
 
 async def test_socket_pairs_are_unix_only_without_filters_or_urgent_data(sandbox):
@@ -223,7 +226,7 @@ print(json.dumps([
     works(lambda: a.send(b"x", socket.MSG_OOB)),
     works(lambda: a.send(b"x")),
 ]))"""
-    assert await seen(sandbox, code) == [False, False, False, True]
+    assert await output_of(sandbox, code) == [False, False, False, True]
 
 
 async def test_sympy_s_random_numbers_differ_between_calls_and_follow_the_seed(sandbox):
@@ -253,7 +256,7 @@ def reached(family, address):
         return False
     return True
 print(json.dumps([reached(socket.AF_UNIX, {name!r}), reached(socket.AF_INET, ("127.0.0.1", {port}))]))"""
-        assert await seen(sandbox, code) == [False, False]
+        assert await output_of(sandbox, code) == [False, False]
 
 
 async def test_concurrent_calls_cannot_communicate(sandbox):
@@ -309,7 +312,7 @@ print(json.dumps([{OWN_TMP}, os.listdir("/dev/shm"), os.listdir("."), hasattr(bu
   "LEFT" in os.environ, sys.getrecursionlimit() < 100, ctypes.CDLL(None).shmget(4712, 4096, 0) >= 0]))"""
     for _ in range(3):
         assert (await sandbox.run(litter)).outcome == Outcome.OK
-        assert await seen(sandbox, look) == [[], [], [], False, False, False, False, False]
+        assert await output_of(sandbox, look) == [[], [], [], False, False, False, False, False]
 
 
 @needs_every_layer

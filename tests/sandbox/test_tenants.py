@@ -27,11 +27,11 @@ class SlowBackend:
     capacity = 1
 
     def __init__(self) -> None:
-        self.running = self.most = 0
+        self.running = self.most_at_once = 0
 
     async def run(self, work, on_output=None) -> CallResult:
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.most_at_once = max(self.most_at_once, self.running)
         await asyncio.sleep(0.2)
         self.running -= 1
         return CallResult(Outcome.OK, "", "", None, 0.2)
@@ -79,7 +79,7 @@ async def test_calls_wait_for_the_memory_quota():
     backend = SlowBackend()
     async with client_of(backend, Tenant("a", A, memory_mb=250)) as client:
         reply = await client.post("/calls", json={"calls": [{"code": "1"}] * 4}, headers=bearer(A))
-        assert reply.text.count('"outcome":"ok"') == 4 and backend.most == 2
+        assert reply.text.count('"outcome":"ok"') == 4 and backend.most_at_once == 2
         large = await client.post("/calls", json={"calls": [{"code": "1", "memory_mb": 251}]}, headers=bearer(A))
         assert "more than the quota" in large.json()["stderr"]
 

@@ -208,13 +208,13 @@ class Group:
 
     def limit_memory(self, memory_mb: int) -> None:
         """Set the limit on memory (MiB) of this group and the groups below it."""
-        for left in range(100, -1, -1):
+        for attempts_left in range(100, -1, -1):
             try:
                 write_file(self.folders["memory"], MEMORY_LIMIT[self.version], str(memory_mb << 20))
                 return
             except OSError:
                 # EBUSY: the kernel may still be freeing files of the previous call.
-                if not left:
+                if not attempts_left:
                     raise
                 time.sleep(0.005)
 
@@ -378,9 +378,9 @@ def remove_stale_groups() -> None:
                     owner = entry.removeprefix(PREFIX + "-").split("-")[0]
                     if not entry.startswith(PREFIX + "-") or os.path.exists(f"/proc/{owner}"):
                         continue
-                    left = os.path.join(parent, entry)
+                    stale = os.path.join(parent, entry)
                     with contextlib.suppress(OSError):
-                        for child in os.listdir(left):
+                        for child in os.listdir(stale):
                             with contextlib.suppress(OSError):
-                                os.rmdir(os.path.join(left, child))
-                        os.rmdir(left)
+                                os.rmdir(os.path.join(stale, child))
+                        os.rmdir(stale)

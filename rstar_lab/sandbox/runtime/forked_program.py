@@ -39,14 +39,14 @@ class Streams:
     def outputs(self) -> tuple[int, int]:
         return self.stdout, self.stderr
 
-    def new_output(self, most: int) -> Iterator[bytes]:
+    def new_output(self, max_bytes: int) -> Iterator[bytes]:
         """Yield what was written since the previous call: a byte for the stream (1 or 2), then at most 64 KiB of output.
 
-        most: bytes of each stream that are returned in all calls.
+        max_bytes: bytes of each stream that are returned in all calls.
         """
         for number, fd in enumerate(self.outputs):
             at = self._returned[number]
-            while data := os.pread(fd, min(1 << 16, most - at), at):
+            while data := os.pread(fd, min(1 << 16, max_bytes - at), at):
                 at += len(data)
                 yield bytes([number + 1]) + data
             self._returned[number] = at

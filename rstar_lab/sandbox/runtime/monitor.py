@@ -118,10 +118,10 @@ class CallMonitor:
         others = [task for task in tree if task not in (self.pid, os.getpid())]
         sample = others if len(others) < MEASURED_TASKS else random.sample(others, MEASURED_TASKS - 1)
         self._measure([self.pid, *sample])
-        had_s = self.last_cpu_s + self._idle_s
-        if had_s >= request.timeout_s:
+        used_s = self.last_cpu_s + self._idle_s
+        if used_s >= request.timeout_s:
             return "timeout"
-        self._needed_s = request.timeout_s - had_s
+        self._needed_s = request.timeout_s - used_s
         left_s = self.left_s()
         if left_s <= 0:
             starved = self._starved_s >= request.wall_slack_s / 2 and not self._belongs_in_background()

@@ -31,8 +31,8 @@ def limit_sandbox(sandbox: Group) -> None:
     """Limit memory and processes of a whole sandbox to a share of what this machine has available."""
     pids, memory = (os.readlink(f"/proc/self/fd/{sandbox.folders[name]}") for name in ("pids", "memory"))
     with contextlib.suppress(OSError):
-        most = max(LEAST_PROCESSES, int(SANDBOX_SHARE * _available_processes(pids)))
-        write_file(sandbox.folders["pids"], "pids.max", str(most))
+        max_processes = max(LEAST_PROCESSES, int(SANDBOX_SHARE * _available_processes(pids)))
+        write_file(sandbox.folders["pids"], "pids.max", str(max_processes))
     with contextlib.suppress(OSError):
         sandbox.limit_memory(max(LEAST_MEMORY_MB, int(SANDBOX_SHARE * _available_memory_mb(memory))))
 
@@ -118,7 +118,7 @@ def _available_processes(folder: str) -> float:
     with open("/proc/loadavg") as file:
         running = int(file.read().split()[3].partition("/")[2])
     groups = zip(_read_numbers(folder, "pids.max"), _read_numbers(folder, "pids.current"), strict=False)
-    return min([min(limits) - running, *(most - used for most, used in groups)])
+    return min([min(limits) - running, *(limit - used for limit, used in groups)])
 
 
 def _available_memory_mb(folder: str) -> float:

@@ -54,10 +54,12 @@ class Report:
         self._map[: _HEAD.size] = _HEAD.pack(ending, value is not None, len(body))
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
 
-    def read(self, most: int) -> tuple[int, memoryview | None]:
+    def read(self, max_bytes: int) -> tuple[int, memoryview | None]:
         """Return how the program ended and its value, valid until `clear`. Any content gives a valid answer."""
         ending, has_value, size = _HEAD.unpack_from(self._map)
-        value = memoryview(self._map)[_HEAD.size : _HEAD.size + min(size, most + MARK_BYTES)] if has_value else None
+        value = (
+            memoryview(self._map)[_HEAD.size : _HEAD.size + min(size, max_bytes + MARK_BYTES)] if has_value else None
+        )
         return (ending if ending <= NO_MEMORY else NOTHING), value
 
     def challenge(self) -> bytes:
@@ -168,7 +170,7 @@ def print_exception(error: BaseException) -> None:
             os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
-def run_cell(code: bytes, namespace: dict, most: int, filename: str = FILENAME) -> tuple[int, bytes | None]:
+def run_cell(code: bytes, namespace: dict, max_bytes: int, filename: str = FILENAME) -> tuple[int, bytes | None]:
     """Run code; return how it ended and the repr of its last expression."""
     try:
         body, last = compile_cell(code, filename)
@@ -185,8 +187,8 @@ def run_cell(code: bytes, namespace: dict, most: int, filename: str = FILENAME) 
             return DONE, None
         namespace["_"] = value
         text = repr(value).encode("utf-8", "backslashreplace")
-        if len(text) > most:
-            text = text[:most] + b"... [value cut at %d bytes]" % most
+        if len(text) > max_bytes:
+            text = text[:max_bytes] + b"... [value cut at %d bytes]" % max_bytes
         return DONE, text
     except SystemExit as leaving:
         if leaving.code is None or leaving.code == 0:
@@ -304,7 +306,7 @@ def fork_copies(channel: int, cell: int, fds: list[int]) -> Report | None:
     os._exit(0)
 
 
-def run_session(channel: int, cell: int, most: int, report: Report) -> None:
+def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None:
     """Be the interpreter of a session: run a cell, or fork, for each byte on the channel. Does not return."""
     me = os.getpid()
     report.hide_from_children()
@@ -335,7 +337,7 @@ def run_session(channel: int, cell: int, most: int, report: Report) -> None:
                 sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
                 if seed:
                     reseed(int(seed))
-                ending, value = run_cell(code, namespace, most, f"cell {number}")
+                ending, value = run_cell(code, namespace, max_bytes, f"cell {number}")
                 flush()
                 if os.getpid() != me:
                     return
@@ -360,14 +362,14 @@ def receive_message(channel: int) -> tuple[bytes, list[int]]:
         sock.detach()
 
 
-def run_program(code: bytes, seed: int | None, most: int, report: Report) -> None:
+def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -> None:
     """Be the user's program. Does not return."""
     me = os.getpid()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         reseed(seed)
         gc.enable()
-        ending, value = run_cell(code, new_main().__dict__, most)
+        ending, value = run_cell(code, new_main().__dict__, max_bytes)
         finish()
         if os.getpid() == me:
             report.write(ending, value)

@@ -185,15 +185,15 @@ class Channel:
     def _save(self, stdin: int, start: int, size: int) -> None:
         """Write the call's input to its file. Only YIELD can follow before the result is sent."""
         part = memoryview(self._buffer)[start : min(self._used, start + size)]
-        left = size - len(part)
+        remaining = size - len(part)
         if part:
             os.write(stdin, part)
-        if left:
+        if remaining:
             chunk = bytearray(1 << 20)
-            while left:
-                got = self._receive_into(memoryview(chunk)[:left])
+            while remaining:
+                got = self._receive_into(memoryview(chunk)[:remaining])
                 os.write(stdin, memoryview(chunk)[:got])
-                left -= got
+                remaining -= got
             chunk[:] = bytes(len(chunk))
         if size:
             os.lseek(stdin, 0, os.SEEK_SET)
@@ -219,19 +219,19 @@ class Channel:
         cpu_s: float,
         value: memoryview | None,
         outputs: tuple[int, int],
-        most: int,
+        max_bytes: int,
     ) -> None:
-        """Send a result with the content of the two output files, at most `most` bytes of each. Raises Closed."""
+        """Send a result with the content of the two output files, at most `max_bytes` of each. Raises Closed."""
         sizes = [os.fstat(fd).st_size for fd in outputs]
-        kept = [min(size, most) for size in sizes]
+        kept = [min(size, max_bytes) for size in sizes]
         body = memoryview(b"") if value is None else value
         fields = _RESULT.pack(
             OUTCOMES.index(outcome),
             alive,
             dying,
             value is not None,
-            sizes[0] > most,
-            sizes[1] > most,
+            sizes[0] > max_bytes,
+            sizes[1] > max_bytes,
             duration_s,
             cpu_s,
             len(body),

@@ -75,14 +75,14 @@ def links() -> dict[str, str]:
 def _devices(root: str) -> list[str]:
     """Create the device nodes; return the names that this user cannot create and that must be bind-mounted."""
     os.makedirs(f"{root}/dev", 0o755, exist_ok=True)
-    left = []
+    missing = []
     for name in DEVICES:
         try:
             os.mknod(f"{root}/dev/{name}", 0o20666, os.stat(f"/dev/{name}").st_rdev)
             os.chmod(f"{root}/dev/{name}", 0o666)
         except OSError:
-            left.append(name)
-    return left
+            missing.append(name)
+    return missing
 
 
 def _place(path: str) -> str:

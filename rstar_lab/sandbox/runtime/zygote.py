@@ -189,11 +189,15 @@ def import_all(modules: list[str]) -> str:
 
 
 def run_zygotes(
-    controls: list[socket.socket], names: list[str], layers: isolation.Isolation, group: cgroup.Group | None, word: str
+    controls: list[socket.socket],
+    names: list[str],
+    layers: isolation.Isolation,
+    group: cgroup.Group | None,
+    details: str,
 ) -> None:
     """Become the zygote of the first tier after forking the zygotes of the others. Does not return.
 
-    word: text sent with the ready message of the first tier.
+    details: text sent with the ready message of the first tier.
     """
     zygote = Zygote(controls[0], names[0], layers, group)
     if names[0] == PRELOAD:
@@ -212,7 +216,7 @@ def run_zygotes(
         other.close()
     zygote.warm_up()
     with contextlib.suppress(BrokenPipeError):
-        controls[0].sendall(f"{'-' if failure else '+'}{word or failure}\n".encode())
+        controls[0].sendall(f"{'-' if failure else '+'}{details or failure}\n".encode())
         zygote.serve()
 
 
