@@ -35,11 +35,18 @@ def busy() -> Iterator[None]:
             burner.wait()
 
 
+def cpu_groups(owner: int) -> list[Path]:
+    """Return the folders of a sandbox's groups in the CPU hierarchy."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # another sandbox has removed a group meanwhile
+            return [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
+
+
 def first_group(owner: int) -> Path:
     """Return the control group of the first supervisor in the CPU hierarchy."""
-    for path in GROUPS.rglob("cpu.idle"):
-        if f"rstar-sandbox-{owner}" in str(path) and path.parent.name.split("-")[-2:] == ["bare", "1"]:
-            return path.parent
+    for group in cpu_groups(owner):
+        if group.name.split("-")[-2:] == ["bare", "1"]:
+            return group
     pytest.skip("no control groups, or none that can be idle")
 
 
@@ -59,9 +66,11 @@ def weighs_less(owner: int) -> bool:
 
 def supervisors_outside(owner: int) -> int:
     """Return the number of supervisors that do not share the CPU time of their programs."""
-    groups = [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
     files = [
-        group / name for group in groups if group.name.endswith("supervisors") for name in ("tasks", "cgroup.threads")
+        group / name
+        for group in cpu_groups(owner)
+        if group.name.endswith("supervisors")
+        for name in ("tasks", "cgroup.threads")
     ]
     return sum(len(file.read_text().split()) for file in files if file.exists())
 
