@@ -1,7 +1,9 @@
 """The documentation builds, its links lead somewhere, and the contributor files are valid."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +87,26 @@ def test_pre_commit_hooks_name_installed_programs():
     ]
     assert {hook["id"] for hook in hooks} == {"ruff-check", "ruff-format", "mypy", "nbstripout", "jupytext"}
     for hook in hooks:
-        assert (BIN / Path(hook["entry"].split()[0]).name).exists(), hook["id"]
+        assert (BIN / hook["entry"].split("exec ")[1].split()[0]).exists(), hook["id"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [".venv", "active environment"])
+def test_pre_commit_hooks_run_from_the_environment_that_exists(place, tmp_path):
+    for name in (".pre-commit-config.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    code = tmp_path / "code.py"
+    code.write_text("x  =  1\n")
+    path = "/usr/bin:/bin"
+    if place == ".venv":
+        (tmp_path / ".venv").symlink_to(BIN.parent)
+    else:
+        path = f"{BIN}:{path}"
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "code.py"], cwd=tmp_path, check=True)
+    command = [BIN / "pre-commit", "run", "ruff-format"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert code.read_text() == "x = 1\n", done.stdout + done.stderr
 
 
 @pytest.mark.slow
