@@ -19,6 +19,7 @@ from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.import_rows import REWARDS_FILE
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.questions import copied_questions
 from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
 
@@ -277,6 +278,14 @@ class Runs:
 
             fetch_transcripts(reader.run_dir, step)
         return next(iter(reader.scan("transcripts", steps)), None)
+
+    def copied_questions(self) -> dict[str, dict[str, str]]:
+        """Return {run id: {problem id: beginning of its question}} of copied runs whose transcripts are on their host."""
+        return {
+            reader.run_id: copied_questions(reader.run_dir)
+            for reader in self._views.readers()
+            if reader.transcripts_elsewhere
+        }
 
     # Queries
 

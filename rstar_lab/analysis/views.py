@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
@@ -159,11 +160,20 @@ class Views:
         readers = self.readers()
         files: list[StoredFile] = []
         lacking = []
+        elsewhere: list[TranscriptsElsewhere] = []
         for reader in readers:
-            run_files = reader.files(level)
+            try:
+                run_files = reader.files(level)
+            except TranscriptsElsewhere as error:
+                elsewhere.append(error)
+                continue
             if not run_files and _should_have(reader, level):
                 lacking.append(reader.run_id)
             files += run_files
+        if elsewhere and not files:
+            raise elsewhere[0]
+        for error in elsewhere:
+            warnings.warn(f"left out: {error}", stacklevel=2)
         if lacking and not files:
             raise RunStoreError(
                 f"no {level} were kept in run {lacking[0]}" + (" and the others" if lacking[1:] else "")

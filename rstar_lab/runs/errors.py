@@ -7,5 +7,9 @@ class RunStoreError(UserError):
     """A run cannot be read or written."""
 
 
+class TranscriptsElsewhere(RunStoreError):
+    """The run is a copy, and its transcripts are on another host."""
+
+
 class RunLocked(RunStoreError):
     """Another process is writing the run."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.schema import ADDED_COLUMNS, LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, step_range_of
 from rstar_lab.runs.tables import ROLLUP
@@ -124,7 +124,7 @@ class RunReader:
         if lost := [step for step in steps if step not in covered and expected[step]]:
             mirror = self._mirror()
             if mirror and level == "transcripts" and not mirror["transcripts"]:
-                raise RunStoreError(
+                raise TranscriptsElsewhere(
                     f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB "
                     "--transcripts`"
                 )

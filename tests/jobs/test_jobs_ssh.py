@@ -311,46 +311,6 @@ def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path
     assert content(here / "run") == content(far / "run")
 
 
-@pytest.mark.slow
-def test_transcripts_can_stay_on_the_host(agent, tmp_path):
-    far, here = Path(agent.runs), tmp_path / "here"
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        write_steps(writer, range(1, 3))
-    mirror.pull_run(agent, "run", here, False, False)
-    run = RunReader(here / "run")
-    assert run.read("trajectories").num_rows
-    with pytest.raises(UserError, match="jobs pull JOB --transcripts"):
-        run.read("transcripts")
-
-
-@pytest.mark.slow
-def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(agent, server, tmp_path):
-    from rstar_lab.analysis import open_runs
-
-    far, here = Path(agent.runs), tmp_path / "here"
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        write_steps(writer, range(1, 4))
-    mirror.pull_run(agent, "run", here, False, False)
-    original, copy = open_runs(far), open_runs(here)
-    traj_id = original.trajectories({"step": 2}).traj_id[0]
-    assert copy.transcript(traj_id).equals(original.transcript(traj_id))
-    assert copy.tokens(traj_id).equals(original.tokens(traj_id))
-    assert [path.name for path in (here / "run" / "transcripts").rglob("*.parquet")] == ["step=000002.parquet"]
-    other = original.trajectories({"step": 3}).traj_id[0]
-    server.stop()
-    forget_agents()
-    assert copy.record(traj_id)["messages"] == original.record(traj_id)["messages"], "what was opened stays here"
-    with pytest.raises(ConnectionLost, match="cluster"):
-        copy.record(other)
-    server.start()
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        writer.cut(1)
-        write_steps(writer, range(2, 4), seed=1)
-    mirror.pull_run(agent, "run", here, False, False)
-    assert not list((here / "run" / "transcripts").rglob("*.parquet")), "the steps were written again"
-    assert copy.transcript(traj_id).equals(original.transcript(traj_id))
-
-
 def test_all_requests_share_one_connection(agent, server):
     agent.request("jobs")
     agent.connection.run("true")

@@ -16,10 +16,10 @@ from rstar_lab.analysis.inspector.memory_table import MemoryTable, frame_rows
 from rstar_lab.analysis.inspector.transcript import visible
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
+from rstar_lab.runs.questions import QUESTION_LENGTH
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48
-_QUESTION = 160  # maximum characters of a question in the list
 
 
 class Store(Protocol):
@@ -28,6 +28,8 @@ class Store(Protocol):
     def sql(self, query: str) -> pd.DataFrame: ...
 
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
+
+    def copied_questions(self) -> dict[str, dict[str, str]]: ...
 
 
 class Frames:
@@ -42,6 +44,9 @@ class Frames:
 
     def sql(self, query: str) -> pd.DataFrame:
         return self._connection.execute(query).df()
+
+    def copied_questions(self) -> dict[str, dict[str, str]]:
+        return {}
 
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if self._transcripts is None:
@@ -133,21 +138,29 @@ class Source:
 
         Problems without a stored transcript are left out.
         """
+        copied = self.store.copied_questions()
+        texts = {row["problem_id"]: copied.get(row["run_id"], {}).get(row["problem_id"], "") for row in rows}
+        texts |= self._stored_questions([row for row in rows if row["run_id"] not in copied])
+        return {problem: " ".join(visible(text).split()) for problem, text in texts.items() if text}
+
+    def _stored_questions(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        if not rows:
+            return {}
         try:
             columns = {name for name, *_ in self._rows("DESCRIBE transcripts", raw=True, transcripts=True)}
         except UserError:  # data frames without transcripts
             return {}
-        if "question" not in columns or not rows:
+        if "question" not in columns:
             return {}
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
         keys = [name for name in ("run_id", "step") if name in columns]
         where = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in keys)
-        texts = self._rows(
-            f"SELECT traj_id, left(question, {_QUESTION}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
+        found = self._rows(
+            f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
             raw=True,
             transcripts=True,
         )
-        return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in texts if text}
+        return {problems[traj_id]: text for traj_id, text in found}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
         """Find trajectories of the filtered list whose messages contain `text`, newest steps first.

@@ -23,6 +23,7 @@ from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.store import jobs_folder
 from rstar_lab.jobs.submit import submit
+from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
 
 LOG_BYTES = 1 << 20  # maximum bytes of a log in one answer
@@ -122,6 +123,10 @@ class Operations:
             "metrics": base64.b64encode(committed).decode(), "status": RunReader(folder).status, "files": states,
             "folder": str(folder),
         }  # fmt: skip
+
+    def questions(self, run_id: str, after: int) -> dict[str, str]:
+        """Return {problem id: beginning of its question} for the problems of a run's steps after step `after`."""
+        return question_beginnings(RunReader(self.runs / run_id), after)
 
     def describe(
         self, recipe: str, recipe_text: str | None, profile_text: str, overrides: dict[str, Any], command: str | None

@@ -29,6 +29,7 @@ from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
 from rstar_lab.profiles import Ssh
 from rstar_lab.runs.files import atomic_write, write_json
+from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE
 
 EVERY_S = 2.0
@@ -167,6 +168,8 @@ def _copy(
     }
     missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
     copy_files(agent, remote["folder"], folder, missing)
+    if not transcripts and same < len(lines):
+        _copy_questions(agent, folder, common)
     _write(metrics, b"".join(lines))
     for name in remote["files"].keys() - wanted.keys():
         size, mtime = remote["files"][name]
@@ -177,6 +180,24 @@ def _copy(
         if name not in remote["files"] and not path.name.startswith("."):
             path.unlink()  # removed by a cut, or merged into another file
     return len(missing), sum(wanted[name][0] for name in missing), len(lines) - same, len(lines)
+
+
+def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
+    """Store the beginnings of the questions of new steps: the list of rollouts shows them without the transcripts.
+
+    common: the last step that was copied before.
+    """
+    stored = copied_questions(folder)
+    try:
+        new = agent.request("questions", run_id=folder.name, after=common if stored else -1)
+    except ConnectionLost:
+        raise
+    except (
+        UserError
+    ):  # an unreadable file of transcripts, or an older version of the agent: the list has no questions then
+        return
+    if new.keys() - stored.keys():
+        write_json(folder / QUESTIONS_FILE, stored | new)
 
 
 def _wanted(name: str, checkpoints: bool, transcripts: bool) -> bool:
