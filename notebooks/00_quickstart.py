@@ -37,7 +37,7 @@ from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.runs import find_runs_dir
 
-root = find_runs_dir(runs_dir)
+root = find_runs_dir(runs_dir, required=True)
 training = open_runs(root, run_ids=[f"{name}-rl"])
 stages = {"random weights": f"{name}-eval-base", "after SFT": f"{name}-eval-sft", "after GRPO-RoC": f"{name}-eval-rl"}
 evaluations = open_runs(root, run_ids=list(stages.values()))

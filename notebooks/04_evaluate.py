@@ -41,7 +41,7 @@ from IPython.display import display
 from rstar_lab.analysis import compare, inspect, link, open_runs, plot_pass_at_k, problem_table
 from rstar_lab.runs import find_runs_dir
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_runs_dir(runs_dir, required=True)
 
 # %% [markdown]
 # ## Evaluate

@@ -46,7 +46,7 @@ from rstar_lab.analysis import (
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_runs_dir(runs_dir, required=True)
 runs = open_runs(runs_dir)
 runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 

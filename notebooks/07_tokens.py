@@ -52,16 +52,19 @@ from rstar_lab.analysis import (
     word_list,
     word_usage_change,
 )
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.runs import RunStoreError, find_runs_dir
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_runs_dir(runs_dir, required=True)
 
 pd.set_option("display.max_colwidth", 120)
 if not run:
-    run = open_runs(runs_dir).sql(
+    with_entropy = open_runs(runs_dir).sql(
         "SELECT r.run_id FROM runs r JOIN rollup USING (run_id) WHERE entropy_n > 0 GROUP BY ALL ORDER BY max(r.created) DESC LIMIT 1"
-    ).run_id[0]
+    )
+    if with_entropy.empty:
+        raise RunStoreError(f"{runs_dir} has no training run with token arrays: run `make demo`, or set runs_dir")
+    run = with_entropy.run_id[0]
 runs = open_runs(runs_dir, run_ids=[run])
 steps = runs.sql("SELECT min(step) AS first, max(step) AS last FROM rollup WHERE entropy_n > 0").iloc[0]
 chosen = list(words) or [*FORKING_WORDS, *REFLECTION_WORDS]

@@ -33,7 +33,7 @@ import pandas as pd
 from rstar_lab.analysis import counterfactual, inspect, open_runs
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_runs_dir(runs_dir, required=True)
 known = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
 known = known[known["recipe.rl.group_size"].notna() & ~known.run_id.str.endswith("-sft")]
 if known.empty:

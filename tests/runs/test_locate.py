@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.runs import RunStoreError, find_runs_dir
 
 
 @pytest.fixture
@@ -33,3 +33,13 @@ def test_an_argument_and_the_environment_take_precedence(project, monkeypatch):
     monkeypatch.setenv("RSTAR_LAB_RUNS", str(project / "elsewhere"))
     assert find_runs_dir() == project / "elsewhere"
     assert find_runs_dir("mine") == project / "mine"
+
+
+def test_a_required_run_that_is_missing_is_an_error_with_the_command(project, monkeypatch):
+    monkeypatch.chdir(project / "notebooks")
+    with pytest.raises(RunStoreError, match=f"there is no run in {project}/runs: run `make demo`"):
+        find_runs_dir(required=True)
+    (project / "runs" / "one").mkdir(parents=True)
+    (project / "runs" / "one" / "run.json").write_text("{}")
+    assert find_runs_dir(required=True) == project / "runs"
+    assert find_runs_dir(project / "runs" / "one", required=True) == project / "runs" / "one"

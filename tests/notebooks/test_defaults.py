@@ -1,0 +1,42 @@
+"""Tests that the notebooks which show the demo's runs work with their defaults from any folder of the project."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import papermill
+import pytest
+from helpers.notebooks import NOTEBOOKS, execute, outputs
+
+NAMES = ("00_quickstart", "04_evaluate", "05_inspect", "07_tokens", "14_counterfactual")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with notebooks/ and the runs of `make demo` (7 minutes). RSTAR_LAB_DEMO: a folder of runs of an earlier demo."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(NOTEBOOKS, folder / "notebooks")
+    (folder / "copies" / "mine").mkdir(parents=True)
+    if earlier := os.environ.get("RSTAR_LAB_DEMO"):
+        shutil.copytree(earlier, folder / "runs")
+    else:
+        subprocess.run([sys.executable, "-m", "rstar_lab.cli", "demo"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("place", ["notebooks", ".", "copies/mine"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_demo_is_shown_from_three_folders(project: Path, name: str, place: str, tmp_path: Path):
+    notebook = execute(f"{name}.ipynb", tmp_path, cwd=project / place)
+    assert "tiny-rl" in outputs(notebook) and not (project / place / "runs").exists() ^ (place == ".")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
+def test_without_runs_the_error_names_the_command(name: str, tmp_path: Path):
+    with pytest.raises(papermill.PapermillExecutionError, match="run `make demo`"):
+        execute(f"{name}.ipynb", tmp_path)
