@@ -38,6 +38,9 @@ def bench(
     rollouts: Annotated[
         int | None, typer.Option(min=64, help="Rollouts of the step, for `bench scale`. Default: 16,384.")
     ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=200_000, help="Trajectories, for `bench store`. Default: 8,000,000.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure one part of the system against a peer in the same run. `ratio` says how many times better it is."""
@@ -48,6 +51,7 @@ def bench(
         "ranks": (ranks, "verl"),
         "verl": (verl, "rollout"),
         "rollouts": (rollouts, "scale"),
+        "rows": (rows, "store"),
     }
     options = {key: value for key, (value, _) in given.items() if value is not None}
     if wrong := next((key for key in options if given[key][1] != name), None):
