@@ -70,9 +70,9 @@ def bench(against: str | None = None, rows: int = 8_000_000, size: Size | None =
             if theirs and ours["answers"][name] != theirs["answers"][name]:
                 raise AssertionError(f"{name}: the results of the two sides differ: {ours}, {theirs}")
             asked = size.all_transcripts if name in ("transcript", "search") else n
-            yield _line(name, "ms", asked, ours["ms"][name], theirs and theirs["ms"][name])
+            yield _line(name, "ms", asked, ours["ms"][name], theirs["ms"][name] if theirs else None)
         yield _line("open", "ms", n, ours["open_ms"])
-        yield _line("memory", "GB", n, ours["memory_gb"], theirs and theirs["memory_gb"])
+        yield _line("memory", "GB", n, ours["memory_gb"], theirs["memory_gb"] if theirs else None)
 
 
 def _line(name: str, unit: str, n: int, ours: float, theirs: float | None = None) -> dict[str, Any]:

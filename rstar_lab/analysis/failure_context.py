@@ -31,9 +31,10 @@ def add_first_difference(runs: Runs, found: pd.DataFrame) -> pd.DataFrame:
     none. Without a correct sibling or token arrays, the texts are empty and position is missing.
     """
     columns: dict[str, dict[str, Any]] = {name: {} for name in ("sibling", "position", "token", "correct_token")}
-    for (run_id, step), part in found.groupby(["run_id", "step"]):
+    for key, part in found.groupby(["run_id", "step"]):
+        run_id, step = str(key[0]), int(str(key[1]))
         failed = set(part.traj_id)
-        for rollouts in _groups(runs, str(run_id), int(step)):
+        for rollouts in _groups(runs, run_id, step):
             correct = [row for row in rollouts if row["reward"] > 0 and row["traj_id"] not in failed]
             if not correct:
                 continue
@@ -49,13 +50,13 @@ def add_first_difference(runs: Runs, found: pd.DataFrame) -> pd.DataFrame:
                 values = (
                     sibling["traj_id"],
                     position,
-                    *(_text(runs, str(run_id), r, position) for r in (row, sibling)),
+                    *(_text(runs, run_id, r, position) for r in (row, sibling)),
                 )
                 for name, value in zip(columns, values, strict=True):
                     columns[name][row["traj_id"]] = value
     result = found.copy()
-    for name, values in columns.items():
-        column = found.traj_id.map(values).astype(object)
+    for name, texts in columns.items():
+        column = found.traj_id.map(texts).astype(object)
         result[name] = column.astype("Int64") if name == "position" else column.fillna("").astype(str)
     return result
 
@@ -142,11 +143,10 @@ def _text(runs: Runs, run_id: str, row: dict[str, Any], position: int) -> str:
 
 def _texts(runs: Runs, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield traj_id and the model's text outside of tool calls, for the rollouts that have a transcript."""
-    for (run_id, step), part in rows.groupby(["run_id", "step"]):
+    for key, part in rows.groupby(["run_id", "step"]):
+        run_id, step = str(key[0]), int(str(key[1]))
         wanted = set(part.traj_id)
-        table = runs.arrow(
-            "SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?", [str(run_id), int(step)]
-        )
+        table = runs.arrow("SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?", [run_id, step])
         for traj_id, messages in zip(table["traj_id"].to_pylist(), table["messages"].to_pylist(), strict=True):
             if traj_id in wanted:
                 written = (m["content"] for m in json.loads(messages) if m["role"] == "assistant")

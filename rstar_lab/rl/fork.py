@@ -101,15 +101,9 @@ class _Fork:
         self.turns = tuple(range(len(found.turns))) if turn is None else (turn,)
         if edit and turn is None:
             raise UserError("edit requires a turn")
-        self.model = model or self._checkpoint()
+        self.model = model or self.reader.nearest_checkpoint(step)
         self.recipe = self._recipe()
         self.replayed = self.differing = 0
-
-    def _checkpoint(self) -> Path:
-        stored = self.reader.checkpoints()
-        if not stored:
-            raise UserError(f"run {self.reader.run_id} has no checkpoint: give model=FOLDER")
-        return stored[min(stored, key=lambda number: (abs(number - (self.step - 1)), number))]
 
     def _recipe(self) -> Recipe:
         """Return the run's recipe with the engine of the fork."""

@@ -194,6 +194,13 @@ class RunReader:
         """Return {step: folder} of the complete checkpoints, in order."""
         return checkpoints(self.run_dir)
 
+    def nearest_checkpoint(self, step: int) -> Path:
+        """Return the checkpoint nearest to the weights that generated a step. Raises RunStoreError if none is stored."""
+        stored = self.checkpoints()
+        if not stored:
+            raise RunStoreError(f"run {self.run_id} has no checkpoint: give model=FOLDER")
+        return stored[min(stored, key=lambda number: (abs(number - (step - 1)), number))]
+
 
 def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
     """Return columns of the rows of a file's steps. Row groups without these steps are not read."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.inspector_runs import write_run
 
 from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
@@ -309,3 +310,36 @@ def test_an_invalid_notes_file_raises_and_is_not_overwritten(tmp_path: Path):
     with pytest.raises(UserError, match=r"notes.jsonl, line 2"):
         write_note(tmp_path, "b", "y", [])
     assert (tmp_path / "notes.jsonl").read_text().endswith("{oops\n"), "an invalid file must not be overwritten"
+
+
+# Saved views
+
+
+def test_views_are_stored_beside_the_runs(tmp_path: Path):
+    write_run(tmp_path / "runs", "roc", steps=1, problems=1)
+    inspector = inspect(tmp_path / "runs")
+    assert inspector.views == {}
+    inspector.filters, inspector.sort, inspector.columns = {"correct": True}, ["errors", True], ["step", "errors"]
+    inspector.save_view("odd ones")
+    inspector.show("step 1", step=1)
+    view = {"filters": {}, "scope": {}, "sort": [], "columns": []}
+    answer, _ = request(inspector, "save_view", name=" all ", view=view)
+    assert list(answer["result"]) == ["odd ones", "all"]
+
+    again = inspect(tmp_path / "runs")
+    again.show_view("odd ones")
+    assert (again.filters, again.sort, again.columns) == ({"correct": True}, ["errors", True], ["step", "errors"])
+    assert again.rows().reward.eq(1).all() and again.scope == {}
+    assert json.loads((tmp_path / "runs" / "views.json").read_text())["all"] == view
+    assert inspect(tmp_path / "runs" / "roc").views == {}, "views of a single run are stored in its folder"
+    request(again, "delete_view", name="all")
+    assert list(inspector.views) == ["odd ones"]
+    with pytest.raises(UserError, match="no view 'other'; there are: odd ones"):
+        again.show_view("other")
+    answer, _ = request(again, "save_view", name=" ", view=view)
+    assert answer["error"] == "a view needs a name"
+    (tmp_path / "runs" / "views.json").write_text('{"a": 1}')
+    with pytest.raises(UserError, match=r"views.json: not a file of saved views"):
+        _ = again.views
+    with pytest.raises(UserError, match="cannot store views"):
+        Inspector(again.rows()).save_view("a")

@@ -241,3 +241,12 @@ def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]
         except subprocess.TimeoutExpired:
             server.kill()
         log.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> Path:
+    """Path of axe-core's script, installed by tests/services.sh."""
+    path = ROOT / "out" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+    if not path.exists():
+        pytest.skip("axe-core is not installed: accessibility was NOT checked (run `make services`; it needs npm)")
+    return path

@@ -92,3 +92,25 @@ def axe_violations(opened: LabPage) -> list[str]:
         " { runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa'] })).violations"
     )
     return [f"{rule['id']}: {node['target']} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
+
+
+def low_contrast(opened: LabPage) -> list[str]:
+    """Return the texts of figures whose contrast with the page is below 4.5 (WCAG AA). axe-core does not check SVG."""
+    return opened.page.evaluate(
+        """() => {
+          const numbers = colour => {
+            const context = Object.assign(document.createElement('canvas'), { width: 1, height: 1 }).getContext('2d');
+            context.fillStyle = colour;
+            context.fillRect(0, 0, 1, 1);
+            return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+          };
+          const luminance = colour => numbers(colour).map(value => value / 255)
+            .map(value => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
+            .reduce((sum, value, i) => sum + [0.2126, 0.7152, 0.0722][i] * value, 0);
+          const paper = luminance(getComputedStyle(document.querySelector('.rl-app')).backgroundColor);
+          return [...document.querySelectorAll('.rl-app .main-svg text')].filter(text => text.textContent.trim()).filter(text => {
+            const ink = luminance(getComputedStyle(text).fill);
+            return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05) < 4.5;
+          }).map(text => `${text.textContent}: ${getComputedStyle(text).fill}`);
+        }"""
+    )

@@ -44,15 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def axe() -> Path:
-    """Path of axe-core's script, installed by tests/services.sh."""
-    path = ROOT / "out" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-    if not path.exists():
-        pytest.skip("axe-core is not installed: accessibility was NOT checked (run `make services`; it needs npm)")
-    return path
-
-
 def test_notebook_05_from_curve_to_transcript_and_after_a_restart(lab: Lab, folder: Path):
     with lab.notebook("05_inspect.ipynb", parameters={"runs_dir": str(folder)}, size=(1600, 1200)) as opened:
         page = opened.page
@@ -166,11 +157,19 @@ def test_axe_finds_no_accessibility_violation(lab: Lab, folder: Path, tmp_path: 
         page.keyboard.press("g")
         page.keyboard.press("c")
         page.wait_for_selector(f"{APP} .rl-pane-head")
+        page.keyboard.press("a")  # the run has no checkpoint, so the panel shows an error
+        page.wait_for_selector(f"{APP} .rl-alternatives .rl-missing")
         page.add_script_tag(path=axe)
         for theme in ("JupyterLab Dark", "JupyterLab Light"):
             opened.theme(theme)
             opened.shot(f"inspector-{theme.split()[1].lower()}-group", APP)
             assert axe_violations(opened) == [], theme
+            for key in "v?":  # dialogs
+                page.locator(f"{APP} .rl-list").first.focus()
+                page.keyboard.press(key)
+                page.wait_for_selector(f"{APP} dialog[open]")
+                assert axe_violations(opened) == [], (theme, key)
+                page.keyboard.press("Escape")
 
 
 def test_a_hostile_transcript_is_shown_as_text(lab: Lab, folder: Path, tmp_path: Path):

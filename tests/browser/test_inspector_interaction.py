@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import Lab, LabPage
 from helpers.inspector_runs import write_run, write_steps
+from helpers.tiny_models import make_model
 from inspector_page import (
     APP,
     book,
@@ -263,6 +264,73 @@ def test_keys_go_to_failed_calls_and_forking_tokens(opened: LabPage):
     known = "np.array(r['loss_mask'], bool) & (entropy > 0)"
     count = run_python(opened, f"print(int(np.ceil(({known}).sum() / 5)))")
     assert f" of {count}: token " in first  # without ties
+
+
+def test_alternatives_of_a_token_by_keyboard(opened: LabPage, tmp_path: Path):
+    page = opened.page
+    make_model(tmp_path / "model")
+    run_python(opened, "inspector.show(); inspector.selected = 'roc/1/p0/0'")
+    wait_for_head(opened, "step 1")
+    page.locator(f"{APP} .rl-ribbon").focus()
+    for key in ("ArrowRight", "ArrowRight", "a"):
+        page.keyboard.press(key)
+    page.wait_for_selector(f"{APP} .rl-alternatives .rl-missing")
+    assert "no checkpoint" in text(opened, ".rl-alternatives .rl-missing")
+    page.locator(f"{APP} .rl-weights").fill(str(tmp_path / "model"))
+    page.keyboard.press("Enter")
+    opened.wait(f"() => document.querySelector('{APP} .rl-alternatives :is(tr.rl-this, .rl-missing)')")
+    opened.shot("alternatives", APP)
+    assert text(opened, ".rl-alternatives-head span").startswith("Token 2: most likely tokens of")
+    shown = page.locator(f"{APP} .rl-alternatives tbody tr td:nth-child(4)").all_inner_texts()
+    wanted = f"inspector.alternatives(2, model={str(tmp_path / 'model')!r})"
+    stored = run_python(opened, f"t = {wanted}; print(' '.join(f'{{x:.3f}}' for x in t.log_prob))").split()
+    assert [value.replace("−", "-") for value in shown] == stored
+    page.keyboard.press("Escape")
+    assert page.locator(f"{APP} .rl-alternatives").is_hidden()
+    assert page.evaluate("document.activeElement.className") == "rl-ribbon"
+    page.locator(f"{APP} .rl-turns .rl-code pre").first.click(position={"x": 60, "y": 10})
+    page.keyboard.press("a")
+    opened.wait(f"() => !document.querySelector('{APP} .rl-alternatives').hidden")
+    assert not text(opened, ".rl-alternatives-head span").startswith("Token 2:"), "a click selects a token"
+    page.keyboard.press("j")
+    opened.wait(f"() => document.querySelector('{APP} .rl-alternatives').hidden")
+
+
+def test_a_view_is_saved_and_chosen_again_by_keyboard(opened: LabPage):
+    page = opened.page
+    page.locator(f"{APP} .rl-toggles button", has_text="Wrong").click()
+    page.locator(f"{APP} .rl-header [data-column=errors] button").click()
+    page.locator(f"{APP} .rl-list").focus()
+    page.keyboard.press("v")
+    page.locator(f"{APP} dialog[open] .rl-column-boxes input[value=truth]").press("Space")
+    page.locator(f"{APP} dialog[open] input[type=text]").fill("wrong, most errors")
+    page.keyboard.press("Enter")
+    saved = page.locator(f"{APP} dialog[open] .rl-views button", has_text="wrong, most errors")
+    saved.first.wait_for()
+    opened.shot("views", APP)
+    page.keyboard.press("Escape")
+    assert page.locator(f"{APP} .rl-header [data-column=truth]").count() == 0
+    run_python(opened, "inspector.filters = {}; inspector.sort = []; inspector.columns = []")
+    wait_for_count(opened, 192)
+    page.locator(f"{APP} .rl-header [data-column=truth]").wait_for()
+
+    page.locator(f"{APP} .rl-list").focus()
+    page.keyboard.press("v")
+    saved.first.press("Enter")
+    page.locator(f"{APP} .rl-header [data-column=truth]").wait_for(state="detached")
+    opened.wait(
+        f"() => document.querySelector('{APP} .rl-header [data-column=errors]').getAttribute('aria-sort') === 'descending'"
+    )
+    wait_for_python(opened, "inspector.filters, inspector.sort", "{'correct': False} ['errors', True]")
+    assert (
+        run_python(opened, "print(list(inspector.views), 'truth' in inspector.columns)")
+        == "['wrong, most errors'] False"
+    )
+    page.keyboard.press("v")
+    page.locator(f"{APP} dialog[open] .rl-views button", has_text="delete").press("Enter")
+    opened.wait(f"() => document.querySelector('{APP} dialog[open] .rl-views').textContent.includes('No view')")
+    page.keyboard.press("Escape")
+    run_python(opened, "inspector.columns = []")
 
 
 def test_a_link_to_an_unknown_trajectory_shows_a_message(opened: LabPage):

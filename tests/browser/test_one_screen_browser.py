@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 from conftest import Lab, LabPage
 from helpers.inspector_runs import write_run
-from inspector_page import APP, book, run_python, wait_for_count, wait_for_head, wait_for_python
+from inspector_page import (
+    APP,
+    axe_violations,
+    book,
+    low_contrast,
+    run_python,
+    wait_for_count,
+    wait_for_head,
+    wait_for_python,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -60,7 +69,7 @@ def check_boxes(opened: LabPage, plots: int) -> None:
                 assert not overlap(box, place), f"{text!r} and {other!r} overlap: {box}, {place}"
 
 
-def test_curves_heat_map_and_rollouts_share_one_screen(lab: Lab, tmp_path: Path):
+def test_curves_heat_map_and_rollouts_share_one_screen(lab: Lab, tmp_path: Path, axe: Path):
     write_run(tmp_path / "runs", "roc")
     cells = (
         "from rstar_lab.analysis import explore, open_runs, plot_curves, plot_heatmap\n"
@@ -83,6 +92,9 @@ def test_curves_heat_map_and_rollouts_share_one_screen(lab: Lab, tmp_path: Path)
                 check_boxes(opened, plots)
                 paper = page.evaluate("getComputedStyle(document.querySelector('.rl-plot .main-svg')).backgroundColor")
                 assert paper == ("rgba(0, 0, 0, 0)" if theme.endswith("Dark") else "rgb(255, 255, 255)")
+                page.add_script_tag(path=axe)
+                assert axe_violations(opened) == [], (width, theme)
+                assert low_contrast(opened) == [], (width, theme)
 
         # A narrow page shows one figure at a time.
         page.locator(f"{APP} .rl-tabs button", has_text="Heat map").click()

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import torch
 from helpers.memorized_model import ANSWER, QUESTION
 
 from rstar_lab.analysis import inspect
@@ -12,7 +13,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.hf import HfEngine
 from rstar_lab.rl.fork import fork
-from rstar_lab.rl.models.model import build_tiny, load_tokenizer, save_model
+from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import make_reward
@@ -98,6 +99,37 @@ async def test_wrong_input_is_named(run):
         fork(folder, TRAJECTORY, 1, turn=1)
     with pytest.raises(UserError, match="edit requires a turn"):
         fork(folder, TRAJECTORY, 1, edit="x", model=model)
+
+
+async def test_alternatives_are_the_most_likely_tokens_of_the_model(run):
+    folder, model, rollout = run
+    view = inspect(folder.parent)
+    position = rollout.turns[0].start + 3
+    table = view.alternatives(position, TRAJECTORY, k=5, model=model)
+    network = load_model(model, torch.float32)
+    with torch.no_grad():
+        ids = torch.tensor([rollout.prompt_ids + rollout.response_ids[:position]])
+        expected = network(ids).logits[0, -1].log_softmax(-1)
+    assert list(table.token_id) == expected.topk(5).indices.tolist() and list(table["rank"]) == [1, 2, 3, 4, 5]
+    assert list(table.log_prob) == pytest.approx(expected.topk(5).values.tolist(), abs=1e-5)
+    assert list(table.stored) == [True] + 4 * [False], "the model knows this conversation by heart"
+    assert table.attrs == {"weights": str(model)}
+
+    other = model.parent / "other"
+    save_model(
+        other,
+        build_tiny(load_tokenizer(model), seed=1, hidden_size=64, layers=1, heads=2, kv_heads=1),
+        load_tokenizer(model),
+    )
+    unlikely = view.alternatives(position, TRAJECTORY, k=2, model=other)
+    assert list(unlikely.stored) == [False, False, True] and unlikely["rank"].iloc[2] > 2
+    size = len(rollout.response_ids)
+    with pytest.raises(UserError, match=f"has the response tokens 0 to {size - 1}"):
+        view.alternatives(size, TRAJECTORY, model=model)
+    with pytest.raises(UserError, match="has no checkpoint: give model=FOLDER"):
+        view.alternatives(0, TRAJECTORY)
+    with pytest.raises(UserError, match="does not answer"):
+        view.alternatives(0, TRAJECTORY, url="http://127.0.0.1:9")
 
 
 class Scripted:

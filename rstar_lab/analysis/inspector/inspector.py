@@ -13,6 +13,7 @@ from rstar_lab.analysis.inspector.export import export_html, export_markdown, li
 from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
+from rstar_lab.analysis.inspector.saved_views import PARTS, read_views, write_view
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values, visible
 from rstar_lab.analysis.inspector.widget import NotebookWidget
@@ -30,6 +31,8 @@ _MODULES = (
     "transcript",
     "list",
     "group",
+    "alternatives",
+    "views",
     "filters",
     "cache",
     "detail",
@@ -56,7 +59,8 @@ class Inspector(NotebookWidget):
     transcripts to a data frame.
     filters: filters of the list, see `filters.where_clause`.
     selected: traj_id of the open transcript.
-    `filters` and `selected` can be set from Python at any time, and follow what the user selects.
+    columns: columns of the list, such as ["step", "reward", "answer"]; default: all.
+    `filters`, `columns` and `selected` can be set from Python at any time, and follow what the user selects.
     """
 
     _esm = join_modules(*_MODULES)
@@ -65,6 +69,7 @@ class Inspector(NotebookWidget):
     filters = traitlets.Dict().tag(sync=True)
     scope = traitlets.Dict().tag(sync=True)
     sort: traitlets.List[Any] = traitlets.List().tag(sync=True)
+    columns: traitlets.List[Any] = traitlets.List().tag(sync=True)
     selected = traitlets.Unicode("").tag(sync=True)
     channel = traitlets.Unicode("entropy").tag(sync=True)
     height = traitlets.Int(760).tag(sync=True)
@@ -122,6 +127,38 @@ class Inspector(NotebookWidget):
     def _condition(self, filters: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
         return where_clause({**filters, "any": [scope["filter"]] if scope else None}, self._all_notes())
 
+    @property
+    def views(self) -> dict[str, dict[str, Any]]:
+        """The saved views: name to filters, scope, sort and columns."""
+        return read_views(self._views_folder())
+
+    def save_view(self, name: str) -> None:
+        """Store the current filters, order and columns under a name, in `views.json` of the runs folder. Replaces a view of
+        this name. Raises UserError if the rows are not in a run folder."""
+        write_view(self._views_folder(), name, {part: getattr(self, part) for part in PARTS})
+
+    def show_view(self, name: str) -> None:
+        """Apply a saved view. Raises UserError if there is none of this name."""
+        views = self.views
+        if name not in views:
+            raise UserError(f"no view {name!r}; there are: {', '.join(views) or 'none'}")
+        with self.hold_sync():
+            for part, value in views[name].items():
+                setattr(self, part, value)
+
+    def delete_view(self, name: str) -> None:
+        """Delete a saved view."""
+        write_view(self._views_folder(), name, None)
+
+    def _views_folder(self) -> Path:
+        folder = Path(getattr(self.source.store, "path", ""))
+        if folder.name and folder.is_dir():
+            return folder
+        first = next((found for run_id in self.source.runs if (found := self.source.run_dir(run_id))), None)
+        if first is None:
+            raise UserError("cannot store views: these rows are not in a run folder on this machine")
+        return first
+
     def html(self, traj_id: str = "") -> str:
         """Return a trajectory (default: the selected one) as a self-contained HTML page without scripts."""
         row, record, siblings, note = self._load(traj_id or self.selected)
@@ -161,6 +198,24 @@ class Inspector(NotebookWidget):
         path = None if model is None else Path(model)
         made = fork(folder, row["traj_id"], int(row["step"]), turn=turn, k=k, edit=edit, model=path, url=url, seed=seed)
         return Fork(made.run, row["traj_id"], float(row["reward"]), made.state, made.differing, made.weights)
+
+    def alternatives(
+        self, position: int, traj_id: str = "", *, k: int = 10, model: str | Path | None = None, url: str = ""
+    ) -> pd.DataFrame:
+        """Return the `k` most likely tokens at a response position of a trajectory (default: the selected one), and the stored token.
+
+        Columns: rank, token_id, text, probability, log_prob, stored.
+        position: of the token in the response, from 0. model, url: as in `fork`. `.attrs` has weights, the model folder or URL.
+        Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
+        """
+        from rstar_lab.analysis.alternatives import alternatives_table  # imports torch
+
+        row = self.source.row(traj_id or self.selected)
+        folder = self.source.run_dir(row["run_id"])
+        if folder is None:
+            raise UserError("cannot compute alternatives: these rows are not in a run folder on this machine")
+        path = None if model is None else Path(model)
+        return alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         row = self.source.row(traj_id)
@@ -244,6 +299,14 @@ class Inspector(NotebookWidget):
     ) -> dict[str, Any]:
         return self.source.search(text, self._condition(filters, scope))
 
+    def _alternatives(self, _buffers: list[Any], traj_id: str, position: int, weights: str) -> dict[str, Any]:
+        where = {"url": weights} if weights.startswith(("http://", "https://")) else {"model": weights or None}
+        frame = self.alternatives(int(position), traj_id, **where)
+        rows = frame.astype({"text": object}).to_dict("records")
+        for row in rows:
+            row["text"] = None if pd.isna(row["text"]) else visible(row["text"])
+        return {"rows": rows, "weights": frame.attrs["weights"]}
+
     def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:
         row = self.source.row(traj_id)
         folder = self.source.run_dir(row["run_id"])
@@ -252,6 +315,18 @@ class Inspector(NotebookWidget):
         entry = write_note(folder, traj_id, note, tags)
         self._notes = None
         return entry
+
+    def _list_views(self, _buffers: list[Any]) -> dict[str, Any]:
+        return self.views
+
+    # The view is sent with the request, because the widget's state may reach the kernel after it.
+    def _save_view(self, _buffers: list[Any], name: str, view: dict[str, Any]) -> dict[str, Any]:
+        write_view(self._views_folder(), name, view)
+        return self.views
+
+    def _delete_view(self, _buffers: list[Any], name: str) -> dict[str, Any]:
+        self.delete_view(name)
+        return self.views
 
     def _export(self, _buffers: list[Any], traj_id: str, kind: str) -> str:
         return self.html(traj_id) if kind == "html" else self.markdown(traj_id)
@@ -263,7 +338,11 @@ class Inspector(NotebookWidget):
         "place": _place,
         "open": _open,
         "search": _search,
+        "alternatives": _alternatives,
         "note": _note,
+        "views": _list_views,
+        "save_view": _save_view,
+        "delete_view": _delete_view,
         "export": _export,
     }
 
@@ -290,7 +369,18 @@ class Inspector(NotebookWidget):
     def share_state(self, widget: "Inspector") -> None:
         """Give another inspector this one's source and state. Changes to either apply to both."""
         widget.source = self.source
-        for name in ("filters", "scope", "sort", "selected", "channel", "height", "label", "revision", "reveal"):
+        for name in (
+            "filters",
+            "scope",
+            "sort",
+            "columns",
+            "selected",
+            "channel",
+            "height",
+            "label",
+            "revision",
+            "reveal",
+        ):
             traitlets.link((self, name), (widget, name))
 
 

@@ -204,6 +204,15 @@ async def test_a_server_scores_given_tokens(served, memorized_model):
     filled = await engine.score([1] * 509, [1] * 3)  # the context has 512 tokens
     assert math.isfinite(filled[0]) and math.isfinite(filled[1]) and math.isnan(filled[2])
     assert all(map(math.isnan, await engine.score([1] * 511, [1])))
+    found, rank = await engine.alternatives([*prompt, 11], 200, 3)
+    best = log_probs[len(prompt)].topk(3)
+    assert (
+        list(found)[:3] == best.indices.tolist()
+        and rank == int((log_probs[len(prompt)] > expected[1] + 1e-6).sum()) + 1
+    )
+    assert [found[token] for token in [*best.indices.tolist(), 200]] == pytest.approx(
+        [*best.values.tolist(), expected[1]], abs=1e-4
+    )
     await engine.aclose()
 
 

@@ -2,6 +2,7 @@ import { h, fill, show, correct, rocStatus, committed, debounce } from "./dom.js
 import { channelNames } from "./tokens.js";
 import { Transcript, answerLine } from "./transcript.js";
 import { strip, table } from "./group.js";
+import { Alternatives } from "./alternatives.js";
 
 /** The open trajectory: header, group, transcript, comparison with another rollout, note, link and export. */
 export class Detail {
@@ -22,9 +23,11 @@ export class Detail {
     this.matchLine = h("span", { class: "rl-found", role: "status" });
     const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
     this.rawButton = button("Raw", () => this.toggleRaw(), { "aria-pressed": "false", title: "Show the unchanged token stream" });
+    this.alternatives = new Alternatives(ask, () => this.transcript.ribbon.focus());
+    const tokenButton = button("Alternatives", () => this.showAlternatives(), { title: "Most likely tokens at the selected token" });
     this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
-    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, this.rawButton, this.groupButton, this.compareButton));
+    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, this.rawButton, this.groupButton, this.compareButton));
     const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.copyLink()), button("HTML", () => this.export("html"), { title: "Save as a self-contained HTML page" }), button("Markdown", () => this.export("markdown")));
     this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
     this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
@@ -32,7 +35,7 @@ export class Detail {
     this.groupBox = h("div", { class: "rl-groupbox", hidden: true });
     const row = h("div", { class: "rl-siblings" }, this.group, h("span", { class: "rl-push" }), this.findBox, this.matchLine);
     this.element = h("section", { class: "rl-detail", "aria-label": "Selected trajectory" },
-      this.head, row, tools, this.groupBox, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
+      this.head, row, tools, this.groupBox, this.alternatives.element, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
   }
 
   /** Whether the unchanged token stream is shown instead of segments. */
@@ -42,6 +45,7 @@ export class Detail {
 
   /** Show an opened trajectory. buffers: its token values. */
   async show(opened, buffers) {
+    if (this.row?.traj_id !== opened.row.traj_id && !this.alternatives.element.hidden) this.alternatives.close();
     this.opened = opened;
     this.row = opened.row;
     this.element.dataset.traj = this.row.traj_id;
@@ -76,6 +80,12 @@ export class Detail {
     this.groupBox.hidden = !this.groupBox.hidden;
     this.groupButton.setAttribute("aria-pressed", String(!this.groupBox.hidden));
     if (!this.groupBox.hidden) this.drawGroup();
+  }
+
+  /** Show the most likely tokens at the token that was selected last. */
+  showAlternatives() {
+    if (!this.opened.tokens) return this.say("The run did not store the tokens of this rollout.");
+    return this.alternatives.open(this.row.traj_id, this.transcript.token);
   }
 
   /** traj_id of the rollout of the group that is `by` places after the open one. */

@@ -59,7 +59,7 @@ export const committed = (act) => ({ onchange: act, onkeydown: (event) => event.
 
 export const disconnected = "The kernel was restarted or stopped. Run this cell again to reconnect.";
 
-/** Requests to the kernel. A request without a response within `patience` ms fails. */
+/** Requests to the kernel. A request without a response within `patience` ms, or its own `wait`, fails. */
 export function connect(model, patience = 30000) {
   const waiting = new Map();
   let next = 0;
@@ -73,13 +73,13 @@ export function connect(model, patience = 30000) {
   };
   model.on("msg:custom", receive);
   return {
-    ask(op, values = {}) {
+    ask(op, values = {}, wait = patience) {
       return new Promise((resolve, reject) => {
         const id = `${op}-${(next += 1)}`;
         const timer = setTimeout(() => {
           waiting.delete(id);
           reject(new Error("The kernel does not respond. Wait until it is idle; if it was restarted, run this cell again."));
-        }, patience);
+        }, wait);
         waiting.set(id, { resolve, reject, timer });
         try {
           model.send({ ...values, id, op });

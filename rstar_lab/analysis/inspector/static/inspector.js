@@ -4,14 +4,16 @@ import { channelNames } from "./tokens.js";
 import { TrajectoryCache } from "./cache.js";
 import { Detail } from "./detail.js";
 import { List } from "./list.js";
+import { Views } from "./views.js";
 import { Filters } from "./filters.js";
 import { Figures } from "./figures.js";
 
 const keys = [
   ["j, k", "next, previous trajectory"], ["[, ]", "previous, next rollout of the group"], ["1 to 6", "colour of the tokens"],
   ["e, E", "next, previous failed tool call"], ["b, B", "next, previous forking token"],
+  ["a", "most likely tokens at the selected token"],
   ["c", "compare with the next rollout of the group"], ["g", "table of the group"], ["r", "raw tokens"], ["/", "search in the transcript"],
-  ["s", "search in all transcripts"], ["n", "note and tags"], ["f", "full screen"], ["?", "this help"],
+  ["s", "search in all transcripts"], ["n", "note and tags"], ["v", "saved views and columns"], ["f", "full screen"], ["?", "this help"],
 ];
 
 class View {
@@ -58,7 +60,7 @@ class View {
   }
 
   remember() {
-    const kept = Object.fromEntries(["filters", "scope", "sort", "selected", "channel"].map((name) => [name, this.model.get(name)]));
+    const kept = Object.fromEntries(["filters", "scope", "sort", "columns", "selected", "channel"].map((name) => [name, this.model.get(name)]));
     try {
       sessionStorage.setItem(this.memory, JSON.stringify(kept));
     } catch { /* the page has no storage */ }
@@ -90,11 +92,11 @@ class View {
     const say = (text, wrong) => this.say(text, wrong);
     this.detail = new Detail({
       scales: choices.scales, say, channel: () => this.model.get("channel"), setChannel: (channel) => this.set({ channel }),
-      ask: (op, values) => this.line.ask(op, values), fetch: (traj_id, raw) => this.cache.get(traj_id, raw),
+      ask: (...request) => this.line.ask(...request), fetch: (traj_id, raw) => this.cache.get(traj_id, raw),
       select: (selected) => this.set({ selected }), reopen: () => this.open(this.detail.row.traj_id), noted: (traj_id, note) => this.noted(traj_id, note),
     });
     this.list = new List({
-      known: choices.columns, several: choices.run_id.length > 1, say, sort: (name) => this.sort(name), choose: (row) => this.choose(row),
+      known: choices.columns, several: choices.run_id.length > 1, shown: this.model.get("columns"), say, sort: (name) => this.sort(name), choose: (row) => this.choose(row),
       failed: (error) => { this.count.textContent = "–"; this.say(error.message, true); },
       ask: async (offset, limit) => {
         const [page] = await this.line.ask("page", { offset, limit, ...this.state() });
@@ -141,25 +143,31 @@ class View {
     this.alert = h("div", { class: "rl-alert", role: "alert" });
     this.helpBox = h("dialog", { class: "rl-help", "aria-label": "Keys" }, h("h3", {}, "Keys"), h("dl", {}, keys.map(([name, what]) => h("div", {}, h("dt", {}, name), h("dd", {}, what)))),
       h("form", { method: "dialog" }, h("button", { class: "rl-toggle" }, "Close")));
+    this.views = new Views({
+      columns: this.list.known, get: () => this.model.get("columns"), set: (columns) => this.set({ columns }), ask: (op, values) => this.line.ask(op, { ...values, ...(op === "save_view" ? { view: { ...this.state(), columns: this.model.get("columns") } } : {}) }),
+      open: (view) => this.set(view), say: (text, wrong) => this.say(text, wrong),
+    });
     const bar = h("div", { class: "rl-top" }, h("strong", { class: "rl-name" }, this.model.get("label")), this.count, this.across,
+      h("button", { type: "button", class: "rl-quiet", onclick: () => this.views.show() }, "Views"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.full() }, "Full screen"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.helpBox.showModal() }, "Keys ?"));
     const drag = h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
     this.main = h("div", { class: "rl-main" }, this.list.element, drag, this.detail.element);
+    const dialogs = [this.helpBox, this.views.element];
     const rollouts = [this.filters.element, this.scopeLine, this.alert, this.main, this.status];
     if (this.model.get("figures")?.length) {
       this.figures = new Figures(this.model);
       this.root.classList.add("rl-one-screen");
-      fill(this.root, bar, h("div", { class: "rl-screen" }, this.figures.element, h("div", { class: "rl-rollouts" }, rollouts)), this.helpBox);
+      fill(this.root, bar, h("div", { class: "rl-screen" }, this.figures.element, h("div", { class: "rl-rollouts" }, rollouts)), dialogs);
       this.figures.start().catch((error) => this.say(error.message, true));
-    } else fill(this.root, bar, rollouts, this.helpBox);
+    } else fill(this.root, bar, rollouts, dialogs);
     this.say("");
   }
 
   listen() {
     this.handlers = {
       "change:filters": () => this.reload(), "change:scope": () => this.reload(), "change:sort": () => this.reload(),
-      "change:revision": () => this.grown(), "change:reveal": () => this.reveal(), "change:selected": () => this.open(this.model.get("selected")),
+      "change:columns": () => this.columns(), "change:revision": () => this.grown(), "change:reveal": () => this.reveal(), "change:selected": () => this.open(this.model.get("selected")),
       "change:channel": () => { this.detail.recolour(); this.remember(); },
     };
     for (const [event, handler] of Object.entries(this.handlers)) this.model.on(event, handler);
@@ -222,6 +230,14 @@ class View {
     fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.showAll() }, "Show all")] : null);
     this.say("");
     await this.list.reset();
+  }
+
+  columns() {
+    this.list.show(this.model.get("columns"));
+    this.list.sorted(...(this.state().sort.length ? this.state().sort : [null]));
+    this.list.draw();
+    this.views.sync();
+    this.remember();
   }
 
   sort(name) {
@@ -349,9 +365,10 @@ class View {
     const action = {
       e: () => this.say(detail.transcript.nextError(1)), E: () => this.say(detail.transcript.nextError(-1)),
       b: () => this.say(detail.transcript.nextFork(1)), B: () => this.say(detail.transcript.nextFork(-1)),
+      a: () => detail.showAlternatives(),
       j: () => this.list.move(1), k: () => this.list.move(-1), "[": () => this.set({ selected: detail.nextSibling(-1) }),
       "]": () => this.set({ selected: detail.nextSibling(1) }), c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(),
-      "/": () => focus(detail.findBox), s: () => focus(this.across), n: () => focus(detail.note), f: () => this.full(), "?": () => this.helpBox.showModal(),
+      "/": () => focus(detail.findBox), s: () => focus(this.across), n: () => focus(detail.note), v: () => this.views.show(), f: () => this.full(), "?": () => this.helpBox.showModal(),
     }[event.key] ?? (channelNames[Number(event.key) - 1] && (() => this.set({ channel: channelNames[Number(event.key) - 1][0] })));
     if (!action) return undefined;
     event.preventDefault();

@@ -16,7 +16,7 @@ const callCell = (row) => {
 const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[name].toFixed(digits).replace("-", "−") : "–");
 
 /** [column to sort by, title, width, cell, right-aligned] */
-const listColumns = [
+export const listColumns = [
   ["step", "Step", 46, (row) => show(row.step), true],
   ["problem_id", "Problem", 190, (row) => row.question ?? row.problem_id],
   ["sample", "#", 30, (row) => show(row.sample), true],
@@ -40,22 +40,18 @@ const listColumns = [
 
 export class List {
   /** ask(offset, limit) returns {rows, total}. choose(row) opens a row. sort(column) changes the order. */
-  constructor({ ask, choose, sort, say, failed, known, several }) {
-    Object.assign(this, { ask, choose, say, failed });
+  constructor({ ask, choose, sort, say, failed, known, several, shown }) {
+    Object.assign(this, { ask, choose, sort, say, failed });
     this.message = "";
-    this.columns = listColumns.filter(([name]) => known.includes(name));
-    if (several) this.columns.splice(1, 0, this.columns.pop()); // with several runs, the run is the second column
-    this.width = this.columns.reduce((sum, column) => sum + column[2], 26);
-    this.template = `26px ${this.columns.map((column) => `${column[2]}px`).join(" ")}`;
+    this.known = listColumns.filter(([name]) => known.includes(name));
+    if (several) this.known.splice(1, 0, this.known.pop()); // with several runs, the run is the second column
     this.blocks = new Map();
     this.total = 0;
     this.top = 0; // index of the first row in view, with its fraction
     this.at = -1; // index of the selected row, -1 if the filter excludes it
     this.last = -1; // index of the row that was selected last
     this.snippets = {};
-    this.head = h("div", { class: "rl-row rl-header", role: "row", "aria-rowindex": 1 }, h("span", { role: "columnheader" }, h("span", { class: "rl-hidden" }, "Note")),
-      this.columns.map(([name, title, , , right]) => h("span", { role: "columnheader", class: right ? "rl-num" : "", "data-column": name },
-        h("button", { type: "button", title: `Sort by ${name}`, tabindex: "-1", onclick: () => sort(name) }, title))));
+    this.head = h("div", { class: "rl-row rl-header", role: "row", "aria-rowindex": 1 });
     this.rows = h("div", { class: "rl-rows", role: "rowgroup" });
     this.space = h("div", { class: "rl-space" }, this.rows);
     this.pane = h("div", {
@@ -67,12 +63,23 @@ export class List {
       const row = event.target.closest("[data-index]");
       if (row) this.select(Number(row.dataset.index));
     });
-    for (const element of [this.head, this.rows, this.space]) element.style.minWidth = `${this.width}px`;
-    this.head.style.gridTemplateColumns = this.template;
+    this.show(shown);
     this.element = this.pane;
     this.fetch = debounce(60, () => this.load());
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.pane);
+  }
+
+  /** Show these columns; an empty array shows all. */
+  show(names) {
+    this.columns = names.length ? this.known.filter(([name]) => names.includes(name)) : this.known;
+    this.template = `26px ${this.columns.map((column) => `${column[2]}px`).join(" ")}`;
+    fill(this.head, h("span", { role: "columnheader" }, h("span", { class: "rl-hidden" }, "Note")), this.columns.map(([name, title, , , right]) =>
+      h("span", { role: "columnheader", class: right ? "rl-num" : "", "data-column": name },
+        h("button", { type: "button", title: `Sort by ${name}`, tabindex: "-1", onclick: () => this.sort(name) }, title))));
+    const width = this.columns.reduce((sum, column) => sum + column[2], 26);
+    for (const element of [this.head, this.rows, this.space]) element.style.minWidth = `${width}px`;
+    this.head.style.gridTemplateColumns = this.template;
   }
 
   get visible() {

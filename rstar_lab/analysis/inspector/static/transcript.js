@@ -30,7 +30,7 @@ export class Transcript {
     });
     this.turns = h("div", {
       class: "rl-turns", tabindex: "0", role: "region", "aria-label": "Transcript",
-      onpointermove: (event) => this.hoverText(event), onpointerleave: () => this.hideTip(), onscroll: () => this.hideTip(),
+      onclick: (event) => this.clickText(event), onpointermove: (event) => this.hoverText(event), onpointerleave: () => this.hideTip(), onscroll: () => this.hideTip(),
     });
     this.element = h("div", { class: "rl-transcript" }, this.legend, this.ribbon, this.turns, this.tip);
     this.parts = [];
@@ -169,11 +169,12 @@ export class Transcript {
     return { part, begin, end: Math.max(end, Math.min(begin + 1, part.text.length)) };
   }
 
-  hoverText(event) {
+  /** The response token under the pointer, or null. */
+  tokenUnder(event) {
     const node = document.caretPositionFromPoint?.(event.clientX, event.clientY);
     const found = node ? [node.offsetNode, node.offset] : (() => { const r = document.caretRangeFromPoint?.(event.clientX, event.clientY); return r ? [r.startContainer, r.startOffset] : []; })();
     const part = this.parts.find((candidate) => candidate.node === found[0]);
-    if (!part?.starts.length) return this.hideTip();
+    if (!part?.starts.length) return null;
     let offset = found[1];
     const range = document.createRange();
     if (offset > 0) {
@@ -186,7 +187,7 @@ export class Transcript {
     range.setStart(part.node, Math.min(offset, part.node.data.length - 1));
     range.setEnd(part.node, Math.min(offset + 1, part.node.data.length));
     const box = range.getBoundingClientRect();
-    if (Math.abs(event.clientX - (box.left + box.right) / 2) > box.width + 12) return this.hideTip(); // not over text
+    if (Math.abs(event.clientX - (box.left + box.right) / 2) > box.width + 12) return null; // not over text
     let low = 0;
     let high = part.starts.length - 1;
     while (low < high) {
@@ -194,7 +195,19 @@ export class Transcript {
       if (part.starts[middle] <= offset) low = middle;
       else high = middle - 1;
     }
-    return this.showTip(part.first + low, event.clientX, event.clientY);
+    return part.first + low;
+  }
+
+  hoverText(event) {
+    const token = this.tokenUnder(event);
+    if (token === null) return this.hideTip();
+    return this.showTip(token, event.clientX, event.clientY);
+  }
+
+  /** Select the token under the pointer, unless text was selected. */
+  clickText(event) {
+    const token = getSelection().isCollapsed ? this.tokenUnder(event) : null;
+    if (token !== null) this.mark(token);
   }
 
   tokenAt(event) {
@@ -220,12 +233,18 @@ export class Transcript {
   }
 
   jump(token) {
+    const found = this.mark(token);
+    if (found) this.scrollTo(found.part, found.begin, found.end);
+  }
+
+  /** Select a token and return its place. */
+  mark(token) {
     this.token = token;
     const found = this.place(token);
-    if (!found) return;
+    if (!found) return null;
     this.paintCurrent.clear();
     this.paintCurrent.add("here", found.part.node, found.begin, Math.min(found.end, found.part.node.data.length), 4);
-    this.scrollTo(found.part, found.begin, found.end);
+    return found;
   }
 
   scrollTo(part, begin, end) {
