@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 SLOW = """
 import os, sys, time
 print("first", flush=True)
-time.sleep(1)
-os.write(1, "\u00e9".encode()[:1]); time.sleep(0.5); os.write(1, "\u00e9".encode()[1:] + b"\\n")
+time.sleep(0.6)
+os.write(1, "\u00e9".encode()[:1]); time.sleep(0.2); os.write(1, "\u00e9".encode()[1:] + b"\\n")
 print("error", file=sys.stderr)
 """
 
 
 async def check_stream(sandbox: LocalSandbox | SandboxClient) -> None:
-    for session in (None, "streamed", "streamed"):
+    for session in (None, "streamed"):
         pieces: list[Output] = []
         times: list[float] = []
         result = None
