@@ -14,8 +14,9 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart, Scores
+from rstar_lab.rl.environments.problem_file import write_problem_file
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.trajectory import Trajectory
 
 ANSWER_BLOCK = re.compile(r"<answer>.*", re.DOTALL)
@@ -132,12 +133,8 @@ def question_of(sample: Any) -> str:
     return "\n".join([text, *(f"{letter}) {choice}" for letter, choice in choices)])
 
 
-def main(target: str, path: str) -> None:
-    """Write the problems of the task `module:function` to a file."""
-    problems = InspectTask(target, load_named(target, "task")).problems()
-    write_problems(path, problems)
-    print(f"{len(problems)} problems written to {path}")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    write_problem_file(
+        "rstar_lab.rl.environments.inspect_task",
+        lambda target: InspectTask(target, load_named(target, "task")).problems(),
+    )

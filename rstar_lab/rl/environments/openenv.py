@@ -47,7 +47,7 @@ class OpenEnv:
                 action = answer.json()["action"]
             except (httpx.HTTPError, ValueError, KeyError) as error:
                 raise UserError(
-                    f"OpenEnv server {self.url} gives no schema: {error or type(error).__name__}"
+                    f"OpenEnv server {self.url} returned no schema: {error or type(error).__name__}"
                 ) from error
             fields = {name: field for name, field in action.get("properties", {}).items() if name != "metadata"}
             about = " ".join(action.get("description", "").split()) or "Act in the environment."

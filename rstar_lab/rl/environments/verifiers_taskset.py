@@ -23,9 +23,10 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation, RewardPart, Scores
+from rstar_lab.rl.environments.problem_file import write_problem_file
 from rstar_lab.rl.environments.verifiers_trace import add_turn, new_trace
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -286,10 +287,7 @@ def _schemas(server: Any) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python -m rstar_lab.rl.environments.verifiers_taskset MODULE:TASKSET PROBLEMS.jsonl")
-    try:
-        loaded = VerifiersTaskset(sys.argv[1], load_named(sys.argv[1], "taskset"), 30.0)
-        write_problems(sys.argv[2], loaded.problems())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    write_problem_file(
+        "rstar_lab.rl.environments.verifiers_taskset",
+        lambda target: VerifiersTaskset(target, load_named(target, "taskset"), 30.0).problems(),
+    )

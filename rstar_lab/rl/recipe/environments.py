@@ -25,7 +25,8 @@ class EnvironmentEntry(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the environment, unique in the recipe. Problem files, statistics and curves use it."""
     environment: str | None = None
-    """Your environment, `module:Class` (docs/environments.md). Default: none; the task is `tools` and `reward`."""
+    """`module:name` of your environment class, an Inspect task, an OpenEnv server or a taskset of verifiers
+    (docs/environments.md). Default: none; the task is `tools` and `reward`."""
     problems: Problems | None = None
     """Training problems. Default: those problems of the stage that name this environment."""
     tools: tuple[str, ...] = ()

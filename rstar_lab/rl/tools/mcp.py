@@ -64,7 +64,7 @@ class McpServer:
             async with asyncio.timeout(self.time_limit_s):
                 listed = await client.list_tools()
         except Exception as error:
-            raise UserError(f"rl.tools: {self.address}: the server gives no tools: {_reason(error)}") from error
+            raise UserError(f"rl.tools: {self.address}: its tools could not be listed: {_reason(error)}") from error
         finally:
             await session.close()
         return [

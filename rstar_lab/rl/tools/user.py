@@ -144,7 +144,9 @@ class HttpTool:
             )
             _ = tool_name(self.schema), self.schema["function"]["parameters"]["properties"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"rl.tools: {url}: GET gives no function schema: {type(error).__name__}: {error}") from None
+            raise UserError(
+                f"rl.tools: {url}: GET returned no function schema: {type(error).__name__}: {error}"
+            ) from None
         self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS))
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:

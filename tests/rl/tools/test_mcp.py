@@ -126,9 +126,9 @@ async def test_tools_over_http(http_server):
     ("address", "message"),
     [
         ("mcp+stdio:", "a command is missing"),
-        ("mcp+stdio:/no/such/program", "the server gives no tools: FileNotFoundError"),
-        (f"mcp+stdio:{sys.executable} -c pass", "the server gives no tools"),
-        ("mcp+http://127.0.0.1:9/mcp", "the server gives no tools"),
+        ("mcp+stdio:/no/such/program", "its tools could not be listed: FileNotFoundError"),
+        (f"mcp+stdio:{sys.executable} -c pass", "its tools could not be listed"),
+        ("mcp+http://127.0.0.1:9/mcp", "its tools could not be listed"),
     ],
 )
 def test_a_server_that_cannot_be_reached_is_an_error(address, message):

@@ -207,12 +207,12 @@ async def test_a_tool_behind_a_url():
         refused = await call(tool, {"x": 2})
         assert (refused.outcome, refused.text) == (Outcome.INVALID_ARGUMENTS, "no such x")
         assert (await call(tool, {"x": 3})).outcome is Outcome.SANDBOX_ERROR
-        with pytest.raises(UserError, match=r"rl.tools: .*/bare: GET gives no function schema"):
+        with pytest.raises(UserError, match=r"rl.tools: .*/bare: GET returned no function schema"):
             await asyncio.to_thread(make_tools, [f"{url}/bare"], None)
     finally:
         server.shutdown()
         server.server_close()
-    with pytest.raises(UserError, match=r"rl.tools: .*GET gives no function schema"):
+    with pytest.raises(UserError, match=r"rl.tools: .*GET returned no function schema"):
         await asyncio.to_thread(make_tools, [url], None)
 
 

@@ -1,0 +1,21 @@
+"""The command that writes the problems of a foreign task to a file, which the recipe then names."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.problems import Problem, write_problems
+
+
+def write_problem_file(module: str, problems_of: Callable[[str], Sequence[Problem]]) -> None:
+    """Run `python -m MODULE MODULE:NAME PROBLEMS.jsonl`. problems_of: returns the problems of `module:name`. Exits with a message
+    after wrong arguments or a UserError."""
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: python -m {module} MODULE:NAME PROBLEMS.jsonl")
+    target, path = sys.argv[1:]
+    try:
+        problems = problems_of(target)
+        write_problems(path, problems)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(f"{len(problems)} problems written to {path}")
