@@ -1,6 +1,7 @@
 """Evaluates an environment as `rstar-lab evaluate --environment` does, with a tiny model that has learned one conversation of it."""
 
-import json
+import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rstar_lab.runs.reader import RunReader
 async def evaluate_environment(
     folder: Path, environment: str, problem: Problem, question: str, conversation: list[tuple[str, str]]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """Evaluate one problem; return (row of the trajectory, rows of the calls, page of the inspector).
+    """Evaluate one problem; return (row of the trajectory, rows of the calls, text of the inspector's page).
 
     question: first user message of the environment. conversation: (role, content) of the messages after it.
     """
@@ -38,4 +39,4 @@ async def evaluate_environment(
     reader = RunReader(result["run"])
     (row,) = reader.read("trajectories").to_pylist()
     page = Inspector(open_runs(folder / "runs")).html(row["traj_id"])
-    return row, reader.read("calls").to_pylist(), json.dumps(page) if not isinstance(page, str) else page
+    return row, reader.read("calls").to_pylist(), html.unescape(re.sub("<[^>]+>", "", page))

@@ -142,7 +142,7 @@ def test_a_rollout_waits_for_a_free_session(url):
 
 
 def test_a_missing_server_is_a_clear_error():
-    with pytest.raises(UserError, match="gives no schema"):
+    with pytest.raises(UserError, match="returned no schema"):
         OpenEnv("http://127.0.0.1:9/").schema  # noqa: B018
 
 
