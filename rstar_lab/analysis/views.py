@@ -164,8 +164,8 @@ class Views:
         for reader in readers:
             try:
                 run_files = reader.files(level)
-            except TranscriptsElsewhere as error:
-                elsewhere.append(error)
+            except TranscriptsElsewhere as caught:
+                elsewhere.append(caught)
                 continue
             if not run_files and _should_have(reader, level):
                 lacking.append(reader.run_id)

@@ -13,7 +13,7 @@ QUESTIONS_FILE = "questions.json"
 def question_beginnings(run: RunReader, after: int) -> dict[str, str]:
     """Return {problem id: beginning of its question} for the problems of the steps after step `after`, from the transcripts."""
     steps = {step: stage for step, stage in run.steps().items() if step > after}
-    problems = {}  # of every trajectory
+    problems: dict[str, str] = {}  # of every trajectory
     for file in run.scan("trajectories", steps):
         rows = read_steps(file, ["traj_id", "problem_id"]).to_pydict()
         problems |= dict(zip(rows["traj_id"], rows["problem_id"], strict=True))
