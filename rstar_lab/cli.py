@@ -135,12 +135,16 @@ def main() -> None:
     # Must be set before torch is imported: OpenMP threads that spin while they wait starve the engines beside them.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     gc.set_threshold(50_000)  # garbage collection takes a fifth of the import time
-    mount()
     try:
+        mount()
         try:
             app()
         except ModuleNotFoundError as error:
             _raise_missing_extra(error)
+        except SystemExit as end:
+            if end.__context__ is not None and isinstance(end.__context__.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None  # Typer exits with 130 and prints nothing
+            raise
     except UserError as error:
         fail(str(error), 1)
     except KeyboardInterrupt:

@@ -62,8 +62,8 @@ def submit(
         typer.echo(json.dumps(job_row(job)))
     else:
         typer.echo(job.id)
-    if watch and not job.watch().value == "finished":
-        raise typer.Exit(1)
+    if watch and (end := job.watch()).value != "finished":
+        raise typer.Exit(1 if end.ended else 130)
 
 
 @app.command("list", epilog="Example:\n\n`rstar-lab jobs list`")
@@ -107,7 +107,8 @@ def logs(
 
     job = attach(job_id, runs_dir=runs_dir)
     if follow:
-        job.watch()
+        if not job.watch().ended:
+            raise typer.Exit(130)
     else:
         typer.echo(job.logs(tail), nl=False)
 

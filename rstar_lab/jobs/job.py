@@ -121,7 +121,10 @@ class Job:
                         print(_progress_line(event), flush=True)
                     last_tenth = tenth
         except KeyboardInterrupt:
-            print(f"\n{self.id} continues; find it again with attach({self.id!r})", flush=True)
+            print(
+                f"\n{self.id} continues; find it again with attach({self.id!r}) or `rstar-lab jobs logs {self.id} --follow`",
+                flush=True,
+            )
         return self.status()
 
     def wait(self, *, timeout_s: float | None = None) -> JobStatus:

@@ -34,7 +34,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-_BOOT = """import sys
+# Ctrl-C in a terminal reaches all its processes; the process that uses the sandbox ends the zygotes.
+_BOOT = """import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.path.insert(0, {root!r})
 from rstar_lab.sandbox.runtime.zygote import entry
 sys.path[0] = ""

@@ -14,6 +14,7 @@ from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.chat_format.released_template import CHAT_TEMPLATE as RELEASED_TEMPLATE
 from rstar_lab.rl.chat_format.template import chat_template, control_tokens
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
+from rstar_lab.rl.models.model_folder import check_readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -185,6 +186,7 @@ def _check(folder: Path, trust_remote_code: bool) -> Path:
             raise ModelError(
                 f"model folder {folder}: {name}, listed in {_INDEX}, is missing: copy all files of the model"
             )
+    check_readable(folder)
     return folder
 
 

@@ -24,6 +24,13 @@ def model_folder(model: str, runs_dir: Path) -> Path:
     raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}")
 
 
+def check_readable(folder: Path) -> None:
+    """Raise PermissionError for the first file of a model folder that cannot be read. Loaders report it as missing, or retry."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            path.open("rb").close()
+
+
 def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
     """Return the folder of the recipe's model after SFT. It may not exist yet."""
     if recipe.sft is None:

@@ -25,6 +25,7 @@ from rstar_lab.rl.engines.devices import environment_for, visible_gpus
 from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
+from rstar_lab.rl.models.model_folder import check_readable
 from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
 
@@ -76,6 +77,7 @@ def check(options: ServeOptions) -> None:
         raise UserError(f"--prompt-format {options.prompt_format}: choose from paper, released")
     if not (options.model / "config.json").is_file():
         raise UserError(f"model {options.model}: no folder with a config.json")
+    check_readable(options.model)
     if options.api_key is None and not _is_loopback(options.host):
         raise UserError(
             f"--host {options.host} can be reached by others: set a token with --api-key or the environment variable {API_KEY}"

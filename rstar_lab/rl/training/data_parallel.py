@@ -27,6 +27,12 @@ _TIMEOUT = timedelta(
 )  # helpers wait during rollouts and evaluations; a dead helper closes its connection at once
 _READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
+# Ctrl-C in a terminal also reaches the helpers, perhaps during their imports: rank 0 ends them.
+_BOOT = """import gc, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+gc.set_threshold(50_000)
+from rstar_lab.rl.training.data_parallel import serve
+"""
 
 
 @contextmanager
@@ -145,7 +151,7 @@ class HelperProcesses:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         for rank in range(1, size):
             arguments = (self._address, rank, size, os.getpid())
-            code = f"import gc\ngc.set_threshold(50_000)\nfrom rstar_lab.rl.training.data_parallel import serve\nserve{arguments!r}"
+            code = f"{_BOOT}serve{arguments!r}"
             command = [sys.executable, "-c", code]
             self._processes.append(
                 subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -198,7 +204,6 @@ class HelperProcesses:
 def serve(address: str, rank: int, size: int, parent: int) -> None:
     """Main function of a helper process: join the ranks and run the entry points that rank 0 sends. Ends with its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C and ends the helpers
     if os.getppid() != parent:
         return
     from transformers import PreTrainedModel  # noqa: F401  (imported early, while rank 0 prepares)
