@@ -95,7 +95,7 @@ def axe_violations(opened: LabPage) -> list[str]:
 
 
 def low_contrast(opened: LabPage) -> list[str]:
-    """Return the texts of figures whose contrast with the page is below 4.5 (WCAG AA). axe-core does not check SVG."""
+    """Return the visible texts of figures whose contrast with the page is below 4.5 (WCAG AA). axe-core does not check SVG."""
     return opened.page.evaluate(
         """() => {
           const numbers = colour => {
@@ -108,7 +108,8 @@ def low_contrast(opened: LabPage) -> list[str]:
             .map(value => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
             .reduce((sum, value, i) => sum + [0.2126, 0.7152, 0.0722][i] * value, 0);
           const paper = luminance(getComputedStyle(document.querySelector('.rl-app')).backgroundColor);
-          return [...document.querySelectorAll('.rl-app .main-svg text')].filter(text => text.textContent.trim()).filter(text => {
+          const texts = [...document.querySelectorAll('.rl-app .main-svg text')];
+          return texts.filter(text => text.textContent.trim() && text.getClientRects().length).filter(text => {
             const ink = luminance(getComputedStyle(text).fill);
             return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05) < 4.5;
           }).map(text => `${text.textContent}: ${getComputedStyle(text).fill}`);

@@ -1,5 +1,6 @@
 """Tests of what the inspector shows after clicks, keys, searches, errors, growth of the run and a kernel restart."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -281,6 +282,11 @@ def test_alternatives_of_a_token_by_keyboard(opened: LabPage, tmp_path: Path):
     opened.wait(f"() => document.querySelector('{APP} .rl-alternatives :is(tr.rl-this, .rl-missing)')")
     opened.shot("alternatives", APP)
     assert text(opened, ".rl-alternatives-head span").startswith("Token 2: most likely tokens of")
+    page.set_viewport_size({"width": 900, "height": 1300})
+    page.wait_for_timeout(300)
+    boxes = [page.locator(f"{APP} {name}").bounding_box() for name in (".rl-alternatives", ".rl-ribbon", ".rl-foot")]
+    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in itertools.pairwise(boxes)), boxes
+    page.set_viewport_size({"width": 1600, "height": 1300})
     shown = page.locator(f"{APP} .rl-alternatives tbody tr td:nth-child(4)").all_inner_texts()
     wanted = f"inspector.alternatives(2, model={str(tmp_path / 'model')!r})"
     stored = run_python(opened, f"t = {wanted}; print(' '.join(f'{{x:.3f}}' for x in t.log_prob))").split()

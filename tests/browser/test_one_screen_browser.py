@@ -100,6 +100,7 @@ def test_curves_heat_map_and_rollouts_share_one_screen(lab: Lab, tmp_path: Path,
         page.locator(f"{APP} .rl-tabs button", has_text="Heat map").click()
         page.wait_for_timeout(700)
         check_boxes(opened, 1)
+        assert low_contrast(opened) == [], "a figure that was hidden follows the theme"
         page.set_viewport_size({"width": 1400, "height": 1080})
         page.wait_for_timeout(700)
 

@@ -9,7 +9,7 @@ export class Views {
     this.boxes = columns.map(([name, title]) => [name, h("input", { type: "checkbox", value: name, onchange: () => this.choose() }), title]);
     this.name = h("input", { type: "text", "aria-label": "Name of the view", placeholder: "Name", onkeydown: (event) => { if (event.key === "Enter") { event.preventDefault(); this.save(); } } });
     this.list = h("ul", { class: "rl-views" });
-    this.error = h("p", { class: "rl-alert", role: "alert" });
+    this.error = h("p", { class: "rl-view-error", role: "alert" });
     this.element = h("dialog", { class: "rl-help rl-view", "aria-label": "Views" },
       h("h3", {}, "Saved views"), this.list,
       h("p", { class: "rl-actions" }, this.name, h("button", { type: "button", class: "rl-toggle", onclick: () => this.save() }, "Save filters, order and columns")), this.error,
