@@ -10,9 +10,9 @@ def memorized_model(tmp_path_factory):
     return folder, make_memorized_model(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(memorized_model, tmp_path_factory):
-    """Two real vLLM servers with the memorized_model."""
+    """Two real vLLM servers with the memorized_model. Some tests change their weights, so files do not share them."""
     from helpers.vllm_servers import two_servers
 
     with two_servers(memorized_model[0], tmp_path_factory.mktemp("served") / "log") as servers:
