@@ -2,10 +2,9 @@
 
 import base64
 import binascii
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-
-from pydantic import TypeAdapter
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import CallResult
@@ -48,7 +47,6 @@ import os
 for path in paths:
     os.remove(path)
 """
-_PATHS = TypeAdapter(list[str])
 
 
 class SessionFileError(RuntimeError):
@@ -103,9 +101,11 @@ class SessionFiles(ABC):
         """Return the open matplotlib figures of a session as PNG, and close them. matplotlib must be installed there."""
         result = await _run_script(self, session, _PLOT)
         try:
-            paths = _PATHS.validate_json(result.stdout)
-        except ValueError as error:
-            raise SessionFileError("plots: the session did not return a list of files") from error
+            paths = json.loads(result.stdout)
+        except (ValueError, RecursionError):
+            paths = None
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise SessionFileError("plots: the session did not return a list of files")
         plots = await self.read_files(session, paths)
         await _run_script(self, session, _REMOVE, paths=paths)
         return [plots[path] for path in paths]
