@@ -243,7 +243,9 @@ async def test_a_loop_can_be_preempted(name):
         loops = [asyncio.create_task(sandbox.run(loop)) for _ in range(2)]
         try:
             await asyncio.sleep(2.5)
-            assert await rate_of_short_calls(sandbox, 1.5) > 0.5 * alone
+            # The best of five, because other tests use the same cores. Without preemption all of them are below.
+            beside = [await rate_of_short_calls(sandbox, 1.5) for _ in range(5)]
+            assert max(beside) > 0.5 * alone, (beside, alone)
         finally:
             for task in loops:
                 task.cancel()
