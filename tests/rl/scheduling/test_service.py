@@ -160,6 +160,6 @@ async def test_polling_ends_when_it_is_cancelled_while_a_read_ends():
     assert done
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_decision_takes_under_1_ms_at_16384_rollouts_and_64_servers():
     assert await measure_scheduler("adaptive", servers=64, rollouts=16_384) < 1.0

@@ -348,7 +348,7 @@ async def test_the_reference_model_is_that_of_the_stage_start_after_a_kill(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", ["group", "otb"])
+@pytest.mark.parametrize("advantage", ["group", pytest.param("otb", marks=pytest.mark.soak)])
 def test_two_processes_update_like_one(advantage):
     rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0, advantage=advantage)
     rollouts = as_rollouts(tokens_of(tiny()))
