@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated
@@ -151,6 +152,10 @@ def main() -> None:
         fail("stopped; run the same command again to continue", 130)
     except OSError as error:
         fail(os_error_message(error), 1)
+    finally:
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # everything is written; libraries print tracebacks if their exit is interrupted
 
 
 if __name__ == "__main__":
