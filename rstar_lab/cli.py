@@ -153,9 +153,8 @@ def main() -> None:
     except OSError as error:
         fail(os_error_message(error), 1)
     finally:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # everything is written; libraries print tracebacks if their exit is interrupted
+        # All results are written. Libraries print tracebacks if Ctrl-C interrupts their exit.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def _append(path: Path, text: str, echo: bool) -> None:
 def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> None:
     """Append the job's output to its log without secrets, until it ends.
 
-    Output that cannot be written, for example because the disk is full, is left out: a job whose output is not read would stop.
+    Output that cannot be written, for example because the disk is full, is discarded. If nothing read its output, the job would block.
     """
     lost = 0
     with output, path.open("ab", buffering=0) as log:

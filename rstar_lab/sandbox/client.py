@@ -109,7 +109,10 @@ class SandboxClient(SessionFiles):
         session: str | None = None,
     ) -> CallResult:
         """Run one call; see LocalSandbox.run."""
-        return await self.submit(Call(code, stdin, seed, timeout_s, memory_mb, session))
+        return await self.run_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
+
+    async def run_call(self, call: Call) -> CallResult:
+        return await self.submit(call)
 
     async def stream(
         self,

@@ -76,7 +76,7 @@ def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str 
             for inside, outside in sorted(binds.items())
         ),
     ]
-    # For the supervisor, which changes to another user before it runs the program. Programs have no capabilities.
+    # The supervisor requires these capabilities to run the program as another user. Programs have none.
     capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SYS_RESOURCE"]
     environment = ENVIRONMENT | ({"PYTHONPATH": packages} if packages else {})
     return {

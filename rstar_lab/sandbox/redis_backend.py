@@ -52,7 +52,7 @@ class RedisBackend:
     events: Mapping[str, int] = {}
 
     def __init__(self, url: str, *, wait_s: float) -> None:
-        """wait_s: seconds a call may wait until a worker takes it."""
+        """wait_s: longest time in seconds that a call waits for a worker."""
         self.url = url
         self.redis = transport.connect(url)
         self.signer = Signer()

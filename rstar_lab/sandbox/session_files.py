@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.call import Call, CallResult
 
 # Bytes that one cell returns: as base64 they must fit into its output.
 CHUNK_BYTES = 700_000
@@ -61,17 +61,8 @@ class SessionFiles(ABC):
     """
 
     @abstractmethod
-    async def run(
-        self,
-        code: str,
-        stdin: str = "",
-        *,
-        seed: int | None = None,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        session: str | None = None,
-    ) -> CallResult:
-        """Run code in a session."""
+    async def run_call(self, call: Call) -> CallResult:
+        """Run a call and return its result."""
 
     async def write_files(self, session: str, files: Mapping[str, bytes]) -> None:
         """Write files (path -> content) in a session, which is started if it does not exist. Folders are created."""
@@ -113,7 +104,7 @@ class SessionFiles(ABC):
 
 async def _run_script(sandbox: SessionFiles, session: str, script: str, stdin: str = "", **names: object) -> CallResult:
     code = f"exec({script!r}, {names!r})"
-    result = await sandbox.run(code, stdin, timeout_s=STEP_TIMEOUT_S, session=session)
+    result = await sandbox.run_call(Call(code, stdin, timeout_s=STEP_TIMEOUT_S, session=session))
     if result.outcome is not Outcome.OK:
         lines = result.stderr.strip().splitlines()
         where = names.get("name", "plots")

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.run_rows import rows
 from helpers.small_disk import SmallDisk
-from helpers.ssh_server import SshServer
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, local, submit
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.ssh import forget_agents, mirror
+from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.ssh.submit import install_tree
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -21,14 +20,6 @@ from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = SshServer(tmp_path_factory.mktemp("sshd"))
-    yield server
-    forget_agents()
-    server.stop()
 
 
 @pytest.fixture(params=["size", "quota"])

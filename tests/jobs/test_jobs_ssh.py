@@ -12,25 +12,16 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from helpers.run_rows import rows
-from helpers.ssh_server import SshServer
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
-from rstar_lab.jobs.ssh import forget_agents, mirror
+from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
 from rstar_lab.processes import processes_of
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = SshServer(tmp_path_factory.mktemp("sshd"))
-    yield server
-    forget_agents()
-    server.stop()
 
 
 @pytest.fixture

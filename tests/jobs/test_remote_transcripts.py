@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from helpers.run_rows import rows
-from helpers.ssh_server import SshServer
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.inspector.source import Source
@@ -15,14 +14,6 @@ from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = SshServer(tmp_path_factory.mktemp("sshd"))
-    yield server
-    forget_agents()
-    server.stop()
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class Branch:
         self.decided.set()
 
     def parent_ended(self) -> None:
-        """Let the child start from the prompt, if it has not started."""
+        """Start the child from the prompt, unless it has started at a turn of the parent."""
         self.decided.set()
 
     def labelled(self, trajectory: Trajectory) -> Trajectory:

@@ -74,7 +74,7 @@ class ScheduledEngine:
                         parts.append((version, len(output.token_ids)))
                     if output.stop_reason not in ABORTED or len(token_ids) >= sampling.max_tokens:
                         break
-                    # A weight sync ended the request: the new weights generate the rest.
+                    # A weight sync interrupted the request. The new weights generate its other tokens.
                     parameters["max_tokens"] = sampling.max_tokens - len(token_ids)
                     if sampling.seed is not None and token_ids:
                         parameters["seed"] = derive_seed(sampling.seed, "continued", len(token_ids))

@@ -40,7 +40,7 @@ class Streams:
         return self.stdout, self.stderr
 
     def new_output(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield what was written since the previous call: a byte for the stream (1 or 2), then at most 64 KiB of output.
+        """Yield the output since the previous call, as messages: one byte (1: stdout, 2: stderr), then at most 64 KiB of output.
 
         max_bytes: bytes of each stream that are returned in all calls.
         """

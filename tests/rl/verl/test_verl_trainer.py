@@ -57,7 +57,7 @@ def runs(tmp_path_factory, attempts):
         return start_verl(recipe, folder / "verl", *(word for text in settings for word in ("--set", text)))
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setenv("WANDB_MODE", "offline")  # for the workers of Ray too
+        patch.setenv("WANDB_MODE", "offline")  # Ray's workers inherit it
         # Both attempts use this Ray. verl reserves 3 CPUs per rank.
         stack.enter_context(LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False))
         process = start()
