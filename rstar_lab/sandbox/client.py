@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ import httpx
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
-from rstar_lab.sandbox.session_files import SessionFiles
+from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.streaming import Output
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import (
@@ -53,13 +53,13 @@ class Waiting:
         return session_of(self.work) is not None
 
 
-class SandboxClient(SessionFiles):
+class SandboxClient(Sandbox):
     """Runs calls on a `rstar-lab sandbox serve`.
 
     Calls made at the same time share requests of up to 64 calls; results arrive one by one. Failures of the
     infrastructure (lost connection, full queue, `sandbox_error`, `queue_timeout`) are retried with growing pauses until
     `deadline_s` after the call; then the last failure is returned. A call of a session is retried only if it cannot have
-    run.
+    run. A service with Redis workers sends the output of a streamed call together with its result.
 
     token: default: the environment variable RSTAR_LAB_SANDBOX_TOKEN.
     `run` raises UserError if the token is refused, ValueError if the service rejects an argument.
@@ -92,43 +92,10 @@ class SandboxClient(SessionFiles):
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.http.aclose()
 
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def run(
-        self,
-        code: str,
-        stdin: str = "",
-        *,
-        seed: int | None = None,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        session: str | None = None,
-    ) -> CallResult:
-        """Run one call; see LocalSandbox.run."""
-        return await self.run_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
-
     async def run_call(self, call: Call) -> CallResult:
         return await self.submit(call)
 
-    async def stream(
-        self,
-        code: str,
-        stdin: str = "",
-        *,
-        seed: int | None = None,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        session: str | None = None,
-    ) -> AsyncGenerator[Output | CallResult, None]:
-        """Run one call; yield its output while it runs, then its result; see LocalSandbox.stream.
-
-        The call is not retried. A service with Redis workers sends no output before the result.
-        """
-        call = Call(code, stdin, seed, timeout_s, memory_mb, session)
+    async def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
         body = dumps({"calls": [{**work_to_dict(call), "stream": True}]})
         headers = {"Content-Type": "application/json"}
         result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: the response ended before the result")
@@ -149,16 +116,10 @@ class SandboxClient(SessionFiles):
             result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: {type(error).__name__}: {error}")
         yield result
 
-    async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
-        """Run calls concurrently; results are in the order of the calls."""
-        return list(await asyncio.gather(*map(self.submit, calls)))
-
     async def close_session(self, name: str) -> None:
-        """End a session's interpreter. An unknown name is ignored."""
         await self.submit(SessionEnd(name))
 
     async def fork(self, session: str, n: int) -> list[str]:
-        """Fork the live interpreter of a session `n` times; see LocalSandbox.fork."""
         result = await self.submit(SessionFork(session, n))
         if result.outcome is Outcome.INVALID_ARGUMENTS:
             raise ValueError(result.stderr)

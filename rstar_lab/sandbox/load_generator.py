@@ -4,16 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.call import CallResult
-
-
-class Sandbox(Protocol):
-    """LocalSandbox or SandboxClient."""
-
-    async def run(self, code: str) -> CallResult: ...
+from rstar_lab.sandbox.interface import Sandbox
 
 
 @dataclass(frozen=True, slots=True)

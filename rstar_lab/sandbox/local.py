@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.call_log import log_event
 from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of
 from rstar_lab.sandbox.check import LayersMissing, check_layers
+from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.isolations import POOLS, Pool, check_isolation
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
-from rstar_lab.sandbox.session_files import SessionFiles
 from rstar_lab.sandbox.session_fork import Forker
 from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Session, Sessions
 from rstar_lab.sandbox.streaming import OnOutput, Output, stream_output
@@ -47,7 +47,7 @@ EVENTS = (
 log = logging.getLogger(__name__)
 
 
-class LocalSandbox(SessionFiles):
+class LocalSandbox(Sandbox):
     """Runs model-written Python in isolated processes of this machine.
 
         async with LocalSandbox() as sandbox:
@@ -123,13 +123,6 @@ class LocalSandbox(SessionFiles):
         """Missing isolation layers with the reason. Empty before `start`."""
         return dict(self._pool.missing) if self._pool else {}
 
-    async def __aenter__(self) -> "LocalSandbox":
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     async def start(self) -> None:
         """Start the zygotes; otherwise the first `run` starts them.
 
@@ -153,58 +146,14 @@ class LocalSandbox(SessionFiles):
         if pool:
             await pool.close()
 
-    async def run(
-        self,
-        code: str,
-        stdin: str = "",
-        *,
-        seed: int | None = None,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        session: str | None = None,
-    ) -> CallResult:
-        """Run code and return its result. Errors of the code are outcomes, not exceptions.
-
-        Raises ValueError for a limit above its maximum, RuntimeError if the sandbox is closed or cannot start.
-        """
-        return await self.run_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
-
-    def stream(
-        self,
-        code: str,
-        stdin: str = "",
-        *,
-        seed: int | None = None,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        session: str | None = None,
-    ) -> AsyncGenerator[Output | CallResult, None]:
-        """Run code; yield its output while it runs (every 50 to 200 ms), and at the end its result, with all output.
-
-        The call does not run again if its supervisor dies. Close the generator to cancel the call.
-        """
-        call = Call(code, stdin, seed, timeout_s, memory_mb, session)
+    def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
         return stream_output(lambda on_output: self.run_call(call, on_output))
 
-    async def run_many(self, calls: Iterable[Call]) -> list[CallResult]:
-        """Run calls concurrently; results are in the order of the calls."""
-        return list(await asyncio.gather(*(self.run_call(call) for call in calls)))
-
     async def close_session(self, name: str) -> None:
-        """End a session's interpreter. An unknown name is ignored."""
         self._sessions.drop(name, None)
         self._sessions.pop_loss(name)
 
     async def fork(self, session: str, n: int) -> list[str]:
-        """Fork the live interpreter of a session `n` times; return the names of the new sessions.
-
-        A copy has the state of the original: variables, modules, and a copy of the working folder. Memory is shared until it
-        is written. Threads and child processes of the original are not copied, and random numbers differ between copies.
-        Close each copy with `close_session`; it can outlive the original. A copy exists only in memory, like any session.
-
-        Raises ValueError if the session does not exist or `n` is not in [1, max_sessions), and ForkError if the interpreter
-        cannot be forked: it does not answer, or a limit on memory, processes or sessions is reached.
-        """
         pool = await self._running_pool()
         if not isinstance(pool, SupervisorPool):
             raise ForkError(f"isolation: {self.isolation} does not support forks of sessions")
