@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.session_files import CHUNK_BYTES, SessionFileError
 
@@ -47,10 +48,10 @@ async def test_a_session_that_returns_something_else_is_an_error():
 
 
 async def test_open_figures_are_returned_as_png_and_closed():
-    pytest.importorskip("matplotlib")
     async with LocalSandbox(Limits(timeout_s=60.0), workers=1) as sandbox:
         draw = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.figure(); plt.plot([2, 1])"
-        await sandbox.run(draw, session="plots")
+        result = await sandbox.run(draw, session="plots")
+        assert result.outcome == Outcome.OK, result.stderr
         plots = await sandbox.plots("plots")
         assert len(plots) == 2 and all(plot.startswith(b"\x89PNG") for plot in plots)
         assert await sandbox.plots("plots") == []
