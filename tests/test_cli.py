@@ -147,7 +147,7 @@ def test_every_command_has_examples_that_parse(monkeypatch):
 
     import typer
 
-    from rstar_lab.cli import app, mount
+    from rstar_lab.commands.app import app, mount
 
     mount()
     root = typer.main.get_command(app)

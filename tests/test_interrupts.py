@@ -17,12 +17,13 @@ DROP = "-dac_override,-dac_read_search"
 AS_USER = ["setpriv", f"--bounding-set={DROP}", f"--inh-caps={DROP}"] if os.geteuid() == 0 else []
 
 
-def interrupt(arguments, folder, *, ready=None, after_s=0.0):
+def interrupt(arguments, folder, *, ready=None, after_s=0.0, path=()):
     """Send Ctrl-C to all processes of a command, when it has printed `ready` or `after_s` seconds later. Returns its exit
-    code and stderr."""
+    code and stderr. path: folders in which Python looks for modules first."""
     command = subprocess.Popen(
         [*CLI, *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))},
     )  # fmt: skip
     while ready and ready not in (line := command.stdout.readline()):
         assert line, command.stderr.read()
@@ -31,6 +32,11 @@ def interrupt(arguments, folder, *, ready=None, after_s=0.0):
     output, errors = command.communicate(timeout=60)
     assert "Traceback" not in output + errors, errors
     return command.returncode, errors
+
+
+def test_ctrl_c_while_the_command_line_imports_its_modules_prints_nothing(tmp_path):
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    assert interrupt(["--help"], tmp_path, ready="importing", path=[tmp_path]) == (130, "")
 
 
 @pytest.mark.slow

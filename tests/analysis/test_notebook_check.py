@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from typer.testing import CliRunner
 
 from rstar_lab.analysis.notebook_check import check_notebook
-from rstar_lab.cli import app
+from rstar_lab.commands.app import app
 from rstar_lab.errors import UserError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"

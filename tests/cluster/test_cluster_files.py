@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rstar_lab.cli import app, mount
+from rstar_lab.commands.app import app, mount
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec

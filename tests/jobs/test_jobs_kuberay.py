@@ -12,7 +12,7 @@ import yaml
 from helpers.kubernetes_api import KubernetesApi
 from typer.testing import CliRunner
 
-from rstar_lab.cli import app, mount
+from rstar_lab.commands.app import app, mount
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, kuberay, list_jobs, submit
 from rstar_lab.jobs.store import JobSpec
