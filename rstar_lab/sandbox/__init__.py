@@ -1,4 +1,4 @@
-"""Runs model-written Python: an embedded sandbox, a client of a sandbox server, and the data they share."""
+"""Runs model-written Python in isolated processes: on this machine (LocalSandbox) or on a service (SandboxClient)."""
 
 from typing import TYPE_CHECKING, Any
 

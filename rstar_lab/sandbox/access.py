@@ -19,7 +19,7 @@ BODY_TIMEOUT_S = 60.0
 
 
 class BusyError(Exception):
-    """The service has no room for a request; the client should retry after `retry_after_s`."""
+    """The service has no room for a request; the client should retry after `retry_after_s` seconds."""
 
     def __init__(self, retry_after_s: int, *, stopping: bool = False, reason: str = "the queue is full") -> None:
         state = "the service is stopping" if stopping else reason
@@ -52,10 +52,10 @@ def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
 class AccessMiddleware:
     """ASGI middleware that checks a request before its body is read.
 
-    Without a token it accepts only requests that address this machine by a loopback name and send JSON. A web page that the
-    user visits can send requests here, but not under such a name (DNS rebinding), and not as JSON (cross-site form).
+    Two checks keep web pages that the user visits from using a service without a token: the Host header must be a loopback
+    name (DNS rebinding), and a POST request must contain JSON (forms of other sites).
 
-    max_body: bytes of one request. budget: limits the bytes of all requests; reserved before a body is read.
+    max_body: largest body of one request, in bytes. budget: limits the bytes of all requests; reserved before a body is read.
     """
 
     def __init__(
@@ -112,7 +112,10 @@ class AccessMiddleware:
             and not self.authenticate
             and not is_loopback(headers.get(b"host", b""))
         ):
-            return 400, "this service answers only to localhost: it has no token"
+            return (
+                400,
+                "without a token this service accepts only requests to localhost; the Host header names another host",
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 15:
             return 400, "content-length is not a number"
@@ -124,7 +127,7 @@ class AccessMiddleware:
 
 
 class LimitedBody:
-    """Reads a request body within limits on bytes and time."""
+    """Reads a request body and enforces limits on its bytes and on the time it takes to arrive."""
 
     def __init__(self, receive: Receive, budget: ByteBudget, max_body: int) -> None:
         self._receive = receive
@@ -135,7 +138,7 @@ class LimitedBody:
         self._complete = False
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes of the budget, up to `size` in total. Raises BusyError."""
+        """Reserve bytes of the budget so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
         if size > self._reserved:
             self._budget.reserve_bytes(size - self._reserved)
             self._reserved = size

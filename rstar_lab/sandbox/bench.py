@@ -88,7 +88,7 @@ def warm_up(url: str) -> None:
 def compare(
     name: str, ours: str, against: str | None, codes: list[str], rounds: int, *, batch: int, clients: int
 ) -> dict[str, Any]:
-    """Send the same calls to both services in alternating rounds, after one warm-up batch each."""
+    """Send the same calls to both services in alternating rounds, after one warm-up batch each; return a row of rates."""
     mine: list[float] = []
     other: list[float] = []
     sides = [(ours, mine)] if against is None else [(against, other), (ours, mine)]
@@ -165,7 +165,7 @@ def beside_endless_loops(url: str, count: int = 2_000, clients: int = 16) -> Ite
 
 
 def all_at_once(ready: dict[str, Any], count: int = 512) -> Iterator[dict[str, Any]]:
-    """Compare the mean latency of a burst with the queue simulation of docs/sandbox.md, given the CPU time of its calls."""
+    """Compare the mean latency of a burst with the queue simulation of docs/sandbox.md, which uses the burst's CPU time."""
     codes = [code for code in mixed(count) if code not in (ENDLESS, BROKEN)]
     before = cpu_ms(ready["pid"])
     latencies = asyncio.run(burst(ready["url"], codes))

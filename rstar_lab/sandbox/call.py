@@ -9,8 +9,10 @@ from rstar_lab.outcomes import Outcome
 class Call:
     """Code to run. A limit of None means the sandbox's default.
 
-    seed: seeds the random generators; None draws fresh randomness. timeout_s: CPU seconds. memory_mb: MiB.
-    session: name of a live interpreter that keeps its state between calls; None runs the code in a new process.
+    stdin: text on the standard input. seed: seeds the random generators; None draws fresh randomness.
+    timeout_s: seconds on a CPU or asleep (`Limits`). memory_mb: MiB of all processes of the call.
+    session: name of an interpreter that keeps its state between calls, started by its first call; None runs the code in a
+    new process.
     """
 
     code: str
@@ -25,8 +27,9 @@ class Call:
 class CallResult:
     """The result of a call.
 
+    outcome: how the call ended (`rstar_lab.outcomes`). stdout, stderr: output; invalid UTF-8 bytes become `\\xNN`.
     value: repr of the last expression, as a notebook shows it; None if there is none.
-    duration_s: seconds the code ran. queue_s: seconds the call waited before.
+    duration_s: seconds the code ran. queue_s: seconds the call waited before it started.
     """
 
     outcome: Outcome
@@ -37,7 +40,7 @@ class CallResult:
     queue_s: float = 0.0
 
 
-# Separates the name of the first session from the rest of a copy's name.
+# The name of a copy of a session: the name of the first session, this separator, a random text.
 COPY_SEPARATOR = "~"
 
 

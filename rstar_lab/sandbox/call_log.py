@@ -16,7 +16,7 @@ _CALL_ID: ContextVar[str] = ContextVar("call_id", default="-")
 
 @contextmanager
 def call_id(name: str | None = None) -> Iterator[str]:
-    """Set the id that messages of this block carry; without a name, a random one."""
+    """Add this id to all log messages of the block; without a name, a random id. Yields the id."""
     name = name or secrets.token_hex(4)
     token = _CALL_ID.set(name)
     try:
@@ -26,7 +26,7 @@ def call_id(name: str | None = None) -> Iterator[str]:
 
 
 def log_event(event: str, detail: str = "") -> None:
-    """Log that something went wrong in the processes behind the current call."""
+    """Log a failure of the sandbox's own processes during the current call."""
     log.warning("call %s: %s%s", _CALL_ID.get(), event, f": {detail}" if detail else "")
 
 

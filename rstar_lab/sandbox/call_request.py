@@ -11,9 +11,10 @@ from rstar_lab.sandbox.supervisor_pool import PRELOAD
 
 
 def tier_of(code: str, preload: Sequence[str] = (), *, session: bool = False) -> str:
-    """Return the zygote that has the libraries which this code imports. A wrong guess only costs time.
+    """Return the name of the zygote that has imported the libraries of this code.
 
-    preload: modules of the additional zygote. session: whether later cells may import more than this one.
+    Searches the code for the names of the libraries. A wrong zygote only costs time: the program imports what is missing.
+    preload: modules of the additional zygote. session: whether the code is a cell; later cells may import more libraries.
     """
     if preload and (session or any(module.partition(".")[0] in code for module in preload)):
         return PRELOAD
@@ -25,9 +26,12 @@ def tier_of(code: str, preload: Sequence[str] = (), *, session: bool = False) ->
 
 
 def make_request(call: Call, limits: Limits, *, stream: bool = False) -> protocol.Request:
-    """Return the limits of a call. stream: send output while the call runs. Raises ValueError for a value out of its range."""
+    """Return the seed and limits of a call as a request; `limits` has the defaults. stream: send output while the call runs.
+
+    Raises ValueError for a value out of its range.
+    """
     if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
-        raise ValueError(f"seed: {call.seed} does not fit 64 bits")
+        raise ValueError(f"seed: {call.seed} must lie between -2**63 and 2**63")
     return protocol.Request(
         seed=call.seed,
         session=call.session is not None,
@@ -44,9 +48,9 @@ def make_request(call: Call, limits: Limits, *, stream: bool = False) -> protoco
 
 
 class Job(NamedTuple):
-    """A call with its message for a supervisor.
+    """A call and the message that sends it to a supervisor.
 
-    wall_s: seconds after which the supervisor ends the call. on_output: receives output while it runs.
+    wall_s: seconds after which the supervisor ends the call. on_output: receives the output while the call runs.
     """
 
     call: Call
@@ -56,11 +60,11 @@ class Job(NamedTuple):
 
 
 def make_job(call: Call, limits: Limits, on_output: OnOutput | None) -> Job:
-    """Raises ValueError for a value out of its range, and for code or input that is too large."""
+    """Return the job of a call. Raises ValueError for a value out of its range, and for code or input that is too large."""
     request = make_request(call, limits, stream=on_output is not None)
     code, stdin = (text.encode("utf-8", "surrogatepass") for text in (call.code, call.stdin))
     for name, data in (("code", code), ("stdin", stdin)):
         if len(data) > MAX_STDIN_BYTES:
-            raise ValueError(f"{name}: {len(data)} bytes are more than {MAX_STDIN_BYTES}")
+            raise ValueError(f"{name}: {len(data)} bytes; at most {MAX_STDIN_BYTES} are allowed")
     message = protocol.pack_request(request, code, stdin)
     return Job(call, message, request.timeout_s + request.wall_slack_s, on_output)

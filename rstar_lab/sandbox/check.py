@@ -27,7 +27,7 @@ _LEAVES_OPEN = {
     "seccomp": "programs can make every system call",
 }
 log = logging.getLogger(__name__)
-# Without root, programs can only run under the user's own id; the namespaces compensate for it.
+# Without root, programs can only run under the user's own id; the namespaces still separate them.
 _ACCEPTED = {"user_id"}
 
 
@@ -65,7 +65,9 @@ def check_layers(missing: dict[str, str], *, strict: bool) -> None:
     absent = [layer for layer in layers(missing) if not layer.present]
     if absent and strict:
         names = "; ".join(f"{layer.name} ({layer.detail})" for layer in absent)
-        raise LayersMissing(f"the sandbox is strict and this machine does not support: {names}")
+        raise LayersMissing(
+            f"the sandbox is strict and this machine does not support: {names}; `rstar-lab sandbox check` prints the risks"
+        )
     for layer in absent:
         log.warning("sandbox runs without %s (%s): %s", layer.name, layer.detail, layer.leaves_open)
 

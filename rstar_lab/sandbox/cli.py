@@ -17,9 +17,11 @@ app = typer.Typer(
 
 TOKEN = "RSTAR_LAB_SANDBOX_TOKEN"
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Calls that use CPU time at once (default: one per core).")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Calls that can use CPU time at the same time (default: one per core).")
+]
 TimeLimit = Annotated[float, typer.Option(min=0.1, max=600, help="Default time limit of a call, in CPU seconds.")]
-MemoryMb = Annotated[int, typer.Option(min=64, help="Default memory limit of a call and all its processes, in MiB.")]
+MemoryMb = Annotated[int, typer.Option(min=64, help="Default memory limit of a call (all its processes), in MiB.")]
 QueueTimeout = Annotated[
     float, typer.Option(min=1, help="Seconds a call may wait before its outcome is queue_timeout.")
 ]
@@ -54,15 +56,17 @@ REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to 
 @app.command(epilog="Example:\n\n`rstar-lab sandbox serve --port 8088 --workers 8`")
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than loopback requires a token.")
+        str, typer.Option(help="Address to listen on. An address other than loopback requires a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8088,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8088,
     workers: Workers = None,
     time_limit: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
     make_room: MakeRoom = True,
     queue_timeout: QueueTimeout = 600.0,
-    max_queue: Annotated[int, typer.Option(min=1, help="Calls in flight; more are refused with status 429.")] = 65536,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Largest number of calls in flight; more are refused with status 429.")
+    ] = 65536,
     redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)] = None,
     token_file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
@@ -71,7 +75,7 @@ def serve(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="TOML file: a table per tenant with its token and quotas."),
     ] = None,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that running calls may continue after SIGTERM.")] = 30.0,
     strict: Strict = False,
     redis_tls: RedisTls = False,
     readable: Readable = None,
@@ -81,7 +85,7 @@ def serve(
     audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
 ) -> None:
-    """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on --redis workers."""
+    """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on workers with --redis."""
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
@@ -121,7 +125,7 @@ def worker(
     memory_mb: MemoryMb = 2048,
     make_room: MakeRoom = True,
     queue_timeout: QueueTimeout = 600.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that calls get to end after SIGTERM.")] = 30.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that running calls may continue after SIGTERM.")] = 30.0,
     strict: Strict = False,
     redis_tls: RedisTls = False,
     readable: Readable = None,
@@ -159,7 +163,9 @@ def worker(
 def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a layer is missing.")] = False,
     isolation: Isolation = "namespaces",
-    guarantees: Annotated[bool, typer.Option("--guarantees", help="Print what these layers guarantee.")] = False,
+    guarantees: Annotated[
+        bool, typer.Option("--guarantees", help="Print what the sandbox guarantees on this machine.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer or guarantee.")] = False,
 ) -> None:
     """Print which isolation layers this machine supports, and the risk of each missing one."""
@@ -193,11 +199,11 @@ def soak(
     kills: Annotated[
         int, typer.Option(min=0, help="Processes to kill: supervisors, zygotes, workers, the server, Redis, in turn.")
     ] = 50,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes, with one slot each.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of the mix and of the processes that are killed.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; each runs one call at a time.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed for the order of calls and the choice of processes to kill.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong or a process is left."""
+    """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong, or a process is left."""
     from rstar_lab.sandbox.soak import print_progress
     from rstar_lab.sandbox.soak import soak as run_soak
 
@@ -214,7 +220,7 @@ def soak(
 @app.command(epilog="Example:\n\n`rstar-lab sandbox top http://127.0.0.1:8088 --interval 5`")
 def top(
     url: Annotated[str, typer.Argument(help="Address of the service.")] = "http://127.0.0.1:8088",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two lines or tables.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many intervals (default: never).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per interval.")] = False,
 ) -> None:
@@ -239,7 +245,7 @@ def top(
 
 
 def main() -> None:
-    """Run these commands alone, without importing the rest of the package."""
+    """Run only the sandbox commands, without importing the rest of the package."""
     try:
         app()
     except UserError as error:

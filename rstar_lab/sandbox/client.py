@@ -54,15 +54,16 @@ class Waiting:
 
 
 class SandboxClient(Sandbox):
-    """Runs calls on a `rstar-lab sandbox serve`.
+    """Runs calls on a service that was started with `rstar-lab sandbox serve`.
 
     Calls made at the same time share requests of up to 64 calls; results arrive one by one. Failures of the
     infrastructure (lost connection, full queue, `sandbox_error`, `queue_timeout`) are retried with growing pauses until
     `deadline_s` after the call; then the last failure is returned. A call of a session is retried only if it cannot have
     run. A service with Redis workers sends the output of a streamed call together with its result.
 
-    token: default: the environment variable RSTAR_LAB_SANDBOX_TOKEN.
-    `run` raises UserError if the token is refused, ValueError if the service rejects an argument.
+    url: address of the service, such as http://127.0.0.1:8088. token: default: the environment variable
+    RSTAR_LAB_SANDBOX_TOKEN. connections: largest number of concurrent requests.
+    `run` raises UserError if the token is refused, and ValueError if the service rejects an argument.
     """
 
     def __init__(self, url: str, token: str | None = None, *, deadline_s: float = 600.0, connections: int = 32) -> None:
@@ -131,7 +132,7 @@ class SandboxClient(Sandbox):
         """Run rstar_lab.verify.verify on the service. Raises RuntimeError if there is no result before the deadline."""
         result = await self.submit(Verification(response_text, answer))
         if result.outcome is not Outcome.OK:
-            raise RuntimeError(f"not verified: {result.outcome}: {result.stderr}")
+            raise RuntimeError(f"the answer could not be verified: {result.outcome}: {result.stderr}")
         return result.value == "True"
 
     async def submit(self, work: Work) -> CallResult:
@@ -183,7 +184,7 @@ class SandboxClient(Sandbox):
                     if sent and item.in_session:
                         item.future.set_result(result)
         except Exception as error:
-            if len(batch) > 1:  # one call is invalid: send each alone to find out which
+            if len(batch) > 1:  # one call is invalid: send each in its own request to find out which
                 await asyncio.gather(*(self.send([item]) for item in batch))
                 return
             batch[0].future.set_exception(error)

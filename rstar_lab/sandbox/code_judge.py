@@ -121,7 +121,7 @@ def with_imports_shown(code: str) -> str:
 
 
 def to_work(submission: Submission, time_limit_s: float) -> Call | Verification:
-    """Return the work for a submission. Raises ValueError if a math submission has no expected_output or a bad option."""
+    """Return the work for a submission. Raises ValueError if a math submission lacks expected_output or has a wrong option."""
     if submission.type == "math":
         return Verification.of(submission.solution, submission.expected_output, (submission.options or {}).get("as"))
     if submission.type == "cpp":

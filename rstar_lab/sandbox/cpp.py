@@ -1,6 +1,7 @@
 """Compiles and runs C++ programs inside the sandbox with a Python driver, which is an ordinary call.
 
-The value of the driver's last expression says how compiler and program ended; the outcome of the call is the driver's.
+The value of the driver's last expression states how the compiler and the program ended. The call's outcome is that of the
+driver; `cpp_outcome` converts it.
 """
 
 import ast
@@ -12,7 +13,7 @@ from rstar_lab.sandbox.call import Call, CallResult
 COMPILE_TIMEOUT_S = 10.0
 
 # Runs in the sandbox. The program inherits the driver's stdin, stdout and stderr; compiler errors are part of the value.
-# A limit counts wall time without the seconds in which the process was ready but did not get a CPU (at most `limit_s`).
+# The limit is on wall time minus the seconds in which the process was ready but did not get a CPU (at most `limit_s`).
 DRIVER = """
 import os, resource, subprocess, time
 

@@ -17,12 +17,12 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.sessions import ENDED
 from rstar_lab.sandbox.wire import SessionEnd, Work
 
-# Limit for all files that one call returns: as base64 they must fit into a cell's output.
+# Bytes of all files that one call returns: as base64 they must fit into a cell's output.
 FETCH_BYTES = 700_000
 STEP_TIMEOUT_S = 10.0
 FETCHED = TypeAdapter(tuple[dict[str, str], list[str], dict[str, str]])
 
-# Both scripts run in the sandbox, with their own global names.
+# Both scripts run in the sandbox; their variables are separate from those of the program.
 WRITE_FILES = """
 import base64, os
 for name, content in files.items():
@@ -33,11 +33,11 @@ print(os.getcwd(), end="")
 """
 READ_FILES = """
 import base64, contextlib, gc, io, json, os
-for thing in gc.get_objects():  # files that the program did not close
+for item in gc.get_objects():  # files that the program did not close
     with contextlib.suppress(Exception):
-        if isinstance(thing, io.IOBase):
-            thing.flush()
-found, large, unreadable = {}, [], {}
+        if isinstance(item, io.IOBase):
+            item.flush()
+contents, large, unreadable = {}, [], {}
 for name in names:
     try:
         path = os.path.join(folder, name)
@@ -52,9 +52,9 @@ for name in names:
         large.append(name)
     else:
         max_bytes -= len(content)
-        found[name] = base64.b64encode(content).decode()
+        contents[name] = base64.b64encode(content).decode()
 with open(1, "w", closefd=False) as out:
-    json.dump([found, large, unreadable], out)
+    json.dump([contents, large, unreadable], out)
 """
 
 
@@ -82,7 +82,7 @@ async def run_with_files(
     files: Mapping[str, str | None],
     fetch: Sequence[str],
 ) -> FilesResult:
-    """Run a call with files (name -> base64; None: no file) and return those named in `fetch`.
+    """Run a call with input files (name -> base64; None: no file) and return the files named in `fetch`.
 
     Names are paths relative to the working folder. Raises ValueError if a file cannot be written.
     """
@@ -104,7 +104,7 @@ async def run_with_files(
             raise ValueError(reason("files", written))
         result = await run(replace(call, session=session))
         if result.stderr.startswith(ENDED):
-            message = "fetch_files: the program ended its interpreter, and its files went with it" if fetch else ""
+            message = "fetch_files: the program ended its interpreter, so its files are lost" if fetch else ""
             return FilesResult(replace(result, stderr=result.stderr.removeprefix(ENDED)), {}, message)
         if not fetch:
             return FilesResult(result, {})
@@ -134,5 +134,6 @@ def contents(fetched: CallResult, names: Sequence[str]) -> tuple[dict[str, str],
 
 
 def reason(field: str, step: CallResult) -> str:
+    """Return an error message for a step that failed: the last line of its stderr, else its outcome."""
     lines = step.stderr.strip().splitlines()
     return f"{field}: {lines[-1] if lines else step.outcome}"

@@ -1,7 +1,7 @@
 """`isolation: gvisor`: runs each call and each session in a gVisor container of its own.
 
-A container imports the libraries of its tier in advance, runs one call or one session, and ends. The supervisor
-is the one of `isolation: namespaces` and runs inside the container. A socket, the container's standard input, carries its messages.
+A container imports the libraries of its tier in advance, runs one call or one session, and ends. Inside it runs the same
+supervisor as with `isolation: namespaces`. Its messages go over a socket, which is the container's standard input.
 """
 
 import asyncio
@@ -64,7 +64,10 @@ def runsc_version() -> str:
 
 
 def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str | None) -> dict[str, Any]:
-    """Return the OCI configuration of a container. root: folder with the small files and links of its file system."""
+    """Return the OCI configuration of a container.
+
+    root: folder with the small files and links of its file system. readable, packages: those of LocalSandbox.
+    """
     folders = [*rootfs.readable(), *readable, *([packages] if packages else [])]
     binds = {path: path for path in folders if not Path(path).is_symlink()}
     binds[f"{_SOURCE}/rstar_lab"] = str(Path(__file__).parents[1])
@@ -96,7 +99,7 @@ def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str 
 
 
 def remove_stale_folders() -> None:
-    """Remove the folders of sandboxes that were killed. A name is `FOLDER-PID-RANDOM` with the process id of the owner."""
+    """Remove the folders of sandboxes that were killed. Their names are `FOLDER-PID-RANDOM`, with the owner's process id."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}-*-*"):
         owner = folder.name.removeprefix(f"{FOLDER}-").partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
@@ -110,7 +113,7 @@ class Container(SupervisorConnection):
     group: cgroup.Group | None
 
     async def call(self, message: bytes, wall_s: float) -> protocol.Result:
-        """Run a call; see SupervisorConnection. The outcome is `memory` if the kernel ended the container for it."""
+        """Run a call; see SupervisorConnection. The outcome is `memory` if the OOM killer ended the container."""
         request = protocol.unpack_limits(message)
         if self.group:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
@@ -123,7 +126,7 @@ class Container(SupervisorConnection):
 
 
 class GvisorPool:
-    """Containers that wait for a call. Has the methods of SupervisorPool.
+    """Starts containers, which wait for one call each. Has the methods of SupervisorPool.
 
     Raises UserError if runsc is not installed, or for `audit` or `preload`, which are not supported.
     """
@@ -216,11 +219,11 @@ class GvisorPool:
         self.discard(container)
 
     def discard(self, container: SupervisorConnection) -> None:
-        """Close the connection: the container then ends, or is killed."""
+        """Close the connection. The container then ends; it is killed if it does not."""
         container.close()
 
     async def start_supervisor(self, tier: str, *, session: bool = False) -> Container:
-        """Start a container, and return when its supervisor waits for a call. Raises SupervisorDied."""
+        """Start a container; return when its supervisor is ready for a call. Raises SupervisorDied if the container ends."""
         number = next(self._numbers)
         bundle = self._folder / f"bundle-{number}"
         bundle.mkdir()
@@ -275,7 +278,7 @@ class GvisorPool:
             )
 
     def _end(self, container: Container) -> None:
-        """Handle a closed connection: wait for the end of the container, or kill it."""
+        """Handle a closed connection: wait until the container ends, and kill it after END_S seconds."""
         self._containers.discard(container)
         task = asyncio.create_task(asyncio.to_thread(self._reap, container))
         self._ending.add(task)

@@ -1,4 +1,4 @@
-"""The isolations of a sandbox, and the class that runs calls in each."""
+"""The values of `isolation`, and the class that runs calls with each."""
 
 from rstar_lab.errors import UserError
 from rstar_lab.sandbox.gvisor import GvisorPool

@@ -16,7 +16,7 @@ from rstar_lab.sandbox.runtime import kernel
 
 
 def exit_with_parent() -> None:
-    """In a child process before exec: have it terminated when its parent ends, even if the parent is killed."""
+    """Have the kernel send SIGTERM to this process when its parent ends, even if the parent is killed. Call it before exec."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -37,7 +37,7 @@ def serving(
         assert process.stdout is not None
         ready = process.stdout.readline()
         if not ready:
-            raise RuntimeError(f"`sandbox {' '.join(arguments)}` did not start")
+            raise RuntimeError(f"`rstar-lab sandbox {' '.join(arguments)}` did not start; its error is printed above")
         yield {**json.loads(ready), "pid": process.pid, "wait": process.wait}
     finally:
         process.terminate()

@@ -11,11 +11,11 @@ MAX_STDIN_BYTES = 64 * 1024 * 1024
 class Limits:
     """Limits of a call, over all its processes together. A call can set another time or memory limit.
 
-    timeout_s: seconds on a CPU, or asleep or blocked. Seconds in which it is ready but does not get a CPU do not count.
-    wall_slack_s: how much longer than timeout_s a call may take in wall time because it did not get a CPU.
-    memory_mb: MiB, with temporary files. processes: processes and threads.
-    open_files: descriptors of one process. file_mb: MiB of one file; all files of a call together have four times as much.
-    output_bytes: of stdout and of stderr. value_bytes: of the repr of the last expression.
+    timeout_s: seconds on a CPU, asleep or blocked. Seconds in which the call is ready but does not get a CPU do not count.
+    wall_slack_s: seconds by which the wall time may exceed timeout_s because the call did not get a CPU.
+    memory_mb: MiB, including temporary files. processes: number of processes and threads.
+    open_files: descriptors of one process. file_mb: MiB of one file; all files of a call may have four times as much.
+    output_bytes: bytes of stdout, and of stderr. value_bytes: bytes of the repr of the last expression.
     make_room: preempt long calls while calls are queued and long ones are rare. A preempted call ends as `timeout` when its
     slack is used up, even if it did not get its CPU seconds.
     queue_timeout_s: seconds in the queue after which the outcome is `queue_timeout`.

@@ -11,7 +11,7 @@ from rstar_lab.sandbox.interface import Sandbox
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answered call. kind: label of the call; at_s: time of the answer, in seconds since the start."""
+    """One finished call. kind: label of the call. at_s: when its result arrived, in seconds since the start of the load."""
 
     kind: str
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""The embedded sandbox: no server, no Redis."""
+"""The embedded sandbox: runs calls in processes of this machine, without a server or Redis."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ from rstar_lab.sandbox.supervisor_pool import (
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
-# retry: a call ran again because its supervisor died. supervisor_unresponsive: it was killed because it did not answer in time.
+# retry: a call runs again because its supervisor died. supervisor_unresponsive: a supervisor did not answer in time and was killed.
 EVENTS = (
     "retry",
     "supervisor_died",
@@ -53,12 +53,12 @@ class LocalSandbox(Sandbox):
         async with LocalSandbox() as sandbox:
             result = await sandbox.run("print(6 * 7)")
 
-    workers: calls that use CPU time at once (default: the cores that this process may use). Any number of calls can be in
-    flight; the others are queued. strict: raise LayersMissing if an isolation layer is missing, instead of a warning.
+    workers: calls that can use CPU time at the same time (default: one per core that this process may use); more calls wait
+    in a queue. strict: raise LayersMissing if an isolation layer is missing, instead of logging a warning.
     readable: files and folders of this machine that programs can read. packages: requirements file of packages that programs
-    can import; they are installed at the first start. isolation: `namespaces`, or `gvisor` for a container of its own with
-    gVisor's kernel for every call and session (requires `runsc`). audit: count and log the system calls that the filter refuses
-    to calls (not to sessions). preload: modules that are imported once, for all programs whose code names them.
+    can import; they are installed at the first start. isolation: `namespaces`, or `gvisor`, which runs every call and session
+    in its own container with gVisor's kernel (requires `runsc`). audit: count and log the system calls that the seccomp filter
+    refuses, except those of sessions. preload: modules that are imported once, for all programs whose code names them.
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
@@ -87,7 +87,7 @@ class LocalSandbox(Sandbox):
             "preload": self._preload,
         }
         self.outcomes: Counter[Outcome] = Counter()
-        # What went wrong in the infrastructure, and forks of sessions.
+        # Counts of EVENTS, and in audit mode of refused system calls.
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
         self.in_flight = 0
         self._scheduler = Scheduler(self.workers, limits.make_room)
@@ -101,6 +101,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def retries(self) -> int:
+        """Times that a call ran again because its supervisor died."""
         return self.events["retry"]
 
     @property
@@ -120,13 +121,13 @@ class LocalSandbox(Sandbox):
 
     @property
     def missing_layers(self) -> dict[str, str]:
-        """Missing isolation layers with the reason. Empty before `start`."""
+        """Missing isolation layers: name -> reason. Empty before `start`."""
         return dict(self._pool.missing) if self._pool else {}
 
     async def start(self) -> None:
-        """Start the zygotes; otherwise the first `run` starts them.
+        """Start the zygotes; otherwise the first call starts them.
 
-        Raises RuntimeError if they cannot start, LayersMissing if the sandbox is strict and a layer is missing.
+        Raises RuntimeError if they cannot start, and LayersMissing if `strict` is set and an isolation layer is missing.
         """
         await self._running_pool()
 
@@ -135,7 +136,7 @@ class LocalSandbox(Sandbox):
         await self._idle.wait()
 
     async def aclose(self) -> None:
-        """End all processes. Queued calls raise RuntimeError. Closing twice has no effect."""
+        """End all processes of the sandbox. Queued calls raise RuntimeError. Closing twice has no effect."""
         self._closed = True
         self._scheduler.close(RuntimeError("the sandbox was closed"))
         if self._session_cleaner:
@@ -303,7 +304,7 @@ class LocalSandbox(Sandbox):
             self._count_denied(connection.denied)
 
     async def _wait_for_tier(self, tier: str) -> None:
-        """Wait for the tier's zygote before taking a slot, so that its imports delay no other call."""
+        """Wait until the tier's zygote is ready. Called before a call takes a slot, so that imports delay no other call."""
         with contextlib.suppress(SupervisorDied):
             await (await self._running_pool()).wait_for_tier(tier)
 

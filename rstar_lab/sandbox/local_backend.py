@@ -15,17 +15,18 @@ from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work
 from rstar_lab.verify import verify, warm_up
 from rstar_lab.verify_workers import Undecided
 
-# CPU seconds that an answer may use before it is verified again behind all others. An ordinary one uses about 0.01.
+# CPU seconds for the first attempt to verify an answer; an ordinary answer uses about 0.01. If they do not suffice, it is
+# verified again in separate threads, without this limit.
 QUICK_CPU_S = 0.1
 
 
 class LocalBackend:
-    """A LocalSandbox and a thread pool for verification."""
+    """Runs code in a LocalSandbox and verifies answers in threads that wait for killable processes."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
         self.sandbox = sandbox
         self.workers = sandbox.workers
-        # Separate threads for answers that have used up QUICK_CPU_S, so that they do not delay ordinary ones.
+        # `slow` is for answers that have used up QUICK_CPU_S, so that they do not delay ordinary ones.
         self.quick = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
         self.slow = ThreadPoolExecutor(max(2, self.workers), thread_name_prefix="verify-slow")
 

@@ -35,14 +35,14 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.latency = Histogram(
             "rstar_lab_sandbox_call_seconds",
-            "from the arrival of a call to its result",
+            "seconds from the arrival of a call to its result",
             ["outcome"],
             buckets=SECONDS,
             registry=self.registry,
         )
         self.queueing = Histogram(
             "rstar_lab_sandbox_queue_seconds",
-            "from the arrival of a call to its start",
+            "seconds from the arrival of a call to its start",
             buckets=SECONDS,
             registry=self.registry,
         )
@@ -57,8 +57,10 @@ class Metrics:
         self.registry.register(_Events(events))
 
     def observe(self, result: CallResult, seconds: float) -> None:
+        """Count a result. seconds: from the arrival of its call."""
         self.latency.labels(result.outcome.value).observe(seconds)
         self.queueing.observe(result.queue_s)
 
     def page(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

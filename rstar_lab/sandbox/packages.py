@@ -9,12 +9,15 @@ from pathlib import Path
 
 from rstar_lab.errors import UserError
 
-# Folders that the programs' root file system replaces, or that show the whole machine.
+# Folders that the root file system of programs replaces, or that would expose the whole machine.
 _FORBIDDEN = ("/", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/etc", "/box")
 
 
 def check_readable(path: str | Path) -> str:
-    """Return the absolute path without symbolic links. Raises UserError if programs cannot or must not read it."""
+    """Return the absolute path, with symbolic links resolved.
+
+    Raises UserError if the path does not exist, must not be shown to programs, or is not readable for their user id.
+    """
     resolved = Path(path).resolve()
     if not resolved.exists():
         raise UserError(f"--readable {path}: no such file or folder")

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 SESSION_KEPT_MS = 3_600_000
-# Seconds after its limits until a call that a worker took counts as lost.
+# A call that a worker has taken counts as lost this many seconds after all its limits.
 ANSWER_GRACE_S = 60.0
 
 
@@ -47,7 +47,7 @@ class Pending:
 class RedisBackend:
     """Runs work on the workers of a Redis, which are started with `rstar-lab sandbox worker`."""
 
-    # Zygotes, sessions and their events belong to the workers.
+    # The workers have the zygotes, the sessions and the counts of events; this process has none.
     zygotes = sessions = 0
     events: Mapping[str, int] = {}
 
@@ -73,7 +73,7 @@ class RedisBackend:
         await self.refresh_workers()
         self.tasks = [
             asyncio.create_task(forever(self.send_batch, "send calls")),
-            asyncio.create_task(forever(Reader(self).read_calls, "read results")),
+            asyncio.create_task(forever(Reader(self).read_results, "read results")),
             asyncio.create_task(forever(self.watch, "watch the queue")),
         ]
         return self
@@ -103,7 +103,7 @@ class RedisBackend:
         return sum(self.workers.values())
 
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
-        """Return one result for the work, also if workers or Redis fail. There is no output before the result."""
+        """Return one result for the work, even if workers or Redis fail. `on_output` is not called."""
         session = session_of(work)
         if session is None:
             return await self.submit(work, transport.CALLS)
@@ -112,7 +112,11 @@ class RedisBackend:
         except (RedisError, OSError) as error:
             return failure(Outcome.SANDBOX_ERROR, f"Redis: {error}")
         if holder is None:
-            return failure(Outcome.QUEUE_TIMEOUT, f"no worker within {self.wait_s:g} s", queue_s=self.wait_s)
+            return failure(
+                Outcome.QUEUE_TIMEOUT,
+                f"no worker was running for {self.wait_s:g} s; start one with `rstar-lab sandbox worker`",
+                queue_s=self.wait_s,
+            )
         result = await self.submit(work, transport.calls_of(holder), session=True)
         if lost:
             note = "[session restarted, earlier state is gone: its worker died]\n"
@@ -158,7 +162,7 @@ class RedisBackend:
         self.something_to_send.set()
 
     def answer(self, pending: Pending, result: CallResult) -> None:
-        """Set the result of a call. Every result passes through here; a second one is ignored."""
+        """Set the result of a call. Only this method sets results; a second result of a call is ignored."""
         self.pending.pop(pending.call_id, None)
         if not pending.future.done():
             queue_s = max(0.0, time.monotonic() - pending.submitted - result.duration_s)
@@ -176,7 +180,7 @@ class RedisBackend:
                     pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
                 entries = await pipe.execute() if batch else []
         except BaseException:
-            # Calls that were sent in spite of the error run twice; the second result is ignored.
+            # Redis may have received the calls in spite of the error. They then run twice, and the second result is ignored.
             self.to_send.extendleft(reversed(batch))
             raise
         for pending, entry in zip(batch, entries, strict=True):
@@ -241,7 +245,7 @@ class RedisBackend:
                 lost.append(pending)
         if lost:
             log.error(
-                "Redis has lost %d calls and they are sent again; was it restarted without `appendonly yes`?", len(lost)
+                "Redis has lost %d calls, which are sent again; was it restarted without `appendonly yes`?", len(lost)
             )
         for pending in lost:
             if pending.session:
@@ -252,13 +256,13 @@ class RedisBackend:
 
 
 class Reader:
-    """Reads the results of one client in order, also after a lost connection."""
+    """Reads the results of one client in order, and continues where it stopped after a lost connection."""
 
     def __init__(self, backend: RedisBackend) -> None:
         self.backend = backend
         self.last: bytes = b"0"
 
-    async def read_calls(self) -> None:
+    async def read_results(self) -> None:
         backend = self.backend
         reply: Any = await backend.redis.xread({backend.results: self.last}, count=BATCH, block=transport.BLOCK_MS)
         for entry, fields in reply[0][1] if reply else []:
@@ -272,13 +276,16 @@ class Reader:
                 except InvalidSignatureError as error:
                     result = failure(Outcome.SANDBOX_ERROR, f"a result has {error}")
                 except (KeyError, TypeError, ValueError) as error:
-                    result = failure(Outcome.SANDBOX_ERROR, f"a worker of another version answered: {error}")
+                    result = failure(
+                        Outcome.SANDBOX_ERROR, f"cannot read the result; does the worker have another version? {error}"
+                    )
                 backend.answer(pending, result)
         if reply:
             await backend.redis.xtrim(backend.results, minid=self.last.decode(), approximate=False)
 
 
 def entry_number(entry: bytes) -> tuple[int, int]:
+    """Return the id of an entry as (milliseconds, sequence number), which can be compared."""
     ms, _, sequence = entry.partition(b"-")
     return int(ms), int(sequence or 0)
 
@@ -304,7 +311,7 @@ async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
 
 
 async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they have ended. The Redis client can swallow a cancellation during a timeout."""
+    """Cancel tasks repeatedly until all have ended, because the Redis client can swallow a cancellation during a timeout."""
     left = set(tasks)
     while left:
         for task in left:

@@ -1,4 +1,4 @@
-"""Converts what a supervisor reports into a CallResult."""
+"""Converts the result of a supervisor into a CallResult."""
 
 import json
 
@@ -8,6 +8,7 @@ from rstar_lab.sandbox.runtime import protocol
 
 
 def to_call_result(result: protocol.Result, output_bytes: int, queue_s: float, note: str = "") -> CallResult:
+    """Return the CallResult. output_bytes: limit of each output. note: text that precedes stderr."""
     return CallResult(
         Outcome(result.outcome),
         _text(result.stdout, result.stdout_cut, output_bytes),
@@ -30,4 +31,5 @@ def _text(data: bytes, cut: bool, output_bytes: int) -> str:
 
 
 def without_output(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
+    """Return a result without output of the program. note: its stderr."""
     return CallResult(outcome, "", note, None, duration_s, queue_s)

@@ -7,15 +7,20 @@ from enum import Enum
 
 from rstar_lab.sandbox.runtime.pressure import max_waiting_calls
 
-# Calls are preempted only while long calls are rare: at most this share of the last RECENT calls, of at least ENOUGH.
+# Queued calls preempt long ones only while these are rare: at most this share of the last RECENT calls. Before ENOUGH calls
+# have ended or become long, the share is unknown and counts as too large.
 RARE = 0.1
 RECENT = 64
 ENOUGH = 16
+# Calls that can be preempted at the same time, per worker.
 PREEMPTED_PER_WORKER = 12
 
 
 class SlotState(Enum):
-    """RUNNING holds one of the slots. PREEMPTED runs with low priority. WAITING sleeps or is blocked."""
+    """State of a call. Only RUNNING occupies one of the worker slots.
+
+    PREEMPTED runs with low priority. WAITING sleeps or is blocked. FREE has ended.
+    """
 
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -24,7 +29,7 @@ class SlotState(Enum):
 
 
 class Slot:
-    """The permission of one call to run."""
+    """The permission of one call to run. on_preempt: called when a shorter call takes the slot."""
 
     def __init__(self) -> None:
         self.state = SlotState.RUNNING
@@ -58,7 +63,7 @@ class Scheduler:
         return self._counts[state]
 
     async def take(self, timeout_s: float) -> Slot:
-        """Wait for a slot. Raises TimeoutError."""
+        """Wait for a slot. Raises TimeoutError after `timeout_s` seconds."""
         queued: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._queue.append(queued)
         self._start_next()
@@ -81,7 +86,7 @@ class Scheduler:
         self._move(slot, SlotState.FREE)
 
     def mark_long(self, slot: Slot) -> None:
-        """Record that this call uses more CPU time than most do."""
+        """Record that a call has used so much CPU time that shorter ones may preempt it."""
         if not slot.long and slot.state is not SlotState.FREE:
             slot.long = True
             self._recent.append(True)
@@ -97,7 +102,7 @@ class Scheduler:
             self._preempt_long_calls()
 
     def close(self, error: Exception) -> None:
-        """Raise `error` in all calls that are queued."""
+        """Raise `error` in all queued calls."""
         for queued in self._queue:
             if not queued.done():
                 queued.set_exception(error)
@@ -112,7 +117,7 @@ class Scheduler:
     def _preempt_long_calls(self) -> None:
         """Preempt long calls while calls are queued and long ones are rare, or while more calls run than there are slots.
 
-        Once some are preempted, the last ones are preempted too.
+        While at least one call is preempted, other long calls are preempted even if the queue is empty.
         """
         rare = self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
         limit = PREEMPTED_PER_WORKER * self.workers

@@ -24,11 +24,11 @@ from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.tenants import Tenant, load_tenants
 from rstar_lab.sandbox.transport import require_tls
 
-# Bytes of all requests that are not answered yet.
+# Bytes of all unanswered requests and unread responses.
 MAX_QUEUED_BYTES = 512 * 1024**2
 # Seconds in which a connection must send the complete headers of a request.
 HEADER_TIMEOUT_S = 20.0
-# Seconds in which a client must have read what was sent to it, but for the last 64 KiB.
+# Seconds in which a client must read the data sent to it, except for the last 64 KiB.
 READ_TIMEOUT_S = 120.0
 
 Announce = Callable[[dict[str, Any]], None]
@@ -123,9 +123,9 @@ class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
 
 class DrainingServer(uvicorn.Server):
-    """Server that finishes (or answers) accepted calls on SIGTERM or SIGINT before it closes the connections.
+    """Server that answers all accepted calls after SIGTERM or SIGINT before it closes the connections.
 
-    A second SIGINT ends it at once.
+    drain_s: seconds that running calls may continue. announce: called when the server listens. A second SIGINT ends it at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, announce: Callable[[], None]) -> None:
@@ -152,13 +152,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def run_server(options: ServeOptions, announce: Announce) -> None:
-    """Run until a signal stops it. Raises UserError for errors that the user can fix."""
+    """Run the service until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
     if options.tenants is None:
         check_exposure(options.host, options.token)
     if options.token and options.tenants:
-        raise UserError(
-            "--tenants: the tenants have tokens of their own; remove --token-file and RSTAR_LAB_SANDBOX_TOKEN"
-        )
+        raise UserError("--tenants: each tenant has its own token; remove --token-file and RSTAR_LAB_SANDBOX_TOKEN")
     tenants = load_tenants(options.tenants) if options.tenants else []
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -174,7 +172,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}; is it in use? try another --port"
+            f"cannot listen on {host}:{port}: {error.strerror}; is the port in use? Try another --port"
         ) from error
     return listener
 
@@ -234,7 +232,7 @@ async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
 
 
 def run_worker(options: WorkerOptions, announce: Announce) -> None:
-    """Run until a signal stops it. Raises UserError for errors that the user can fix."""
+    """Run a worker until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     uvloop.run(work(options, announce))
 

@@ -27,7 +27,8 @@ from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, r
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# JSON bytes of all outputs in one response, of a streamed one those that are not sent yet; results past it have no output.
+# JSON bytes of the outputs in one response; a streamed response counts only bytes that are not sent yet. Results beyond this
+# limit have no output.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_BODY = MAX_STDIN_BYTES + 64 * 1024 * 1024
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -35,14 +36,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"description": "the bearer token is missing or wrong"},
     413: {"description": "the request is too large"},
     415: {"description": "the request is not application/json"},
-    422: {"description": "a field is wrong; the answer names it"},
+    422: {"description": "a field is invalid; the response names it"},
     429: {"description": "the queue is full: try again after Retry-After seconds"},
     503: {"description": "the service is stopping: try again elsewhere, or after Retry-After seconds"},
 }
 
 
 class Calls(BaseModel):
-    """Request body of POST /calls. Each result is sent when it is ready, with the index of its call."""
+    """Request body of POST /calls."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,10 +63,11 @@ def make_app(
     loopback_only: bool = False,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """Return the application. The backend must be started; it is closed when the application ends.
+    """Return the application. The backend of `service` must be started; the application closes it at the end.
 
-    time_limit_s: limit of a C++ program, without its compilation (the backend has the one for Python). max_body: bytes.
-    tenants: their tokens are accepted instead of `token`.
+    time_limit_s: time limit of C++ programs, without compilation (the limit of Python programs is set in the backend).
+    token: required bearer token. tenants: their tokens are accepted instead of `token`. loopback_only: the service listens on
+    loopback. max_body: largest request body in bytes.
     """
 
     @asynccontextmanager
@@ -155,7 +157,7 @@ def make_app(
     async def judge(request: Request, submission: code_judge.Submission) -> Response:
         return reply((await submit(request, [submission], outputs=False))[0], hide={"stdout", "stderr"})
 
-    # Both kinds of batch wait for the queue.
+    # code-judge limits how long a short batch waits; here both kinds of batch wait for the queue.
     @app.post("/run/batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
     @app.post("/run/long-batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
     async def run_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
@@ -180,9 +182,9 @@ def make_app(
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(body: Calls) -> Response:
-        """One line of JSON for each call, in the order in which they finish:
-        `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`. A call with `stream` has more lines
-        before, `{"index", "stream", "text"}`, with the output that it has written since the previous one."""
+        """Run calls. The response has one line of JSON for each call, in the order in which they finish:
+        `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`. A call with `stream` has additional lines
+        before that, `{"index", "stream", "text"}`, with the output since the previous line."""
         work = [model.work() for model in body.calls]
         streamed = {index for index, model in enumerate(body.calls) if getattr(model, "stream", False)}
         service.admit(len(work))
@@ -220,7 +222,7 @@ async def result_lines(
 
         def send(number: int, data: bytes) -> None:
             line = dumps({"index": index, **asdict(decoder.decode(number, data))}) + b"\n"
-            if has_room(line):  # otherwise it is only in the result
+            if has_room(line):  # if not, this output is only in the result
                 put(line)
 
         return send
@@ -231,7 +233,7 @@ async def result_lines(
         line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
         if not has_room(line):
             note = (
-                f"[output left out: {unsent} bytes of results were not read yet; read faster or send smaller batches]\n"
+                f"[output left out: {unsent} bytes of results are not read yet; read faster or send smaller batches]\n"
             )
             result = replace(result, stdout="", stderr=note, value=None)
             line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
@@ -275,7 +277,7 @@ class ResponseBudget:
 
 
 def json_size(text: str) -> int:
-    """Return an upper bound of the bytes of a text in JSON, where other characters than ASCII take 6 bytes."""
+    """Estimate the bytes of a text in JSON: 2 per character of ASCII text, else 6 per character."""
     return 2 * len(text) if text.isascii() else 6 * len(text)
 
 

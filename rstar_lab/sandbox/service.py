@@ -70,7 +70,10 @@ class Service:
         )
 
     def admit(self, calls: int) -> None:
-        """Make room for calls, or raise BusyError. A request with more than `max_calls` is accepted if nothing else runs."""
+        """Count calls as accepted, or raise BusyError if the queue is full, the service stops, or a tenant's quota is used up.
+
+        A request with more than `max_calls` calls is accepted if no other call is in flight.
+        """
         if self.draining or (self.calls and self.calls + calls > self.max_calls):
             self._refuse(calls)
         if account := ACCOUNT.get():
@@ -88,7 +91,7 @@ class Service:
             account.release(calls)
 
     def reserve_bytes(self, size: int) -> None:
-        """Make room for the bytes of a request or of a response, or raise BusyError."""
+        """Count the bytes of a request or of a response as held, or raise BusyError if there is no room."""
         if not self.has_room(size):
             self._refuse(1)
         self.bytes += size
@@ -97,7 +100,7 @@ class Service:
         return not self.bytes or self.bytes + size <= self.max_bytes
 
     def hold_bytes(self, size: int) -> None:
-        """Count bytes that must be held in any case."""
+        """Count bytes as held without checking the limit."""
         self.bytes += size
 
     def release_bytes(self, size: int) -> None:
@@ -109,7 +112,7 @@ class Service:
         raise BusyError(seconds, stopping=self.draining)
 
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
-        """Run admitted work. Errors of the service are returned as results."""
+        """Run admitted work and return its result. Exceptions of the backend become results with an outcome."""
         with call_id():
             result = await self._run(work, on_output)
             log_failure(result)
@@ -137,7 +140,7 @@ class Service:
         return result
 
     async def _run_for(self, account: Account | None, work: Work, on_output: OnOutput | None) -> CallResult:
-        """Run work within the quotas of a tenant."""
+        """Run work within the quotas of a tenant; None: without quotas."""
         if account is None:
             return await self.backend.run(work, on_output)
         if refused := account.refuse_session(work):

@@ -15,7 +15,7 @@ CHUNK_BYTES = 700_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
 STEP_TIMEOUT_S = 10.0
 
-# These scripts run in the sandbox, with their own global names.
+# These scripts run in the sandbox; their variables are separate from those of the session.
 _WRITE = """
 import base64, os, sys
 os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
@@ -50,14 +50,14 @@ for path in paths:
 
 
 class SessionFileError(RuntimeError):
-    """A file of a session cannot be written or read."""
+    """A file or plot of a session cannot be written or read. The message names the file."""
 
 
 class SessionFiles(ABC):
-    """Writes and reads files of a session.
+    """Writes and reads files of a session, and reads its plots.
 
-    Paths are relative to the working folder of the session's interpreter. All cells of a session trust each other, so what
-    is read may be forged by its code. Methods raise SessionFileError if a file cannot be written or read.
+    Paths are relative to the working folder of the session's interpreter. The code of the session can forge what these methods
+    read, because they run cells in it. They raise SessionFileError if a file cannot be written or read.
     """
 
     @abstractmethod
@@ -65,12 +65,12 @@ class SessionFiles(ABC):
         """Run a call and return its result."""
 
     async def write_files(self, session: str, files: Mapping[str, bytes]) -> None:
-        """Write files (path -> content) in a session, which is started if it does not exist. Folders are created."""
+        """Write files (path -> content) in a session. Creates missing folders, and the session if it does not exist."""
         for name, content in files.items():
             await _run_script(self, session, _WRITE, base64.b64encode(content).decode(), name=name)
 
     async def read_files(self, session: str, paths: Sequence[str]) -> dict[str, bytes]:
-        """Return the content of files of a session, by path: at most 64 MiB each."""
+        """Return the contents of files of a session: path -> content, at most 64 MiB each."""
         contents = {}
         for path in paths:
             content = b""
@@ -89,7 +89,7 @@ class SessionFiles(ABC):
         return contents
 
     async def plots(self, session: str) -> list[bytes]:
-        """Return the open matplotlib figures of a session as PNG, and close them. matplotlib must be installed there."""
+        """Return the open matplotlib figures of a session as PNG files, and close them. No figures: an empty list."""
         result = await _run_script(self, session, _PLOT)
         try:
             paths = json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""Forks the interpreter of a session: copies are forked by the interpreter itself, and each gets a supervisor of its own."""
+"""Forks the interpreter of a session. The interpreter forks the copies itself; each copy then gets its own supervisor."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from rstar_lab.sandbox.supervisor_pool import (
     SupervisorUnresponsive,
 )
 
-# Copies that are adopted at once; each is a new supervisor process.
+# Copies that are forked in one step; each requires a new supervisor process.
 AT_ONCE = 16
 # Seconds in which an interpreter must fork AT_ONCE copies.
 ANSWER_S = 5.0
@@ -25,17 +25,17 @@ BLOCKED_S = 0.1
 
 
 class Forker:
-    """Forks sessions of one sandbox. request: the limits of a copy."""
+    """Forks sessions of one sandbox. request: limits of the copies."""
 
     def __init__(self, pool: SupervisorPool, sessions: Sessions, request: protocol.Request) -> None:
         self.pool = pool
         self.sessions = sessions
         self.request = request._replace(timeout_s=ANSWER_S)
-        # Called when the interpreter does not answer soon, and when it has answered.
+        # Called with True if the interpreter does not answer within BLOCKED_S, and with False at the end.
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
 
     async def fork(self, original: Session, n: int) -> list[str]:
-        """Return the names of `n` copies. Raises ForkError; then no copy is left."""
+        """Fork `n` copies and return their names. Raises ForkError; then no copy remains."""
         copies: list[Session] = []
         try:
             while len(copies) < n:

@@ -1,4 +1,4 @@
-"""Registry of live sessions, and of the reasons why earlier ones ended."""
+"""Live sessions, and the reasons why earlier ones ended."""
 
 import asyncio
 import time
@@ -7,18 +7,19 @@ from collections import OrderedDict
 from rstar_lab.sandbox.runtime.protocol import END
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection
 
+# Ended sessions whose reason is kept.
 REMEMBERED = 10_000
-# Prefix of the stderr of the last cell of a session.
+# First line of stderr of the cell that ended its session.
 ENDED = "[the session's interpreter has ended; the next call starts a new one]\n"
 # Why a session was ended between two cells.
 IDLE_ENDED = "it used CPU time, or kept many processes or much memory, between its cells"
 
 
 class Session:
-    """A session.
+    """The state of one session.
 
-    connection: its supervisor; None before the first cell and after its interpreter ended. fork_group: the sessions whose interpreters
-    were forked from one another; None for a session that was not forked.
+    connection: its supervisor; None before the first cell and after its interpreter has ended. fork_group: the sessions whose
+    interpreters were forked from one another; None for a session that was not forked.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +35,7 @@ class Session:
         return self.connection is not None and self.connection.alive and not self.connection.session_ended
 
     def end(self) -> None:
-        """End the interpreter; copies of it live on."""
+        """End the interpreter. Copies of it continue to run."""
         connection, fork_group = self.connection, self.fork_group
         self.connection = self.fork_group = None
         if fork_group is not None:
@@ -79,7 +80,7 @@ class Sessions:
         return len(self._live)
 
     def open(self, name: str) -> Session:
-        """Return the session of this name and mark it as most recently used. The caller must call `done` after use."""
+        """Return the session of this name, new or existing, as the most recently used. The caller must call `done` after use."""
         session = self._live.get(name)
         if session is None:
             session = Session(name)
@@ -119,11 +120,11 @@ class Sessions:
             self._lost.popitem(last=False)
 
     def pop_loss(self, name: str) -> str | None:
-        """Return, once, why an earlier state of this name is gone."""
+        """Return and forget why an earlier session of this name ended; None if there is no reason to report."""
         return self._lost.pop(name, None)
 
     async def drop_idle_ones(self) -> None:
-        """Drop sessions that were idle for too long, until cancelled."""
+        """Drop idle sessions periodically until cancelled."""
         while True:
             await asyncio.sleep(min(30.0, self.idle_s / 4))
             self.drop_idle()

@@ -1,4 +1,4 @@
-"""Signatures of calls and results in Redis: access to Redis alone then allows neither to run code nor to forge results."""
+"""Signs calls and results in Redis, so that write access to Redis alone allows neither running code nor forging results."""
 
 import hashlib
 import hmac
@@ -15,9 +15,9 @@ class InvalidSignatureError(Exception):
 
 
 class Signer:
-    """Signs with HMAC-SHA256 and the key in the environment variable RSTAR_LAB_SANDBOX_KEY. Without it, nothing is checked.
+    """Signs with HMAC-SHA256 and the key in the environment variable RSTAR_LAB_SANDBOX_KEY. Without a key, nothing is checked.
 
-    The services and all workers of a Redis need the same key. Raises UserError for a short key.
+    All services and workers of a Redis must have the same key. Raises UserError if the key is too short.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ def mean_cpu_ms(mix: dict[str, tuple[float, float]]) -> float:
 
 
 def cores_for_burst(calls: int, mean_latency_s: float, cpu_ms: float) -> int:
-    """Return the cores that answer `calls` arriving at once with a mean latency of `mean_latency_s`.
+    """Return the number of cores for which a burst of `calls` calls has a mean latency of `mean_latency_s`.
 
     On c cores, the k-th of n calls ends after about k * cpu / c, so the mean latency is n * cpu / (2 c).
     """
@@ -27,7 +27,7 @@ def cores_for_burst(calls: int, mean_latency_s: float, cpu_ms: float) -> int:
 
 
 def cores_for_rate(calls_per_s: float, cpu_ms: float, utilisation: float = 0.7) -> int:
-    """Return the cores for calls spread over time. A utilisation below 1 keeps the queue short."""
+    """Return the number of cores for calls spread over time. A utilisation below 1 keeps the queue short."""
     return math.ceil(calls_per_s * cpu_ms / 1000 / utilisation)
 
 

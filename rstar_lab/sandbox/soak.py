@@ -1,4 +1,4 @@
-"""`rstar-lab sandbox soak`: run mixed calls through Redis workers while their processes are killed, and check every result."""
+"""`rstar-lab sandbox soak`: runs mixed calls on Redis workers while processes are killed, and checks every result."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from rstar_lab.sandbox.launch import TemporaryRedis, free_port, serving
 
 
 class Kind(NamedTuple):
-    """One kind of program. weight: its share. outcomes: the correct ones. stdout: None if any output is correct."""
+    """One kind of program. weight: its share. outcomes: correct outcomes. stdout: correct output; None accepts any."""
 
     weight: int
     code: str
@@ -45,19 +45,19 @@ KINDS = {
         1, "import os\nwhile True:\n try: os.fork()\n except OSError: pass", {Outcome.TIMEOUT, Outcome.MEMORY}, ""
     ),
     "flood": Kind(1, "while True: print('x' * 999)", {Outcome.OUTPUT_LIMIT}, None),
-    "suicide": Kind(2, "import os\nos.kill(os.getpid(), 9)", {Outcome.KILLED}, ""),
+    "kills itself": Kind(2, "import os\nos.kill(os.getpid(), 9)", {Outcome.KILLED}, ""),
 }
 VICTIMS = ("supervisor", "zygote", "worker", "server", "redis")
 IN_FLIGHT = 64
 TIME_LIMIT_S = "1"
 DEADLINE_S = 1800.0
-# Seconds in which all processes of the services must end.
+# Seconds in which all processes must end after the services are stopped.
 END_S = 15.0
 
 
 @dataclass
 class SoakResult:
-    """What happened. wrong: (kind, outcome) of wrong results. left: processes and Redis entries that remained."""
+    """Counts of a soak. wrong: (kind, outcome) -> wrong results. processes_left, entries_left: what remained at the end."""
 
     calls: int
     answered: int = 0
@@ -111,7 +111,7 @@ class Services:
         self._running[name] = stack, ready["pid"]
 
     def kill(self, victim: str, draw: random.Random) -> bool:
-        """Kill a process of this kind, and start it again if it is not a part of a sandbox. Returns False if there is none."""
+        """Kill a process of this kind; start it again unless its sandbox does that. Returns False if there is no such process."""
         if victim == "redis":
             self.redis.kill()
             self.redis.start()

@@ -14,14 +14,14 @@ OnOutput = Callable[[int, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New output of a running call. Invalid bytes become `\\xNN`."""
+    """New output of a running call. Invalid UTF-8 bytes become `\\xNN`."""
 
     stream: Literal["stdout", "stderr"]
     text: str
 
 
 class OutputDecoder:
-    """Decodes the output of one call, whose characters can be split between two pieces."""
+    """Decodes the output of one call. A character may be split between two pieces of output."""
 
     def __init__(self) -> None:
         self._decoders = [codecs.getincrementaldecoder("utf-8")("backslashreplace") for _ in range(2)]

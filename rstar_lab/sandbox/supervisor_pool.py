@@ -1,4 +1,4 @@
-"""Starts the zygotes, requests supervisors from them, and exchanges messages with supervisors. Runs in the embedding program."""
+"""Starts the zygotes and supervisors of a sandbox and exchanges messages with them. Runs in the embedding program."""
 
 import array
 import asyncio
@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-# Ctrl-C in a terminal reaches all its processes; the process that uses the sandbox ends the zygotes.
+# Ctrl-C in a terminal sends SIGINT to all its processes. The zygotes ignore it: the embedding program ends them.
 _BOOT = """import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.path.insert(0, {root!r})
@@ -50,7 +50,7 @@ class SupervisorDied(Exception):
 
 
 class SupervisorUnresponsive(Exception):
-    """A supervisor did not answer in time and is killed. outcome: the limit that it reported to be exceeded before, or None."""
+    """A supervisor did not answer in time and is killed. outcome: of the limit that it had reported as exceeded; else None."""
 
     def __init__(self, outcome: str | None) -> None:
         super().__init__(outcome)
@@ -62,9 +62,9 @@ class SessionRefused(Exception):
 
 
 class SupervisorConnection(asyncio.Protocol):
-    """The socket to one supervisor.
+    """The connection to one supervisor.
 
-    tier: the tier that was requested. zygote: the tier of the zygote that forked the supervisor. number: its number there.
+    tier: the requested tier. zygote: the tier of the zygote that forked the supervisor. number: identifies it at that zygote.
     """
 
     def __init__(self, tier: str, zygote: str, number: int) -> None:
@@ -217,9 +217,9 @@ class SupervisorPool:
         return self._process is not None and not self._broken and self._process.poll() is None
 
     async def start(self) -> None:
-        """Start the zygotes; return when the first one is ready, while the others still import, or with `preload` when all are.
+        """Start the zygotes. Returns when the first one is ready, while the others still import; with `preload`, when all are ready.
 
-        Raises RuntimeError, or UserError if a module of `preload` cannot be imported.
+        Raises RuntimeError if the first zygote does not start, and UserError if a module of `preload` cannot be imported.
         """
         loop = asyncio.get_running_loop()
         theirs = []
@@ -273,7 +273,7 @@ class SupervisorPool:
             if ready.done():
                 self._broken = True
             else:
-                # It ended during its imports: treat its libraries as not installed.
+                # The zygote ended during its imports: treat its libraries as not installed.
                 ready.set_result(False)
         elif not ready.done():
             if tier == PRELOAD:
@@ -293,7 +293,7 @@ class SupervisorPool:
         raise SupervisorDied
 
     async def acquire(self, tier: str) -> SupervisorConnection:
-        """Return an idle supervisor, or start one. Raises SupervisorDied."""
+        """Return an idle supervisor, or start one. Raises SupervisorDied if no zygote is running."""
         idle = self._idle[tier]
         while idle:
             connection = idle.pop()
@@ -302,7 +302,7 @@ class SupervisorPool:
         return await self.start_supervisor(tier)
 
     def release(self, connection: SupervisorConnection) -> None:
-        """Return a supervisor to the pool, if necessary after the killed processes of its call are gone."""
+        """Return a supervisor to the pool, after the killed processes of its call are gone."""
         connection.on_ready = lambda: self._keep(connection)
         if not connection.dying:
             connection.on_ready()
@@ -314,7 +314,7 @@ class SupervisorPool:
             self.discard(connection)
 
     def discard(self, connection: SupervisorConnection) -> None:
-        """Close the connection to a supervisor, which then ends its program and exits. It is killed if it does not."""
+        """Close the connection. The supervisor then ends its program and exits; it is killed if it does not."""
         connection.close()
 
     def _forget(self, connection: SupervisorConnection) -> None:
@@ -329,7 +329,10 @@ class SupervisorPool:
             self._controls[connection.zygote].send(connection.number.to_bytes(4, "little"))
 
     async def start_supervisor(self, tier: str, *, session: bool = False) -> SupervisorConnection:
-        """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed."""
+        """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed.
+
+        Raises SupervisorDied if no zygote is running.
+        """
         name, number = await self.wait_for_tier(tier), next(self._numbers)
         ours, theirs = socket.socketpair()
         with theirs:

@@ -26,10 +26,10 @@ SESSION_IDLE_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant. A quota of None does not limit.
+    """A tenant and its quotas. None means no limit.
 
-    calls: accepted and not answered. calls_per_s: average rate; the burst is one second's worth. memory_mb: sum of the memory
-    limits of calls that run at once; more calls wait. sessions: live sessions.
+    calls: calls in flight. calls_per_s: average rate, with bursts of one second. memory_mb: sum of the memory limits of calls
+    that run at the same time; more calls wait. sessions: live sessions.
     """
 
     name: str
@@ -58,7 +58,7 @@ def load_tenants(path: Path) -> list[Tenant]:
             if key != "token" and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
                 raise UserError(f"{where}.{key}: {value!r} must be a number greater than 0")
         if not isinstance(table.get("token"), str) or len(table["token"]) < MIN_TOKEN:
-            raise UserError(f"{where}.token: set a text of at least {MIN_TOKEN} characters")
+            raise UserError(f"{where}.token: must be a text of at least {MIN_TOKEN} characters")
         tenants.append(Tenant(name, **table))
     if not tenants:
         raise UserError(f"--tenants {path}: no tenant; write one table per tenant")
@@ -68,7 +68,7 @@ def load_tenants(path: Path) -> list[Tenant]:
 
 
 class Account:
-    """What a tenant uses at present."""
+    """The current usage of one tenant."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -82,7 +82,8 @@ class Account:
     def admit(self, calls: int) -> None:
         """Count calls against the rate and the calls in flight. Raises BusyError if one of them is used up.
 
-        A request with more calls than the quota is accepted if nothing else runs; the rate is then caught up later.
+        A request with more calls than the quota is accepted if nothing else runs; later requests are then refused until the
+        average rate is met.
         """
         tenant = self.tenant
         if tenant.calls is not None and self.calls and self.calls + calls > tenant.calls:
@@ -107,7 +108,10 @@ class Account:
 
     @contextlib.asynccontextmanager
     async def memory(self, needed_mb: int) -> AsyncIterator[None]:
-        """Wait until the memory quota has room for a call. Raises ValueError for a call larger than the quota."""
+        """Wait until the memory quota has room for a call, and reserve its memory for the duration of the block.
+
+        Raises ValueError for a call that is larger than the quota.
+        """
         quota = self.tenant.memory_mb
         if quota is None:
             yield
@@ -131,7 +135,7 @@ class Account:
         return work
 
     def refuse_session(self, work: Work) -> CallResult | None:
-        """Count the session of a call. Returns the result of a call that would start one session too many."""
+        """Count the session of a call. Returns a failed result for a call that would exceed the quota of sessions, else None."""
         now = time.monotonic()
         if isinstance(work, SessionEnd):
             self._sessions.pop(work.session, None)
@@ -148,7 +152,7 @@ class Account:
         return None
 
     def result(self, work: Work, result: CallResult) -> CallResult:
-        """Return the result with the names of sessions as the tenant knows them."""
+        """Return the result with the session names that the tenant uses; undoes `own`."""
         if not isinstance(work, SessionFork) or result.outcome is not Outcome.OK or result.value is None:
             return result
         names = [name.removeprefix(f"{self.tenant.name}{SEPARATOR}") for name in json.loads(result.value)]
@@ -166,7 +170,7 @@ class Accounts:
         return len(self._accounts)
 
     def find(self, authorization: bytes) -> Account | None:
-        """Return the account of an Authorization header. Compares with all tokens, in time independent of their text."""
+        """Return the account of an Authorization header, else None. Compares all tokens in constant time."""
         found = None
         for token, account in self._accounts:
             if hmac.compare_digest(authorization, token):

@@ -1,4 +1,4 @@
-"""`rstar-lab sandbox top`: what a running service does, from its /metrics."""
+"""`rstar-lab sandbox top`: shows the load of a running service, read from its /metrics."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def fetch(url: str, token: str | None, time_s: float) -> Snapshot:
         reply = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, timeout=10, trust_env=False)
         reply.raise_for_status()
     except httpx.HTTPError as error:
-        raise UserError(f"{url}: no metrics of a sandbox service: {error}") from error
+        raise UserError(f"{url}: cannot read the metrics of a sandbox service: {error}") from error
     return Snapshot.parse(reply.text, time_s)
 
 

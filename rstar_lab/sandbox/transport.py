@@ -1,9 +1,9 @@
 """Transport of calls and results over Redis: keys, connection, and the two steps that must be atomic.
 
-A call is an entry of the stream `calls` (for a session: of its worker's own stream), read through a consumer group, so that
-it belongs to one worker until it is acknowledged. A result is an entry of the stream `results:CLIENT`. One script
-acknowledges a call, deletes it and adds its result, so that only the first worker that acknowledges can answer. Times are
-taken from Redis (entry ids), so the clocks of nodes need not agree.
+A call is an entry of the stream `calls` (a call of a session: of its worker's own stream). Workers read it through a consumer
+group, so that it belongs to one worker until it is acknowledged. A result is an entry of the stream `results:CLIENT`. One
+script acknowledges a call, deletes it and adds its result, so that only the first worker that acknowledges can answer. Times
+come from Redis (entry ids), so the clocks of nodes need not agree.
 """
 
 from typing import Any
@@ -29,7 +29,8 @@ DEAD_AFTER_MS = 6000
 MAX_DELIVERIES = 3
 RESULTS_KEPT_MS = 3_600_000
 
-# KEYS: the stream of calls, the stream of results. ARGV: group, entry, call id, body, how long results are kept, signature.
+# Publishes a result. Returns 1, or 0 if the call was already acknowledged.
+# KEYS: the stream of calls, the stream of results. ARGV: group, entry, call id, body, how long results are kept (ms), signature.
 PUBLISH = """
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
@@ -38,8 +39,9 @@ redis.call('PEXPIRE', KEYS[2], ARGV[5])
 return 1
 """
 
-# Returns the live worker that holds a session and whether an earlier holder has died. If none does, the proposal becomes it.
-# KEYS: the session, the workers. ARGV: the proposal, how long a session is kept, when a worker counts as dead (ms).
+# Returns the live worker that holds a session, and 1 if an earlier holder has died, else 0. Without a live holder, the proposed
+# worker becomes the holder.
+# KEYS: the session, the workers. ARGV: the proposed worker, how long a session is kept (ms), when a worker counts as dead (ms).
 CLAIM_SESSION = """
 local holder = redis.call('GET', KEYS[1])
 if holder then
@@ -75,7 +77,10 @@ def require_tls(url: str) -> None:
 
 
 def connect(url: str) -> aioredis.Redis:
-    """Return a client that does not retry: only the caller knows whether a command may run twice. Raises UserError."""
+    """Return a client that does not retry: only the caller knows whether a command may run twice.
+
+    Raises UserError for an invalid address.
+    """
     try:
         return aioredis.from_url(
             url,
@@ -115,6 +120,7 @@ async def check(redis: aioredis.Redis, url: str) -> None:
 
 
 async def needs_password(url: str) -> bool:
+    """Return whether Redis refuses a connection without a password. A Unix socket counts as protected."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return True

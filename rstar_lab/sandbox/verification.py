@@ -10,7 +10,7 @@ RESPONSE_TAGS = re.compile(r"</?(answer|reason|tool_call)>")
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Asks whether the answer in `response_text` (the boxed one in the last <answer>) equals `answer`."""
+    """A request to check whether the answer in `response_text` (the last boxed one in the last <answer>) equals `answer`."""
 
     response_text: str
     answer: str

@@ -91,7 +91,7 @@ class VerificationModel(BaseModel):
 
 
 def kind_of(work: Any) -> str:
-    """Return the kind of a piece of work; default: code."""
+    """Return the kind of work that is not validated yet; default: code."""
     return str(work.get("kind", "code") if isinstance(work, dict) else getattr(work, "kind", ""))
 
 
@@ -109,9 +109,10 @@ KINDS = {Call: "code", Verification: "math", SessionEnd: "end", SessionFork: "fo
 
 
 def session_of(work: Work) -> str | None:
-    """Return the session of this work or None. Work of a session must go to its worker, and must not run twice.
+    """Return the session that decides where this work runs; None for work without a session.
 
-    A copy of a session is on the worker of the first session.
+    Work of a session must run on the session's worker, and must not run twice. For a copy of a session this is the first
+    session, because all copies are on its worker.
     """
     return None if isinstance(work, Verification) or work.session is None else first_session(work.session)
 

@@ -1,4 +1,4 @@
-"""A worker takes calls from Redis, runs them on this machine and sends the results. Any number can share a Redis."""
+"""Worker: takes calls from Redis, runs them on this machine and sends the results. Any number of workers can share a Redis."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A call as received: its stream, entry, client and body. wait_s: seconds it may wait."""
+    """A call as received from Redis. stream, entry: where it is. wait_s: seconds it may wait before it starts."""
 
     stream: str
     entry: bytes
@@ -184,7 +184,7 @@ class Worker:
                     )  # fmt: skip
                 published = await pipe.execute()
         except BaseException:
-            # If the commands were executed in spite of the error, the second attempt acknowledges and answers nothing.
+            # Redis may have executed the commands in spite of the error. The second attempt then has no effect.
             for item in batch:
                 self.results.put_nowait(item)
             raise
@@ -212,7 +212,7 @@ class Worker:
             await pipe.execute()
 
     async def claim_stale_calls(self) -> None:
-        """Claim calls of dead workers, as many as there is room for."""
+        """Take over calls of dead workers, as many as this worker has room for."""
         await asyncio.sleep(transport.HEARTBEAT_S)
         room = self.backend.prefetch_limit - len(self.in_flight)
         if room <= 0:

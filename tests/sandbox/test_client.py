@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import os
 import signal
 import socket
@@ -10,7 +9,7 @@ import socket
 import pytest
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox import Call, LocalSandbox, SandboxClient
+from rstar_lab.sandbox import Call, SandboxClient
 from rstar_lab.sandbox.launch import free_port, serving
 
 
@@ -18,14 +17,6 @@ from rstar_lab.sandbox.launch import free_port, serving
 async def client(service):
     async with SandboxClient(service["url"], deadline_s=60) as client:
         yield client
-
-
-@pytest.mark.parametrize("method", ["run", "run_many", "start", "aclose", "close_session", "fork"])
-def test_client_methods_have_the_signatures_of_localsandbox(method):
-    ours, local = (inspect.signature(getattr(kind, method)) for kind in (SandboxClient, LocalSandbox))
-    assert list(ours.parameters.values()) == [
-        parameter.replace(annotation=ours.parameters[name].annotation) for name, parameter in local.parameters.items()
-    ]
 
 
 async def test_a_result_has_all_fields(client):

@@ -103,7 +103,7 @@ async def test_tenants_have_separate_sessions_and_a_quota_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[a]\ntoken = 'short'", "a.token: set a text of at least 16"),
+        ("[a]\ntoken = 'short'", "a.token: must be a text of at least 16"),
         (f"[a]\ntoken = '{A}'\nmemory = 1", "a.memory: unknown key"),
         (f"[a]\ntoken = '{A}'\ncalls = 0", "a.calls: 0 must be a number greater than 0"),
         (f"[a]\ntoken = '{A}'\n[b]\ntoken = '{A}'", "two tenants have the same token"),

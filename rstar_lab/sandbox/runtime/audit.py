@@ -1,4 +1,4 @@
-"""Audit mode: the kernel reports system calls that the filter refuses to the supervisor, which counts and refuses them."""
+"""Audit mode: the kernel asks the supervisor about each system call that the filter refuses; the supervisor counts it and refuses."""
 
 import contextlib
 import ctypes
@@ -22,8 +22,8 @@ _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 class DeniedCalls:
     """Counts the refused system calls of one program, by name. Use one instance per program.
 
-    The program sends the descriptor of its notifications before it runs user code, and closes it: with that descriptor it
-    could allow its own calls.
+    The program sends the descriptor of its notifications to the supervisor before it runs user code. It then closes its own
+    copy, with which it could allow its own calls.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class DeniedCalls:
         return self._poller.fileno()
 
     def handle(self) -> None:
-        """Take the descriptor of the notifications, or answer one notification."""
+        """Receive the descriptor of the notifications, or answer one notification."""
         for fd, event in self._poller.poll(0):
             if fd != self._listener:
                 self._poller.unregister(self._ours)
@@ -69,7 +69,7 @@ class DeniedCalls:
 
 
 def install_and_send(audit_filter: seccomp.Filter, channel: int) -> None:
-    """In the program: install the filter, send the descriptor of its notifications over a socket, and close both."""
+    """Install the filter in this process, send the descriptor of its notifications over the socket `channel`, and close both."""
     number = REFUSED_NUMBERS["seccomp"][seccomp.COLUMN[platform.machine()]]
     listener = kernel.libc.syscall(number, _SET_MODE_FILTER, _NEW_LISTENER, ctypes.c_void_p(audit_filter.address))
     if listener < 0:

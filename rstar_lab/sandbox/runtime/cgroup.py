@@ -1,4 +1,4 @@
-"""Control groups (version 1 or 2): limit the memory, process count and CPU share of all processes of a call."""
+"""Control groups (version 1 or 2): limit the memory, the number of processes and the CPU share of a call."""
 
 import contextlib
 import math
@@ -10,8 +10,8 @@ import time
 # The group of a sandbox is named PREFIX-PID, with the process id of its owner.
 PREFIX = "rstar-sandbox"
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-# CPU shares; an ordinary process has 1024. Rollouts wait for calls, so a call gets four times that. A preempted call gets less
-# than the service itself. A background call runs only when nothing else wants the CPU (cpu.idle, Linux 5.15 or later).
+# CPU shares; an ordinary process has 1024. A call gets four times that, because rollouts wait for it. A preempted call gets less
+# than the service. A background call runs only while no other process wants the CPU (cpu.idle, Linux 5.15 or later).
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
 # Seconds in which killed processes of a group must end.
@@ -67,9 +67,9 @@ def _folder(root: str, point: str, path: str) -> str:
 class Group:
     """A control group: a folder in each hierarchy (version 1) or one folder (version 2).
 
-    above: parent folders, by controller, in which children of this group are created as siblings of it. With a separate
-    CPU hierarchy (version 1) the weight of a child then counts against all other work on the machine. As a nested group,
-    a single background call would get the weight of the whole sandbox.
+    above: controller -> folder of the parent. For these controllers, children of this group are created beside it. With a
+    separate CPU hierarchy (version 1) the weight of a child then counts against all other work on the machine. If it were
+    nested, a background call that runs alone would get the weight of the whole sandbox.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Group:
         self.in_background = self._supervisor_outside = False
 
     def child(self, name: str) -> "Group":
-        """Create a child group."""
+        """Create a child group, or open it if it exists."""
         folders: dict[str, int] = {}
         for controller, (folder, full) in self._child_folders(name).items():
             with contextlib.suppress(FileExistsError):
@@ -124,17 +124,19 @@ class Group:
 
     @property
     def own_processes(self) -> int:
-        """Processes of this group that do not belong to the program: with version 2 the supervisor and the namespace's init."""
+        """Number of processes in this group that are not the program's: with version 2, the supervisor and the namespace's init."""
         return 0 if self.version == 1 else 2
 
     def join(self, supervisors: "Group") -> None:
-        """Move this process (a supervisor) into the group, except for what only programs may use up (version 1).
+        """Move this process, a supervisor, into the group.
 
-        With version 1 the memory and processes of the supervisor count in `supervisors`, so that the OOM killer of this group
-        cannot choose it; programs call `enter`. A move between groups of version 2 waits for a lock of all forks, so there
-        the supervisor stays in the group and only oom_score_adj protects it. supervisors: also the group to which the
-        supervisor moves while its program runs in the background. All files are opened now, because they cannot be opened
-        after the process has entered its own cgroup namespace.
+        With version 1 only its CPU time counts in this group. Its memory and processes count in `supervisors`, so that the OOM
+        killer of this group cannot choose it; its programs call `enter`. With version 2 it stays in this group for all
+        controllers, because a move between groups waits for a lock of all forks; only oom_score_adj protects it.
+
+        supervisors: group shared by all supervisors, to which the supervisor also moves while its program runs in the
+        background. All files are opened now, because they cannot be opened after the process has entered its own cgroup
+        namespace.
         """
         own = {self.folders["cpu"], self.folders["cpuacct"]} if self.version == 1 else {self.folders["memory"]}
         for folder in own:
@@ -160,7 +162,7 @@ class Group:
             os.write(entry, b"%d" % pid)
 
     def kill(self, kept: set[int]) -> None:
-        """Kill the processes of this group that are not in `kept`, also those that they fork meanwhile."""
+        """Kill the processes of this group that are not in `kept`, including those that they fork meanwhile."""
         deadline = time.monotonic() + KILL_S
         while (others := set(self.tasks()) - kept) and time.monotonic() < deadline:
             for task in others:
@@ -175,13 +177,16 @@ class Group:
         return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
 
     def enter_background(self) -> None:
-        """Give this group's processes only CPU time that nothing else wants. Raises OSError if the kernel refuses."""
+        """Give this group's processes only CPU time that no other process wants. Raises OSError if the kernel refuses."""
         self.move_supervisor_out()
         self.in_background = True
         self.set_weight(BACKGROUND)
 
     def move_supervisor_out(self) -> None:
-        """Let the calling supervisor not share the group's CPU time: it must get enough to end the call. Raises OSError."""
+        """Move the calling supervisor out of this group's CPU share, so that it gets enough CPU time to end the call.
+
+        Raises OSError.
+        """
         if not self._supervisor_outside:
             os.write(self._out, b"0")
             self._supervisor_outside = True
@@ -257,10 +262,10 @@ class Group:
         return more
 
     def limit_was_reached(self, much_mb: float = math.inf) -> bool:
-        """Return whether the group itself used its memory: not if other groups filled the memory of the host or of a parent.
+        """Return whether the group ran out of memory by its own use, and not because other groups filled the host or a parent.
 
-        True if its limit was reached since the previous call of this method, or (version 1) it has used half of it, or
-        `much_mb`.
+        True if the group reached its limit since the previous call of this method. With version 1 also if it has used half of
+        its limit, or `much_mb` MiB.
         """
         if self.version == 1:
             most_mb = int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) / 2**20
@@ -285,7 +290,7 @@ class Group:
 
 
 def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Create a group; return its folder per controller, and the parent folders in CPU-only hierarchies."""
+    """Create a group; return controller -> its folder, and controller -> parent folder for CPU-only hierarchies."""
     own = _own_paths()
     folders, above = {}, {}
     for kind, root, point, options in _mounts():
@@ -304,6 +309,7 @@ def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _version_2(name: str) -> dict[str, int]:
+    """Create a group; return controller -> its folder, or an empty dict if no parent group allows it."""
     own = _own_paths().get("", "/")
     for kind, root, point, _ in _mounts():
         if kind != "cgroup2":
@@ -333,7 +339,7 @@ def _version_2(name: str) -> dict[str, int]:
 
 
 def create(name: str) -> Group | None:
-    """Create the group of a sandbox below this process's own. Returns None if this user cannot limit memory with one."""
+    """Create the group of a sandbox below that of this process. Returns None if this user cannot create one with all controllers."""
     try:
         version, folders = 2, _version_2(name)
         above: dict[str, int] = {}
@@ -367,7 +373,7 @@ def destroy(group: Group, name: str) -> None:
 
 
 def remove_stale_groups() -> None:
-    """Remove the groups of sandboxes that were killed. A name is `PREFIX-PID` with the process id of the owner."""
+    """Remove the groups of sandboxes that were killed. Their names start with `PREFIX-PID`, with the owner's process id."""
     own = _own_paths()
     for kind, root, point, options in _mounts():
         names = [c for c in CONTROLLERS if c in options and c in own] if kind == "cgroup" else [""]

@@ -1,4 +1,4 @@
-"""A forked program as its supervisor sees it: standard streams, processes, and the channel of a session."""
+"""A supervisor's view of a forked program: its standard streams, its processes, and the channel of a session."""
 
 import contextlib
 import fcntl
@@ -23,10 +23,13 @@ _CREDENTIALS = struct.Struct("=iII")
 
 
 class Streams:
-    """The program's standard streams as memory files, so that no process has to copy them while the program runs."""
+    """The program's standard streams as files in memory, so that no process has to copy output while the program runs."""
 
     def __init__(self, fds: list[int] | None = None, *, sealable: bool = True) -> None:
-        """fds: existing files for stdin, stdout and stderr. sealable: for one program. A session could seal them against reuse."""
+        """fds: existing files for stdin, stdout and stderr. sealable: allow seals on the outputs.
+
+        False for a session, whose code could otherwise seal the files, which its next cell uses again.
+        """
         if fds is None:
             flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
             fds = [os.memfd_create("stdin"), *(os.memfd_create(name, flags) for name in ("stdout", "stderr"))]
@@ -57,7 +60,7 @@ class Streams:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
 
     def attach(self) -> None:
-        """In the program: open the files as descriptors 0, 1 and 2."""
+        """Open the files as descriptors 0, 1 and 2 of this process, the program."""
         program.attach_streams(*self.fds)
 
     def rewind(self, stdin: int) -> None:
@@ -66,7 +69,7 @@ class Streams:
         for fd in self.fds:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
-        # Not until the copy has the size of the original: a thread of the session can truncate it again and again.
+        # Do not loop until the copy has the size of the original: a thread of the session can truncate it again and again.
         size, at = os.fstat(stdin).st_size, 0
         while at < size and (sent := os.sendfile(self.stdin, stdin, at, size - at)):
             at += sent
@@ -79,7 +82,7 @@ class Streams:
 class ProgramEnvironment(NamedTuple):
     """What a supervisor provides to its programs.
 
-    own_pid_namespace: descriptor of the supervisor's PID namespace. number: of the supervisor, which determines the user id.
+    own_pid_namespace: descriptor of the supervisor's PID namespace. number: the supervisor's number, which determines the user id.
     scratch: writable folder on the host, used if there is no mount namespace.
     """
 
@@ -98,13 +101,13 @@ class Program:
         self.streams = streams
         self.report = environment.report
         self.group = environment.group
-        # Whether copies of this interpreter live in its PID namespace, whose init must then not be killed.
+        # Whether copies of this interpreter can be in its PID namespace. Its init must then not be killed.
         self.has_copies = False
         self.channel: socket.socket | None = None
         self.cell = -1
         self._status: int | None = None
         self._secret = b""
-        # Not for a session: its copies share its filter, and it can run while its supervisor waits for the next cell.
+        # Sessions are not audited: copies share the filter of the original, and a session can run while no supervisor answers.
         self.denied = DeniedCalls() if environment.isolation.audit and not request.session else None
         theirs: socket.socket | None = None
         if request.session:
@@ -170,10 +173,10 @@ class Program:
         return self._started[0] == 1
 
     def processes(self) -> list[int]:
-        """Return the ids of its processes. Used without a control group, which would list them.
+        """Return the ids of its processes. Used if there is no control group that lists them.
 
-        Orphans are children of the namespace's init, or of this supervisor. A program with copies shares its init with them;
-        its orphans are then missing.
+        Orphans are children of the namespace's init, or of this supervisor. A program with copies shares the init with them,
+        so its orphans are missing from the list.
         """
         if self.has_copies:
             return [self.pid, *procfs.descendants(self.pid)]
@@ -186,7 +189,7 @@ class Program:
         seed = "" if request.seed is None else str(request.seed)
         os.ftruncate(self.cell, 0)
         os.pwrite(self.cell, b"%s\n%s" % (seed.encode(), code), 0)
-        # Answers that came before this cell are not for it.
+        # Discard answers that arrived before this cell.
         with contextlib.suppress(OSError):
             while self.channel.recv(4096):
                 pass
@@ -195,9 +198,9 @@ class Program:
             self.channel.send(b".")
 
     def cell_done(self) -> bool | None:
-        """Read the session's channel. Returns True if this cell is done, False if the interpreter closed the channel.
+        """Read the session's channel. Returns True if this cell is done, False if the interpreter has closed the channel.
 
-        None means that the message does not answer this cell: any code of the session can write to the channel.
+        Returns None for a message that does not answer this cell, because any code of the session can write to the channel.
         """
         assert self.channel is not None
         try:
@@ -231,7 +234,7 @@ class Program:
         return copies
 
     def kill(self) -> None:
-        """Kill all its processes; without a PID namespace only the first one."""
+        """Kill all its processes, or only the first one if there is no PID namespace."""
         if self.has_copies:
             self._kill_group()
         elif self.init or self._status is None:
@@ -239,7 +242,7 @@ class Program:
                 os.kill(self.init or self.pid, signal.SIGKILL)
 
     def gone(self, within_s: float) -> bool:
-        """Return whether all killed processes ended within `within_s` seconds."""
+        """Wait up to `within_s` seconds; return whether all killed processes have ended."""
         deadline = time.monotonic() + within_s
         if not select.select([self.pidfd], [], [], within_s)[0]:
             return False
@@ -253,7 +256,7 @@ class Program:
             os.close(pidfd)
 
     def _reap(self) -> int:
-        """Wait for the first process and return its status. The namespace's init ends only after it was reaped."""
+        """Wait for the first process and return its wait status. The namespace's init cannot end before this."""
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
         return self._status
@@ -276,7 +279,7 @@ class Program:
         return status
 
     def _kill_group(self) -> None:
-        """Kill the processes of this session, and not those of its copies, which share the PID namespace."""
+        """Kill the processes of this session but not those of its copies, which are in the same PID namespace."""
         if self.group:
             self.group.kill({os.getpid(), self.init})
             return
@@ -322,7 +325,7 @@ class AdoptedProgram(Program):
         return True
 
     def _reap(self) -> int:
-        """Wait for the end of the process. Its status goes to the init of its namespace; it counts as killed."""
+        """Wait for the end of the process. Returns SIGKILL, because only the init of its namespace receives its status."""
         select.select([self.pidfd], [], [], KILL_S)
         return signal.SIGKILL
 
@@ -341,14 +344,14 @@ class _CopyFiles:
         self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         report = os.memfd_create("report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(report, program.REPORT_BYTES)
-        # The supervisor maps it: a smaller file would end the supervisor with SIGBUS.
+        # The supervisor maps this file: if it became smaller, the supervisor would end with SIGBUS.
         fcntl.fcntl(report, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         files = [os.memfd_create("cell"), *Streams(sealable=False).fds, report]
         self.theirs = [self._theirs.fileno(), *files]
         self.ours = [self._ours.fileno(), *files]
 
     def wait(self, deadline: float) -> int:
-        """Return the process id of the copy when it is ready; 0 if it is not ready in time. Then `ours` is closed."""
+        """Wait for the copy and return its process id. If it is not ready in time, close `ours` and return 0."""
         self._theirs.close()
         ready = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]
         if ready:

@@ -1,4 +1,4 @@
-"""First process of a gVisor container: imports the libraries of a tier and supervises one call or one session."""
+"""First process in a gVisor container: imports the libraries of a tier and supervises one call or one session."""
 
 import os
 import socket
@@ -7,12 +7,12 @@ from rstar_lab.sandbox.runtime import isolation, program, zygote
 from rstar_lab.sandbox.runtime.protocol import HEAD, READY
 from rstar_lab.sandbox.runtime.supervisor import Supervisor
 
-# Provided by the container, or not by gVisor.
+# Layers that the container replaces or that gVisor does not support.
 _OUTSIDE = [layer for layer in isolation.LAYERS if layer not in ("user_id", "seccomp")]
 
 
 def main(tier: str) -> None:
-    """Supervise programs for the socket that is this process's standard input. Sends READY when the imports are done."""
+    """Send READY after the imports, then serve the socket that is this process's standard input."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(0))
     for name, modules in zygote.TIERS.items():
         zygote.import_all(modules)

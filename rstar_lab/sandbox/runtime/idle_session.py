@@ -1,4 +1,4 @@
-"""Watches a session between its cells."""
+"""Monitors a session between its cells."""
 
 import select
 
@@ -8,10 +8,11 @@ from rstar_lab.sandbox.runtime.forked_program import Program
 from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Channel
 
-# Between its cells a session may use this much CPU time per interval, and keep this many processes and threads.
+# Seconds between two checks of an idle session.
 IDLE_TICK_S = 10.0
 # A session that uses more than this many CPU seconds in the first second after a cell gets a low CPU weight.
 FIRST_TICK_S, FIRST_CPU_S = 1.0, 0.1
+# Between its cells a session may use this many CPU seconds per interval, and keep this many processes and threads.
 IDLE_CPU_S = 1.0
 IDLE_TASKS = 64
 
@@ -27,7 +28,8 @@ def usage(running: Program, group: Group | None) -> tuple[float, int]:
 def wait_for_message(channel: Channel, running: Program, group: Group | None, pressure: Pressure | None) -> bool:
     """Wait for the session's next message.
 
-    Returns False if the session must end because it works, keeps many processes, or keeps much of what the sandbox lacks.
+    Returns False if the session must end: it uses CPU time, keeps many processes, or uses much memory or many processes while
+    the sandbox is short of them.
     """
     poller = select.poll()
     poller.register(channel, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The isolation layers around a program: some are set up once by the zygotes, the others in every forked program."""
+"""The isolation layers around a program. Zygotes set up some of them once; every forked program sets up the others."""
 
 import contextlib
 import gc
@@ -57,7 +57,7 @@ def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
 
 
 def create_pid_namespace(missing: Missing) -> bool:
-    """Create the sandbox's PID namespace, in the launcher before it forks the first zygote.
+    """Create the sandbox's PID namespace. Called in the launcher before it forks the first zygote.
 
     Layers that fail are added to `missing`. Returns whether programs can run under user ids of their own.
     """
@@ -78,7 +78,7 @@ def create_pid_namespace(missing: Missing) -> bool:
 
 
 def create_namespaces(missing: Missing) -> None:
-    """Create the other namespaces and the read-only root file system, in the first zygote before its imports."""
+    """Create the other namespaces and the read-only root file system. Called in the first zygote before its imports."""
     if "pid_namespace" in missing:
         return
     for layer, flag in (
@@ -94,7 +94,7 @@ def create_namespaces(missing: Missing) -> None:
     if "mount_namespace" not in missing:
         _attempt(missing, "mount_namespace", rootfs.build)
     if "mount_namespace" in missing:
-        missing.setdefault("private_proc", "needs the mount namespace")
+        missing.setdefault("private_proc", "requires the mount namespace")
 
 
 def _is_mapped(uid: int) -> bool:
@@ -126,12 +126,12 @@ class Isolation:
         return layer not in self.missing
 
     def uid(self, number: int) -> int:
-        """Return the host user id for programs of supervisor `number`. Separate ids make the kernel's per-user limits separate."""
+        """Return the host user id for programs of a supervisor. With separate ids the kernel's per-user limits are separate."""
         return self._first_uid + number % self._uids
 
     def prepare(self) -> None:
-        """Prepare what forks share; called once, in the first zygote."""
-        # 1 and not 0: the kernel ignores a limit of 0 where core_pattern is a pipe.
+        """Prepare the rules and filters that all forks share. Called once, in the first zygote."""
+        # 1 and not 0: the kernel ignores a limit of 0 if core_pattern is a pipe.
         _bound(resource.RLIMIT_CORE, 1)
         _bound(resource.RLIMIT_MSGQUEUE, 0)
         if not self.root:
@@ -144,7 +144,7 @@ class Isolation:
             if version < landlock.ABI_WITH_SCOPES and not namespaces:
                 needed = landlock.ABI_WITH_SCOPES
                 self.missing["landlock_abi"] = (
-                    f"without namespaces ABI {needed} (Linux 6.12) is needed; this is ABI {version}"
+                    f"without namespaces ABI {needed} (Linux 6.12) is required; this kernel has ABI {version}"
                 )
         else:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
@@ -214,7 +214,7 @@ class Isolation:
             step("seccomp", self._filter.install)
 
     def new_scratch(self, number: int, previous: str) -> str:
-        """Create a folder on the host's disk for a program without a private file system; remove the previous one."""
+        """Create a folder on the host's disk for a program without a private file system; remove `previous`."""
         import shutil
 
         shutil.rmtree(previous, ignore_errors=True)
@@ -273,11 +273,11 @@ def _bound(kind: int, value: int) -> None:
     try:
         resource.setrlimit(kind, (value, value))
     except ValueError:
-        pass  # above our own hard limit, which then applies
+        pass  # the value is above this process's hard limit, which then applies
 
 
 def dry_run(isolation: Isolation, request: Request) -> Missing:
-    """Fork a process, apply all layers, and return those that this machine refuses, with the reason."""
+    """Fork a process, apply all layers in it, and return the layers that the machine refuses: name -> reason."""
     reading, writing = os.pipe()
     init = kernel.new_pid_namespace() if isolation.has("pid_namespace") else 0
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Linux system calls without a wrapper in Python's standard library."""
+"""Linux system calls that Python's standard library does not have. They raise OSError."""
 
 import contextlib
 import ctypes
@@ -33,7 +33,7 @@ PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
-# Numbers of system calls without a libc wrapper. All but these two are the same on every architecture.
+# Numbers of system calls without a libc wrapper. Only the first two depend on the architecture.
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), -1)
 SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 SYS_CLOSE_RANGE = 436
@@ -98,13 +98,13 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
 
 
 def end_descriptor(child: int) -> int:
-    """Return a descriptor that is readable when a child of this process has ended: a pidfd where the kernel has them."""
+    """Return a descriptor that becomes readable when a child of this process ends: a pidfd if the kernel supports it."""
     try:
         return os.pidfd_open(child)
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-    # gVisor releases without pidfd_open.
+    # Older gVisor releases do not support pidfd_open.
     reading, writing = os.pipe2(os.O_CLOEXEC)
 
     def wait() -> None:
@@ -135,7 +135,7 @@ def run_and_exit(action: Callable[..., None], *arguments: Any) -> NoReturn:
         os._exit(1)
 
 
-# Private: a program is a fork with the same mappings, and could otherwise write the return addresses of every init.
+# A private mapping: a program is a fork with the same mappings, and could otherwise overwrite the return addresses of every init.
 _STUB_STACK = mmap.mmap(-1, 16384, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 _STUB_STACK_TOP = ctypes.addressof(ctypes.c_char.from_buffer(_STUB_STACK)) + 16384 - 64
 _PAUSE = ctypes.cast(libc.pause, ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""Landlock rules: which files a program may read and write. A second layer behind the mount namespace."""
+"""Landlock rules: which files a program may read and write, as a second layer in addition to the mount namespace."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ class Rules:
         )
         self._size = 24 if version >= ABI_WITH_SCOPES else 16 if version >= 4 else 8
         self._everything = everything
-        # The paths are opened once: a rule holds for the file in every mount namespace.
+        # The paths are opened once: a rule applies to the file itself, in every mount namespace.
         self._fixed = [rule for path in read for rule in self._rule(path, READ)]
         self._fixed += [rule for path in devices for rule in self._rule(path, DEVICE)]
         self._write = write
@@ -49,7 +49,7 @@ class Rules:
         return [struct.pack("=Qi", rights, fd)]
 
     def enforce(self, scratch: str = "") -> None:
-        """Apply the rules to this process and its children. Requires no_new_privs. scratch: an additional writable folder."""
+        """Apply the rules to this process and its children. Requires no_new_privs. scratch: additional writable folder."""
         ruleset = _checked(kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
         for rule in self._fixed:
             _checked(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)

@@ -1,4 +1,4 @@
-"""Decides whether a running call has exceeded a limit, and whether it only waits."""
+"""Monitors a running call: whether it has exceeded a limit, whether it waits, and which CPU weight it gets."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from rstar_lab.sandbox.runtime.forked_program import Program
 from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
 
-# Intervals between checks: the first ones are short, so that a call that only sleeps soon releases its slot.
+# Seconds between checks. The first ones are short, so that a call that sleeps releases its slot soon.
 FIRST_TICKS_S = (0.02, 0.03)
 TICK_S = 0.05
-# A call that has used more CPU time may be preempted by shorter ones.
+# A call that has used more CPU seconds may be preempted by shorter ones.
 LONG_CPU_S = 0.04
 # Background calls and calls that wait are checked less often, because there may be many. The interval of a call that waits
 # grows with the time it has waited.
@@ -22,19 +22,20 @@ BACKGROUND_TICK_S = 0.2
 WAITING_TICK_SHARE, WAITING_TICK_MOST_S = 1 / 8, 1.0
 # A preempted call moves to the background after this share of its time limit, but not before the given seconds.
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
-# A call waits if none of its threads runs or is ready to run, and it has used less than this share of one CPU since the last
-# check.
+# A call waits if none of its threads runs or is ready to run, and it has used less than this share of one CPU since the
+# previous check.
 WAITING_CPU_SHARE = 0.5
-# Only small process trees move to the background: forks of a zygote share kernel locks, which a large tree would hold there.
+# Only calls with at most this many processes move to the background: forks of a zygote share kernel locks, which a large tree
+# would hold while it gets no CPU.
 BACKGROUND_PROCESSES = 8
-# From this number of processes and threads on, the supervisor does not share the CPU time of its group.
+# If a call has more processes and threads, its supervisor leaves the CPU share of the group.
 CROWD_TASKS = 16
-# At most this many threads of a call are looked at in one check; a random sample if it has more.
+# A check measures at most this many threads of a call; if it has more, a random sample.
 MEASURED_TASKS = 64
 
 
 class CallMonitor:
-    """Checks one call at every tick.
+    """Checks one call periodically.
 
     The time limit counts seconds on a CPU (all processes together) and seconds in which no thread was ready to run
     (asleep or blocked). Seconds in which a thread was ready but did not get a CPU do not count, up to the slack. A call
@@ -77,7 +78,7 @@ class CallMonitor:
         return time.monotonic() - self.start
 
     def next_tick_s(self, check_s: float) -> float:
-        """Return the seconds until the next check. check_s: duration of the last check, which must not dominate."""
+        """Return the seconds until the next check: at least four times `check_s`, the duration of the last check."""
         tick_s = BACKGROUND_TICK_S if self.in_background or self.waiting else TICK_S
         if self.waiting:
             tick_s = max(tick_s, min(WAITING_TICK_SHARE * (self._last - self._active), WAITING_TICK_MOST_S))
@@ -86,13 +87,13 @@ class CallMonitor:
         return min(max(tick_s, 4 * check_s), self.left_s(), max(self._needed_s, FIRST_TICKS_S[0]))
 
     def cpu_s(self) -> float:
-        """Return CPU seconds of all processes of the call; without a control group those of the last check."""
+        """Return the CPU seconds of all processes of the call; without a control group, the value of the last check."""
         if self.group:
             self.last_cpu_s = self.group.cpu_s()
         return self.last_cpu_s
 
     def preempt(self) -> None:
-        """Lower the priority of this call, because shorter ones wait."""
+        """Lower the priority of this call at the next check, because shorter calls wait."""
         self.preempted = True
 
     def exceeded_limit(self) -> str | None:
@@ -130,7 +131,7 @@ class CallMonitor:
         return None
 
     def _measure(self, tasks: list[int]) -> None:
-        """Add the time since the last check to the idle and starved seconds; see whether the call waits."""
+        """Add the time since the last check to the idle and starved seconds, and update `waiting`."""
         now = time.monotonic()
         elapsed_s, self._last = now - self._last, now
         cpu_s = self.cpu_s() - self._checked_cpu_s
@@ -147,10 +148,10 @@ class CallMonitor:
         for task, stat in stats.items():
             if stat is None:
                 continue
-            # A thread that is new in a random sample is counted from the next check on.
+            # In a random sample, a thread that was not measured before is counted from the next check on.
             new = (0.0, 0.0) if len(tasks) < MEASURED_TASKS else stat
             ran_before_s, delayed_before_s = self._schedstat.get(task, new)
-            # While the other threads of the call ran, a thread waited for them and not for other calls.
+            # While other threads of the call ran, this thread waited for them and not for other calls.
             siblings_s = max(0.0, cpu_s - (stat[0] - ran_before_s))
             starved_s = max(starved_s, stat[1] - delayed_before_s - siblings_s)
         self._starved_s += min(starved_s, elapsed_s)
@@ -162,6 +163,10 @@ class CallMonitor:
         return self.preempted and self.last_cpu_s > least_s
 
     def _adjust_weight(self, others: list[int], needed_s: float, left_s: float) -> None:
+        """Set the CPU weight of the call, or move it to the background.
+
+        others: its threads except the first. needed_s: time limit that is left. left_s: wall time that is left.
+        """
         if self.group is None:
             if self._belongs_in_background():
                 with contextlib.suppress(OSError):

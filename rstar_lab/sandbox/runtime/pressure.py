@@ -1,4 +1,4 @@
-"""Limits of a whole sandbox: while memory or processes run short, the largest calls are ended and no session starts."""
+"""Limits of a whole sandbox. While it is short of memory or processes, no session starts and the largest calls are ended."""
 
 import contextlib
 import math
@@ -6,14 +6,15 @@ import os
 
 from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, read_file, write_file
 
-# Limits of a sandbox: a share of the memory and of the processes that are available when it starts, and minimums.
+# Limits of a sandbox: this share of the memory and of the processes that are available when it starts, but at least these.
 SANDBOX_SHARE, LEAST_PROCESSES, LEAST_MEMORY_MB = 0.8, 1024, 1024
 # No new session starts while the sandbox uses more than this share of its memory or of its processes.
 SESSIONS_SHARE = 0.5
-# From this share on, calls are ended that use more than LARGEST_SHARE of the limit. The threshold falls to 0 at the limit.
+# While the sandbox uses more than PRESSURE_SHARE, calls that use more than LARGEST_SHARE of its limit are ended. The second
+# threshold falls to 0 as the usage reaches the limit.
 PRESSURE_SHARE = 0.8
 LARGEST_SHARE = 0.1
-# Calls that sleep or are blocked take memory: one is allowed for each of these MiB of the machine, up to a maximum.
+# Calls that sleep or are blocked use memory. One may wait for each of these MiB of the machine's memory, up to a maximum.
 MEMORY_PER_WAITING_MB = 32
 MAX_WAITING = 1024
 
@@ -44,11 +45,11 @@ class Pressure:
         self.sandbox = sandbox
 
     def most_mb(self) -> float:
-        """Return the largest memory limit of a call: it reaches its own limit before that of the sandbox."""
+        """Return the largest memory limit (MiB) of a call, so that it reaches its own limit before that of the sandbox."""
         return PRESSURE_SHARE * self._memory_limit_mb()
 
     def outcome_of_kill(self, group: Group) -> str:
-        """Return the outcome of a call of which the OOM killer has killed a process. group: the call's control group."""
+        """Return the outcome of a call after the OOM killer has killed one of its processes. group: the call's control group."""
         much_mb = LARGEST_SHARE * self._memory_limit_mb()
         return "memory" if group.limit_was_reached(much_mb) else "sandbox_error"
 
@@ -63,7 +64,7 @@ class Pressure:
         """
         if tasks > _threshold(self._process_share()) * self._process_limit():
             return "killed"
-        # The cheap counter includes reclaimable caches, so it is only a first check.
+        # This counter is cheap to read but includes reclaimable caches, so it only decides whether to measure exactly.
         charged_mb = int(read_file(self.sandbox.folders["memory"], _MEMORY_USAGE[group.version])) / 2**20
         if charged_mb < PRESSURE_SHARE * self._memory_limit_mb():
             return None
@@ -122,7 +123,7 @@ def _available_processes(folder: str) -> float:
 
 
 def _available_memory_mb(folder: str) -> float:
-    """Return the available memory of the machine, or the smallest limit of the groups above `folder`."""
+    """Return the available memory of the machine (MiB), or the smallest limit of the groups above `folder` if that is less."""
     with open("/proc/meminfo") as file:
         available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     return min([available, *_read_numbers(folder, MEMORY_LIMIT[1]), *_read_numbers(folder, MEMORY_LIMIT[2])]) / 2**20

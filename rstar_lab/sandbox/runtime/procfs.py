@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 
-# Proportions of shared memory are read for at most this many processes.
+# The proportional size of shared memory is read for at most this many processes.
 EXACT_PROCESSES = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Missing in gVisor.
@@ -60,8 +60,9 @@ def cpu_s(pids: list[int]) -> float:
 def exceeds_memory(pids: list[int], memory_mb: int) -> bool:
     """Return whether these processes use more than `memory_mb` MiB of anonymous and shared memory together.
 
-    Files in memory are counted if they are mapped. Pages that several processes share, also with the zygote, are counted in
-    proportion if there are few processes, and otherwise once for each process: proportions take long to read.
+    Files in memory count only if they are mapped. For up to EXACT_PROCESSES processes, a page that k processes share (the
+    zygote included) counts as 1/k in each of them. For more processes it counts fully in each, because reading the proportional
+    size takes long.
     """
     if _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) <= memory_mb << 10:
         return False
@@ -102,8 +103,8 @@ def threads_of_user(uid: int) -> int:
 def state(task: int) -> str:
     """Return the state of a thread as one letter; "" if it is gone.
 
-    R: it runs or waits for a CPU. D: it waits in the kernel, for a lock or for a disk. A thread in state D that has children
-    is reported as S: it waits for its own child (vfork).
+    R: it runs or waits for a CPU. D: it waits in the kernel for a lock or a disk. A thread in state D that has children counts
+    as S (asleep), because it waits for its own child (vfork).
     """
     try:
         letter = _read(f"/proc/{task}/stat").rpartition(")")[2][1]
@@ -113,7 +114,7 @@ def state(task: int) -> str:
 
 
 def schedstat(task: int) -> tuple[float, float] | None:
-    """Return the seconds a thread has run and the seconds it was ready but waited for a CPU; None if it is gone."""
+    """Return (seconds a thread has run, seconds it was ready and waited for a CPU); None if it is gone."""
     try:
         ran_ns, delayed_ns = _read(f"/proc/{task}/schedstat").split()[:2]
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """The forked process that becomes the user's program: compile, run, report, exit.
 
-This code runs in the process of the user's code and is untrusted. It reports the value of the last expression and whether
-the program raised. The supervisor takes everything else from the kernel.
+This code runs in the same process as the user's code, so its results are untrusted. It reports the value of the last
+expression and whether the program raised. The supervisor takes everything else from the kernel.
 """
 
 import ast
@@ -34,16 +34,16 @@ NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
 
 
 class Report:
-    """Shared memory in which the program stores how it ended and its value. The program has no descriptor of it.
+    """Shared memory in which the program stores how it ended and its value.
 
-    fd: a file in memory that is mapped, for a copy of a session; -1 for anonymous memory.
+    fd: file in memory to map, for a copy of a session; -1 for anonymous memory.
     """
 
     def __init__(self, fd: int = -1) -> None:
         self._map = mmap.mmap(fd, REPORT_BYTES)
 
     def clear(self) -> None:
-        """Free the pages, so that they hold nothing of the previous program."""
+        """Free the pages, so that nothing of the previous program remains."""
         try:
             self._map.madvise(mmap.MADV_REMOVE)
         except OSError:  # gVisor
@@ -55,7 +55,7 @@ class Report:
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
 
     def read(self, max_bytes: int) -> tuple[int, memoryview | None]:
-        """Return how the program ended and its value, valid until `clear`. Any content gives a valid answer."""
+        """Return how the program ended and its value, which is valid until `clear`. Accepts any content of the memory."""
         ending, has_value, size = _HEAD.unpack_from(self._map)
         value = (
             memoryview(self._map)[_HEAD.size : _HEAD.size + min(size, max_bytes + MARK_BYTES)] if has_value else None
@@ -69,11 +69,11 @@ class Report:
         return secret
 
     def answer(self) -> None:
-        """State that the report belongs to the cell of the current secret."""
+        """Mark the report as that of the current cell, by returning the secret of the cell."""
         self._map[_ANSWER] = self._map[_CHALLENGE]
 
     def answered(self, secret: bytes) -> bool:
-        """Return whether the report belongs to the cell of this secret."""
+        """Return whether the report is that of the cell with this secret."""
         return self._map[_ANSWER] == secret
 
     def hide_from_children(self) -> None:
@@ -82,7 +82,7 @@ class Report:
 
 
 def reseed(seed: int | None) -> None:
-    """Seed the random generators; None draws fresh state. `random` does that at a fork by itself, numpy and sympy do not."""
+    """Seed the random generators; None draws fresh state. `random` reseeds itself after a fork; numpy and sympy do not."""
     if seed is not None:
         random.seed(seed)
     if "sympy.core.random" in sys.modules:
@@ -104,7 +104,7 @@ def open_streams() -> None:
 
 
 def warm_up(code: str) -> None:
-    """Run code once in the zygote, which fills caches, does lazy imports and specialises bytecode for all programs."""
+    """Run code once in the zygote to fill caches, do lazy imports and specialise bytecode for all programs."""
     out, err = sys.stdout, sys.stderr
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
@@ -115,6 +115,7 @@ def warm_up(code: str) -> None:
 
 
 def new_main() -> types.ModuleType:
+    """Install an empty module `__main__` and return it."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     main.__dict__["__annotations__"] = {}
@@ -123,7 +124,7 @@ def new_main() -> types.ModuleType:
 
 
 def ends_in_print(source: str) -> bool:
-    """Return whether the last expression is certainly a call of print. Its value is None, so no syntax tree is needed."""
+    """Return whether the last statement is certainly a call of print. Its value is None, so the code needs no syntax tree."""
     last = source.rstrip().rpartition("\n")[2]
     if not last.startswith("print(") or '"""' in source or "'''" in source:
         return False
@@ -136,7 +137,7 @@ def ends_in_print(source: str) -> bool:
 
 
 def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """Compile the statements and, if the code ends in an expression, that expression. Raises what `compile` raises."""
+    """Compile code into its statements and its last expression (None if there is none). Raises what `compile` raises."""
     source = code.decode("utf-8", "surrogatepass")
     linecache.cache[filename] = (lambda: source,)
     if ends_in_print(source):
@@ -171,7 +172,7 @@ def print_exception(error: BaseException) -> None:
 
 
 def run_cell(code: bytes, namespace: dict, max_bytes: int, filename: str = FILENAME) -> tuple[int, bytes | None]:
-    """Run code; return how it ended and the repr of its last expression."""
+    """Run code; return how it ended (DONE, RAISED, ...) and the repr of its last expression, cut to `max_bytes`."""
     try:
         body, last = compile_cell(code, filename)
     except BaseException as error:
@@ -216,6 +217,7 @@ def finish() -> None:
 
 
 def flush() -> None:
+    """Flush the current and the original output streams."""
     for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
         with contextlib.suppress(BaseException):
             stream.flush()  # type: ignore[union-attr]
@@ -265,7 +267,7 @@ def copy_files(source: str, target: str) -> None:
 
 
 def become_copy(channel: int, cell: int, fds: list[int]) -> Report:
-    """In a fork of a session's interpreter: attach the descriptors of the copy; return its report."""
+    """Attach the descriptors of a copy to this process, a fork of a session's interpreter; return the report of the copy."""
     theirs, cell_file, *streams, report_file = fds
     attach_streams(*streams)
     os.dup2(theirs, channel)
@@ -276,14 +278,15 @@ def become_copy(channel: int, cell: int, fds: list[int]) -> Report:
 
 
 def fork_copies(channel: int, cell: int, fds: list[int]) -> Report | None:
-    """Fork the interpreter of a session, once for each six descriptors. Returns the report in a copy, None in the original.
+    """Fork the interpreter of a session once per FDS_PER_COPY descriptors. Returns its report in a copy, None in the original.
 
-    The copies are forked by a child that exits, so that the namespace's init reaps them, and not the user's code.
+    A child that exits forks the copies. The namespace's init then reaps them, so that the user's code does not see them as
+    children.
     """
     try:
         pid = os.fork()
     except OSError:
-        pid = -1  # a limit: the supervisor sees that the descriptors are closed
+        pid = -1  # a limit is reached: the supervisor notices the closed descriptors
     if pid:
         for fd in fds:
             os.close(fd)
@@ -307,12 +310,11 @@ def fork_copies(channel: int, cell: int, fds: list[int]) -> Report | None:
 
 
 def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None:
-    """Be the interpreter of a session: run a cell, or fork, for each byte on the channel. Does not return."""
+    """Run the interpreter of a session: run a cell, or fork, for each byte on the channel. Does not return."""
     me = os.getpid()
     report.hide_from_children()
-    reports = [
-        report
-    ]  # never freed: in a copy, the addresses of the original's report can be in use for something else
+    # Keeps the original's report alive in a copy, where it is not mapped: freeing it would unmap what is now at its addresses.
+    reports = [report]
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         reseed(None)
@@ -363,7 +365,7 @@ def receive_message(channel: int) -> tuple[bytes, list[int]]:
 
 
 def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -> None:
-    """Be the user's program. Does not return."""
+    """Run the user's program in this process, report its value and exit. Does not return."""
     me = os.getpid()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

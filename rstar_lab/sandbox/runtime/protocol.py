@@ -1,12 +1,12 @@
-"""Messages between the sandbox and its supervisors over a socket pair: a length, a kind, a body of fixed layout.
+"""Messages between the embedding program and supervisors over a socket pair: a length, a kind, and a body of fixed layout.
 
 To a supervisor:
 CALL     a request
 YIELD    preempt the call
-FORK     copy the interpreter of the session; the code is the number of copies. Layout of CALL
-ADOPT    become the supervisor of a copy; the code is a Copy. Layout of CALL
+FORK     fork the interpreter of the session; layout of CALL, with the number of copies as code
+ADOPT    become the supervisor of a copy; layout of CALL, with a Copy as code
 RELEASE  the copies are adopted
-END      end the interpreter, not its copies
+END      end the interpreter, but not its copies
 
 From a supervisor:
 LONG            the call has used LONG_CPU_S
@@ -15,9 +15,9 @@ OUTPUT          new output of a streamed call; one byte: 1 stdout, 2 stderr; the
 DENIED          refused system calls of this call (audit mode): JSON, name -> count
 EXCEEDED        the call has exceeded a limit; one byte: its outcome
 RESULT          the result of the call
-READY           killed processes are gone
+READY           killed processes are gone; from a gVisor container also: the imports are done
 ENDED           the session was ended between two cells
-REFUSED         sent by a zygote: no supervisor for a session, because the sandbox is short of memory or processes
+REFUSED         sent by a zygote: it starts no supervisor for a session, because the sandbox is short of memory or processes
 
 Nothing is unpickled on either side. A supervisor keeps no copy of what programs read and wrote, because the next program is
 a fork of it: it receives into one buffer, wipes it, and sends output directly from the file that the program wrote.
@@ -81,8 +81,8 @@ class Result(NamedTuple):
 class Copy(NamedTuple):
     """A copy of a session's interpreter that waits for its supervisor.
 
-    pid: of the copy. holder: process id of the supervisor that holds its descriptors. fds: numbers of those descriptors:
-    channel, cell, stdin, stdout, stderr, report.
+    pid: process id of the copy. holder: process id of the supervisor that holds its descriptors. fds: their numbers: channel,
+    cell, stdin, stdout, stderr, report.
     """
 
     pid: int
@@ -125,7 +125,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """A supervisor's end of its socket."""
+    """A supervisor's end of the socket. Methods raise Closed if the other end is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -142,11 +142,9 @@ class Channel:
         return self._used > 0
 
     def receive(self, stdin: int | None = None) -> tuple[bytes, Request | None, memoryview]:
-        """Return the next message: its kind and, unless it has no body, the limits and the code.
+        """Return the next message: its kind and, if it has a body, the limits and the code.
 
-        The input is written to the file `stdin`.
-
-        The code is valid until `wipe`. Raises Closed.
+        The input is written to the file `stdin`. The code is valid until `wipe`. Raises Closed.
         """
         self._fill(HEAD.size)
         size, kind = HEAD.unpack_from(self._buffer)
@@ -199,7 +197,7 @@ class Channel:
             os.lseek(stdin, 0, os.SEEK_SET)
 
     def wipe(self) -> None:
-        """Overwrite the request just received. Its code must have been copied."""
+        """Overwrite the received request. Its code must have been copied before."""
         self._code.release()
         if len(self._buffer) > _BUFFER:
             self._buffer = bytearray(_BUFFER)

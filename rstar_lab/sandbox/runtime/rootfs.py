@@ -1,4 +1,4 @@
-"""The root file system of programs: the interpreter, system libraries and compilers, read-only, and no other host files."""
+"""The read-only root file system of programs: the interpreter, system libraries and compilers, but no other host files."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ WORK, TEMPORARY, SHARED_MEMORY = f"{SCRATCH}/work", f"{SCRATCH}/tmp", f"{SCRATCH
 _HELD = "/held"  # mount point for an interpreter installed below /tmp, because each program has its own /tmp
 _TEMPORARIES = ("/tmp", "/var/tmp")
 DEVICES = ("null", "zero", "full", "random", "urandom")
-# Few entries, because every program copies the mount table. Not all of /usr, where some images keep applications.
+# Few entries, because every program copies the mount table. Not all of /usr, because some images keep applications there.
 _SYSTEM = [f"/usr/{part}" for part in ("bin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share")]
 _SYSTEM += ["/usr/local/bin", "/usr/local/lib", "/nix/store", "/gnu/store"]
 _SYSTEM += ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
@@ -31,7 +31,7 @@ _FILES = {
     "/etc/hosts": "127.0.0.1 localhost\n",
     "/etc/hostname": "sandbox\n",
 }
-# Files and folders that the user of the sandbox has added.
+# Files and folders that the user of the sandbox has made readable.
 additional: list[str] = []
 
 
@@ -90,7 +90,7 @@ def _place(path: str) -> str:
 
 
 def make_temporary(root: str = "") -> None:
-    """Create TEMPORARY, empty but for links to parts of the interpreter that are below /tmp on the host."""
+    """Create the folder TEMPORARY, with links to parts of the interpreter that are below /tmp on the host."""
     os.mkdir(f"{root}{TEMPORARY}", 0o700)
     for folder in _TEMPORARIES:
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def make_temporary(root: str = "") -> None:
 
 
 def build() -> None:
-    """Replace the root of this process, which has its own mount namespace, by the programs' root file system.
+    """Replace the root of this process, which must have its own mount namespace, by the programs' root file system.
 
     Raises OSError.
     """

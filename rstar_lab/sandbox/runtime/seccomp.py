@@ -1,6 +1,7 @@
 """Seccomp filter: an allowlist of system calls by name, compiled to classic BPF without a library.
 
-A call that is not listed fails with EPERM, one newer than the list with ENOSYS. `describe()` returns the list as text.
+A call that is not on the list fails with EPERM; a call that is newer than the list fails with ENOSYS. `describe()` returns the
+list as text.
 """
 
 import ctypes
@@ -32,13 +33,13 @@ ALLOWED = {
     "System V IPC": "semctl semget semop semtimedop shmat shmctl shmdt",
     "information": "arch_prctl getcpu getrandom sysinfo uname",
 }
-# Examples of calls that are not allowed, with the reason; checked by a test.
+# Examples of refused calls by reason. A test checks that they are refused.
 REFUSED = {
     "new namespaces and mounts": "unshare setns mount umount2 pivot_root chroot fsopen open_tree mount_setattr",
     "access to other processes": "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp",
     "a large kernel attack surface": "io_uring_setup bpf perf_event_open userfaultfd keyctl add_key vmsplice",
     "change of identity": "setuid setgid setresuid setgroups capset personality",
-    "scheduling: starving itself would count as load of the host": "setpriority sched_setaffinity sched_setscheduler sched_setattr",
+    "scheduling, so that no program can starve itself": "setpriority sched_setaffinity sched_setscheduler sched_setattr",
     "channels between calls": "setxattr msgget mq_open inotify_init fanotify_init",
     "administration": "init_module kexec_load reboot syslog quotactl settimeofday mlock",
 }
@@ -145,7 +146,7 @@ def _prlimit() -> list[Instruction]:
 
 
 def _argument_rules() -> dict[str, list[Instruction]]:
-    """Return the instructions for calls whose arguments decide."""
+    """Return name -> instructions of the system calls that are allowed or refused depending on their arguments."""
     no_oob = {"sendto": 3, "recvfrom": 3, "sendmsg": 2, "recvmsg": 2, "sendmmsg": 3, "recvmmsg": 3}
     return {
         "socket": _allow_values(0, (_AF_UNIX,), _EAFNOSUPPORT),
@@ -153,12 +154,12 @@ def _argument_rules() -> dict[str, list[Instruction]]:
         "setsockopt": _refuse_values(2, _SOCKET_FILTERS, _EPERM),
         **{name: _refuse_bits(flags, _MSG_OOB, _EINVAL) for name, flags in no_oob.items()},
         "clone": _clone(),
-        "clone3": _errno(_ENOSYS),  # its flags are in memory, so libc must fall back to clone
+        "clone3": _errno(_ENOSYS),  # a filter cannot read its flags, which are in memory; libc falls back to clone
         "prctl": _allow_values(0, _PRCTL, _EPERM),
         "ioctl": _allow_values(1, _IOCTL, _ENOTTY),
         "fcntl": _fcntl(),
         "flock": _errno(_SUCCESS),
-        # All writable files are in memory; on a file of the host, opened for reading, these would wait for its disk.
+        # All writable files are in memory. On a read-only file of the host, these calls would wait for its disk.
         **dict.fromkeys(("fsync", "fdatasync", "sync_file_range", "msync"), _errno(_SUCCESS)),
         "membarrier": _allow_values(0, _MEMBARRIER, _EINVAL),
         "setrlimit": _refuse_values(0, (_RLIMIT_CORE,), _SUCCESS),
@@ -178,7 +179,7 @@ def allowed_numbers(machine: str) -> set[int]:
 
 
 def refusal_errors(machine: str) -> dict[int, int]:
-    """Return number -> errno of the calls that are refused with certain arguments. All others are refused with EPERM."""
+    """Return number -> errno of the calls that are refused with certain arguments. Other refused calls fail with EPERM."""
     errors = {}
     for name, block in _argument_rules().items():
         number = NUMBERS[name][COLUMN[machine]]
@@ -189,7 +190,7 @@ def refusal_errors(machine: str) -> dict[int, int]:
 
 
 def _notify_of_refusals(program: list[Instruction]) -> list[Instruction]:
-    """Replace errors by notifications, except for those that a libc expects (ENOSYS)."""
+    """Replace errors by notifications, except for reported success and for ENOSYS, which libc expects."""
     kept = (_ERROR | _SUCCESS, _ERROR | _ENOSYS)
     return [
         (code, yes, no, _NOTIFY)
@@ -211,7 +212,7 @@ def build(machine: str, *, memory_files: bool = True, audit: bool = False) -> by
     """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine.
 
     memory_files: allow memfd_create and shmget. Only a control group counts memory that no process has mapped.
-    audit: let a listener decide about refused calls, which must refuse them.
+    audit: report refused calls to a listener instead, which must refuse them.
     """
     column = COLUMN[machine]
     blocks: dict[int, list[Instruction]] = {0: _errno(_EPERM), _LAST + 1: _errno(_ENOSYS), 0x40000000: _errno(_EPERM)}

@@ -1,7 +1,7 @@
 """A supervisor runs one call at a time: it forks the program, monitors it, ends all its processes and sends the result.
 
-It is a fork of a zygote, so that its own forks start with the zygote's imports. Programs cannot reach it. The times,
-memory use and exit status that it reports come from the kernel.
+It is a fork of a zygote, so that the programs that it forks start with the zygote's imports. Programs cannot access it. The
+times, memory use and exit status that it reports come from the kernel.
 """
 
 import contextlib
@@ -47,13 +47,15 @@ ENDINGS = {
     program.NO_MEMORY: "memory",
 }
 OWN_MEMORY_MB = 16
-# Seconds that an interrupted cell has to stop before its session is ended.
+# Seconds in which an interrupted cell must stop; otherwise its session is ended.
 GRACE_S = 0.5
 # If killed processes take longer to die, the result is sent before they are gone.
 DEATH_S = 1.0
 
 
 class Supervisor:
+    """Serves the socket `sock`: runs calls, or the cells of one session."""
+
     def __init__(
         self, sock: socket.socket, isolation: Isolation, group: Group | None, pressure: Pressure | None, number: int
     ) -> None:
@@ -292,17 +294,17 @@ class Supervisor:
     def _finish_call(self, request: Request, exceeded: str | None, running: Program, monitor: CallMonitor) -> None:
         """End the program and send its result."""
         if exceeded:
-            # Sent first: should it take too long to end the processes, the outcome is known.
+            # Sent first, so that the outcome is known even if it takes too long to end the processes.
             self.channel.send_message(EXCEEDED, bytes([OUTCOMES.index(exceeded)]))
         if running.denied and running.denied.counts:
             self.channel.send_message(DENIED, json.dumps(running.denied.counts).encode())
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
         if self.group:
-            # Processes need CPU time to die; those of a fork bomb need seconds in the background.
+            # Processes need CPU time to die; in the background, those of a fork bomb would need seconds.
             self.group.set_weight(BOOSTED)
         if exceeded:
             running.kill()
-        # Hundreds of processes die slowly, as does one that waits for a lock which they hold.
+        # Hundreds of processes die slowly, and so does a process that waits for a lock that they hold.
         dying = exceeded is not None and not running.gone(DEATH_S)
         if exceeded and dying:
             self._send_result(request, exceeded, None, running.streams, duration_s, cpu_s, dying=True)
@@ -318,7 +320,7 @@ class Supervisor:
         """End the program; return its outcome and value. The kernel's information overrides the program's report."""
         started = running.started
         status = running.end()
-        # Read in any case, because the counter would otherwise be attributed to the next call.
+        # Always read, because the count would otherwise be attributed to the next call.
         out_of_memory = ""
         if self.group and self.pressure and self.group.out_of_memory():
             out_of_memory = self.pressure.outcome_of_kill(self.group)
@@ -366,9 +368,9 @@ def run_supervisor(
     pressure: Pressure | None,
     number: int,
 ) -> None:
-    """Run calls from this socket until it closes.
+    """Turn this process, a fork of a zygote, into a supervisor; return when its socket closes.
 
-    supervisors: group shared by all supervisors (`Group.join`). pressure: of the sandbox.
+    supervisors: group shared by all supervisors (`Group.join`). pressure: usage of the whole sandbox.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
@@ -379,7 +381,7 @@ def run_supervisor(
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     if isolation.has("network_namespace"):
-        # Concurrent calls must not see each other's sockets in /proc/net/unix. Without it they share the zygote's namespace.
+        # Concurrent calls must not see each other's sockets in /proc/net/unix. If this fails, they share the zygote's namespace.
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWNET)
     # The OOM killer kills the program, never the supervisor. Requires CAP_SYS_RESOURCE, which containers and users lack.

@@ -1,7 +1,7 @@
-"""Warm-up code that a zygote runs once per library, so that forked programs find lazy imports, caches and tables filled.
+"""Warm-up code that a zygote runs once per library, so that lazy imports are done and caches filled in forked programs.
 
 A first `solve` takes 48 CPU ms in a process that has only imported sympy, and 16 CPU ms after another equation was solved;
-`simplify` and `integrate` gain more. The warm-up takes about 1.5 s of one core while other zygotes already serve.
+`simplify` and `integrate` gain more. The warm-up uses about 1.5 CPU seconds, while other zygotes already serve.
 """
 
 

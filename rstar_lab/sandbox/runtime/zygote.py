@@ -1,8 +1,8 @@
 """Zygotes: interpreters with libraries already imported, from which supervisors are forked.
 
-The embedding program is never forked, because it has threads and loaded torch. Instead one process is started by exec.
-It creates the namespaces and becomes the zygote "bare", which forks the zygote "numpy", which forks "sympy", and so on.
-Each imports more libraries than the one before.
+The embedding program is never forked, because it has threads and may have loaded torch. It starts one process with exec, the
+launcher, which creates the PID namespace and forks the zygote "bare". That zygote creates the other namespaces and forks the
+zygote "numpy", which forks "sympy", and so on. Each imports more libraries than the previous one.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Zygote:
         self.isolation = layers
         self.group = group
         self.pressure = pressure.Pressure(group) if group else None
-        # The weight of one call is enough: supervisors in this group are almost always asleep.
+        # The weight of one call suffices, because supervisors in this group are almost always asleep.
         self.supervisor_group = group.child("supervisors") if group else None
         if self.supervisor_group:
             self.supervisor_group.set_weight(cgroup.NORMAL)
@@ -82,7 +82,7 @@ class Zygote:
         self.refused: deque[socket.socket] = deque(maxlen=64)
 
     def warm_up(self) -> None:
-        """Run typical code once, so that programs do not pay for first-time work."""
+        """Run typical code once, so that programs need not repeat first-time work."""
         program.open_streams()
         program.warm_up(WARM_UP_PROGRAMS[self.tier])
         isolation.freeze_heap()
@@ -111,7 +111,7 @@ class Zygote:
                     sock = socket.socket(fileno=fds[0])
                     if number & FOR_SESSION and self.pressure and self.pressure.refuses_sessions():
                         sock.send(HEAD.pack(0, REFUSED))
-                        # Kept open: after a failed write the other side would not read the message.
+                        # Kept open: on a closed socket, a write of the other side could fail before it reads this message.
                         self.refused.append(sock)
                     else:
                         self._fork(sock, number & ~FOR_SESSION)
@@ -132,14 +132,14 @@ class Zygote:
         return data, fds
 
     def _kill(self, number: int) -> None:
-        """Kill a supervisor that did not end by itself; its processes then become orphans and are killed too."""
+        """Kill a supervisor that did not end by itself. Its processes become orphans and are then killed too."""
         for pid, name in self.supervisors.items():
             if name == f"{self.tier}-{number}":
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def _fork(self, sock: socket.socket, number: int) -> None:
-        """Fork a supervisor. If the host's limits do not allow it, the socket is closed, which the pool sees as its death."""
+        """Fork a supervisor. If the fork fails, close its socket; the pool then treats the supervisor as dead."""
         name = f"{self.tier}-{number}"
         group = None
         try:
@@ -179,7 +179,7 @@ class Zygote:
 
 
 def import_all(modules: list[str]) -> str:
-    """Import modules. Returns an empty text, or the message of the first one that cannot be imported."""
+    """Import modules. Returns the error message of the first one that cannot be imported; "" if all can."""
     try:
         for module in modules:
             importlib.import_module(module)
@@ -195,7 +195,7 @@ def run_zygotes(
     group: cgroup.Group | None,
     details: str,
 ) -> None:
-    """Become the zygote of the first tier after forking the zygotes of the others. Does not return.
+    """Fork the zygotes of the other tiers and become that of the first tier. Returns when its control socket closes.
 
     details: text sent with the ready message of the first tier.
     """
@@ -223,7 +223,7 @@ def run_zygotes(
 def run_first_zygote(
     controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None, audit: bool
 ) -> None:
-    """Set up the isolation layers, test them once, and become the first zygote. Does not return."""
+    """Set up the isolation layers, test them once, and become the first zygote."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     readable = rootfs.readable()
     isolation.create_namespaces(missing)
@@ -235,7 +235,7 @@ def run_first_zygote(
 
 
 def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> None:
-    """Be the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
+    """Run the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
     The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
     view: `readable`: additional files and folders that programs can read. `packages`: folder of additional packages, or None.
@@ -245,10 +245,10 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     if view["preload"]:
         TIERS[PRELOAD], WARM_UP_PROGRAMS[PRELOAD] = view["preload"], ""
     if packages := view["packages"]:
-        # Behind the installed packages. The variable is for interpreters that programs start.
+        # Installed packages take precedence. The variable is for interpreters that programs start.
         sys.path.append(packages)
         os.environ["PYTHONPATH"] = packages
-    # A new session, because Ctrl-C in the terminal is handled by the embedding program.
+    # A new session, because the embedding program handles Ctrl-C in the terminal.
     os.setsid()
     parent_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
@@ -283,4 +283,5 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
 
 
 def entry(arguments: list[str]) -> None:
+    """Parse the arguments of the command line and run the launcher."""
     main(int(arguments[1]), int(arguments[2]), json.loads(arguments[3]), [int(fd) for fd in arguments[4:]])
