@@ -38,7 +38,7 @@ def test_no_calls_have_no_latency():
 
 
 def test_a_service_that_does_not_answer_is_an_error():
-    with pytest.raises(UserError, match="no metrics"):
+    with pytest.raises(UserError, match="cannot read the metrics"):
         fetch("http://127.0.0.1:9", None, 0.0)
 
 
