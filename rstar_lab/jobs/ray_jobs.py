@@ -21,14 +21,16 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     client = _client(spec)
     code = folder.path / "code"
     entrypoint = f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))}"
-    runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": spec.environment}
+    # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
+    variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
+    runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": variables}
     profile = load_profile(spec.profile)
     if profile.container is not None:
         # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
         entrypoint = f"cd {shlex.quote(str(code))} && {entrypoint}"
         runtime_env = {
             "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
-            "env_vars": {"PYTHONPATH": str(code), **spec.environment},
+            "env_vars": {"PYTHONPATH": str(code), **variables},
         }
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:

@@ -98,7 +98,7 @@ def test_a_ray_job_gets_files_environment_and_secrets_and_leaks_none(cluster, tm
     code = """
         import os, ray
         print(open("sent.txt").read(), os.environ["COLOUR"], os.environ["WANDB_API_KEY"])
-        ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, runtime_env={"env_vars": {"COLOUR": "red"}})  # as the trainer does
         print("nodes", len([node for node in ray.nodes() if node["Alive"]]))
     """
     job = start_job(cluster, tmp_path, code, job_id="ray-1", secrets={"WANDB_API_KEY": "abc123secret"})
