@@ -143,7 +143,7 @@ def run_grid(
 ) -> list[str]:
     """Run a grid to its end and return the ids of its RL runs; the arguments are those of `submit_grid`.
 
-    After an interrupt, which stops the running jobs, the same call continues. A failed run does not stop the others. Raises
+    Ctrl-C stops the running jobs; the same call continues the grid. A failed run does not stop the others. Raises
     UserError at the end if runs failed, with their errors.
     """
     plan = GridPlan(

@@ -108,7 +108,7 @@ class Job:
             time.sleep(every_s)
 
     def watch(self, *, timeout_s: float | None = None) -> JobStatus:
-        """Print the job's progress until it ends. An interrupt stops the printing, not the job. `follow` has every line."""
+        """Print the job's progress until it ends; return its status. Ctrl-C stops the printing, not the job. `follow` has every line."""
         last_tenth = None
         try:
             for line in self.follow(timeout_s=timeout_s):
@@ -160,11 +160,11 @@ class Job:
         )  # fmt: skip
 
     def _copy_runs(self) -> None:
-        """Copy the rest of the runs of a job on another host, which may have ended a moment ago."""
+        """Copy the steps that a job on another host has written since its runs were last copied."""
         if self.spec.backend == "ssh":
             from rstar_lab.jobs.ssh import mirror
 
-            with contextlib.suppress(UserError):  # the process that copies them goes on
+            with contextlib.suppress(UserError):  # the mirror process tries again
                 mirror.pull(self)
 
     @property

@@ -21,7 +21,7 @@ MAX_NAME = 47  # KubeRay rejects longer names of RayJobs
 STOP_TIMEOUT_S = 120
 TIMEOUT_S = (10, 30)  # seconds: connect, read
 LOG_LINES = 5000
-NO_SUCH_KIND = "page not found"  # HTTP status if the API server does not know RayJobs
+NO_SUCH_KIND = "page not found"  # in the 404 answer of an API server that does not know RayJobs
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 

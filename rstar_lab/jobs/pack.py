@@ -14,7 +14,7 @@ from rstar_lab.errors import UserError
 # Ray rejects a working_dir of more than 100 MiB with HTTP 413.
 LIMIT_MB = 90
 SKIPPED_FOLDERS = {".git", ".venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
-SKIPPED_AT_ROOT = {"runs", "out"}  # except rstar_lab/runs, which is code
+SKIPPED_AT_ROOT = {"runs", "out"}  # only at the root: rstar_lab/runs is code
 # Files that usually hold secrets. They are never sent, even if git tracks them.
 SECRET_FILES = {".env", ".netrc", "id_rsa", "id_ed25519", "credentials", "secrets.yaml", "secrets.json"}
 

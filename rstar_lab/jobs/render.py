@@ -53,9 +53,9 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
 
 
 def array_script(profile: Profile, name: str, folders: list[Path], list_file: Path, concurrency: int) -> str:
-    """Return the batch script of an array with one task per job folder, of which `concurrency` run at a time.
+    """Return the batch script of an array with one task per job folder, at most `concurrency` of which run at a time.
 
-    Each folder has its job.sbatch. list_file: where the caller writes the folders, one per line.
+    folders: each contains its job.sbatch. list_file: where the caller writes the folders, one per line.
     """
     directives = sbatch_directives(profile, name, f"{list_file.parent}/slurm-%a.out")
     directives.append(f"#SBATCH --array=0-{len(folders) - 1}%{concurrency}")
@@ -190,7 +190,7 @@ def _fill(template: str, **values: str) -> str:
 
 
 def main(profile: str, kind: str) -> str:
-    """Return the files of `python -m rstar_lab.jobs.render PROFILE kuberay|ray`."""
+    """Return the output of `python -m rstar_lab.jobs.render PROFILE kuberay|ray`."""
     machine = load_profile(profile)
     if kind == "kuberay":
         return to_yaml(ray_cluster(machine))

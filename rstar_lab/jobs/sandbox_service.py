@@ -71,7 +71,7 @@ class SandboxService:
         self.folder.write(ADDRESS_FILE, content, mode=0o600)
 
     def supervise(self) -> None:
-        """Restart processes that exit. Raises UserError after MAX_RESTARTS."""
+        """Restart processes that exit. Raises UserError after MAX_RESTARTS restarts."""
         while True:
             for name, process in self.processes.items():
                 if process.poll() is None:
@@ -224,7 +224,9 @@ def main() -> None:
     parser.add_argument("--host", default="", help="address to listen on; default: this node's")
     parser.add_argument("--workers", type=int, default=0, help="workers on this node")
     parser.add_argument(
-        "--all-ray-nodes", action="store_true", help="start as many workers on every node of the Ray cluster"
+        "--all-ray-nodes",
+        action="store_true",
+        help="start the same number of workers on every other node of the Ray cluster",
     )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _exit)

@@ -32,9 +32,9 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
 
 
 def start_array(name: str, jobs: "list[Job]", folder: Path, *, concurrency: int, after: str | None) -> None:
-    """Submit prepared jobs as one array, of which `concurrency` run at a time.
+    """Submit prepared jobs as one array, at most `concurrency` of which run at a time.
 
-    folder: for the array's script. after: Slurm id of a job that must succeed first; if it fails, the array is cancelled.
+    folder: created for the array's script. after: Slurm id of a job that must succeed first; if it fails, the array is cancelled.
     """
     paths = [job.folder.path for job in jobs]
     for job in jobs:

@@ -59,7 +59,7 @@ def submit(
     command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
         with the verl trainer, whatever the profile says.
     runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
-    name: name of the recipe in this run, and so of the run's folder.
+    name: name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
     backend: local, ray, slurm, ssh or kuberay; default: that of the profile. address: URL of Ray's dashboard.
     host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
         `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.

@@ -27,7 +27,7 @@ from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
 
 LOG_BYTES = 1 << 20  # maximum bytes of a log in one answer
-CHECKED_S = 600  # `submit` does not repeat the checks of a description that is not older
+CHECKED_S = 600  # `submit` does not repeat checks that `describe` ran less than this many seconds ago
 
 
 class Operations:
@@ -35,7 +35,7 @@ class Operations:
 
     def __init__(self, runs: Path):
         self.runs = runs
-        self._checked: dict[str, float] = {}  # job description without failed checks -> when it was made
+        self._checked: dict[str, float] = {}  # request that passed all checks -> time of the checks
 
     def submit(
         self,
@@ -51,7 +51,7 @@ class Operations:
     ) -> dict[str, Any]:
         """Submit a job here. A second request with the same id returns the job of the first.
 
-        recipe_text: content of a recipe file; None for a recipe that ships. Returns the job's row and the printed lines.
+        recipe_text: content of a recipe file; None for a shipped recipe. Returns the job's row and the printed lines.
         """
         folder = jobs_folder(self.runs) / f".submitted-{os.getuid()}" / job_id
         folder.mkdir(parents=True, exist_ok=True)

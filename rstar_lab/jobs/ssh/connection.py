@@ -30,7 +30,7 @@ class ConnectionLost(UserError):
 
 
 class Connection:
-    """Commands on one host."""
+    """Runs commands on one host."""
 
     def __init__(self, settings: Ssh):
         """Raises UserError if the settings name no host or ssh is not installed."""

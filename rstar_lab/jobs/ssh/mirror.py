@@ -34,13 +34,13 @@ from rstar_lab.runs.reader import MIRROR_FILE
 
 EVERY_S = 2.0
 LOCK = ".mirror.lock"
-# What shells print if the host has no rsync, and rsync if start-up files of the shell print text. sftp needs no shell.
+# Messages of a shell on a host without rsync, and of rsync if start-up files of the shell print text. sftp works in both cases.
 NO_RSYNC = re.compile(
     r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync|is your shell clean", re.IGNORECASE
 )
-# An error of rsync that another attempt does not repair, with the file.
+# Errors of rsync that would occur again at the next attempt; the line names the file.
 DENIED = re.compile(r"[^\n]*(Permission denied|No space left|Disk quota exceeded|Read-only file system)[^\n]*")
-RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # rewritten in place, so they are copied each time
+RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # change during a run, so every pull copies them
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _mark(agent: Agent, remote: dict[str, Any], folder: Path, transcripts: bool)
 
 
 class NotACopy(UserError):
-    """The folder of a run has another run of the same name, which would be overwritten."""
+    """The target folder contains another run of the same name, which a copy would overwrite."""
 
 
 def foreign_run(folder: Path, host: str, source: str) -> str | None:
@@ -156,6 +156,7 @@ class _Changed(Exception):
 def _copy(
     agent: Agent, remote: dict[str, Any], folder: Path, checkpoints: bool, transcripts: bool
 ) -> tuple[int, int, int, int]:
+    """Copy what is new, and remove what the run has removed. Returns (files, their bytes, new steps, all steps)."""
     lines = base64.b64decode(remote["metrics"]).splitlines(keepends=True)
     metrics = folder / "metrics.jsonl"
     here = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
@@ -192,9 +193,8 @@ def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
         new = agent.request("questions", run_id=folder.name, after=common if stored else -1)
     except ConnectionLost:
         raise
-    except (
-        UserError
-    ):  # an unreadable file of transcripts, or an older version of the agent: the list has no questions then
+    except UserError:
+        # The transcripts cannot be read, or the host has an older version of the agent. The list then shows no questions.
         return
     if new.keys() - stored.keys():
         write_json(folder / QUESTIONS_FILE, stored | new)

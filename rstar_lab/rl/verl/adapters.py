@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rstar_lab.rl.recipe.lora import Lora
 
-PREFIX = "base_model.model."  # of the names of a model that peft has wrapped
+PREFIX = "base_model.model."  # prefix of the weights' names in a model that peft has wrapped
 SHARD_BYTES = 4 * 2**30
 _WEIGHTS = "*.safetensors"
 
@@ -121,7 +121,7 @@ class AdapterSync:
     ) -> dict[str, Tensor] | None:
         """Return the weights to load; None for the base weights, which are kept until the adapters follow.
 
-        Arguments: of verl's `update_weights`. Without `peft_config` the weights are whole already.
+        The arguments are those of verl's `update_weights`. Without `peft_config` there are no adapters to merge.
         """
         if peft_config is None:
             return dict(weights)

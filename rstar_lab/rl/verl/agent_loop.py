@@ -50,7 +50,7 @@ class WorkerState:
         made = make_environments(keys, load_environments(keys), make_tools)
         environments = {name: replace(one, tools=watch(one.tools)) for name, one in made.items()}
         if keys.reward in REWARDS:
-            await asyncio.to_thread(warm_up)  # else the first answers could time out while the verifier starts
+            await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
         codec, reward = Codec(tokenizer, tools, keys.prompt_style), make_reward(keys.reward, keys.answer)
         return cls(
             settings,
@@ -74,11 +74,11 @@ class RstarAgentLoop(AgentLoopBase):
     server_manager: ScheduledClient
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Roll out `problem`, of a step or of an evaluation. An exception is reported to the trainer, which stops.
+        """Roll out `problem` for a step or an evaluation. An exception is reported to the trainer, which stops.
 
-        evaluation, samples: id of the run that stores the rollout, and its rollouts per problem; absent in a step.
-        `extra_fields["rollout"]` then holds the pickled trajectory. In a step it holds the numbers; the transcript is sent to
-        the writer of the run.
+        evaluation, samples: only for an evaluation: id of the run that stores the rollout, and its rollouts per problem.
+        For an evaluation `extra_fields["rollout"]` of the result is the pickled trajectory. For a step it is the pickled
+        numbers, and the transcript is sent to the writer of the run.
         """
         try:
             return await self._run(sampling_params, **kwargs)
@@ -135,7 +135,7 @@ class RstarAgentLoop(AgentLoopBase):
 def as_output(
     trajectory: Trajectory, rollout: Trajectory | RolloutNumbers, versions: list[int], *, end_id: int
 ) -> AgentLoopOutput:
-    """Convert a trajectory to verl's output. rollout: what the trainer's process gets.
+    """Convert a trajectory to verl's output. rollout: the data for the trainer's process.
 
     A trajectory without tokens (its engine failed) gets one masked token, because verl puts the reward on the last token.
     """

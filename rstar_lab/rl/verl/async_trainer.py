@@ -1,8 +1,8 @@
 """`rl.mode: async` under verl: its trainer `colocate_async`, with the bounds on staleness of the local trainer.
 
 At each step verl starts as many groups as a step uses, so the number of groups that no update has used stays constant. The first
-step starts further ones: with `wait` up to (max_staleness + 1) * problems_per_step groups, the rule of `group_stream`, otherwise
-up to `rl.buffer_groups`.
+step starts additional groups, up to `rl.buffer_groups` in total, and with `when_stale: wait` at most (max_staleness + 1) *
+problems_per_step, the rule of `group_stream`.
 """
 
 from collections import defaultdict

@@ -280,7 +280,7 @@ def _quote(value: Any) -> str:
 def compose(options: Mapping[str, Any], of: str = "ppo_trainer") -> Any:
     """Return the complete configuration of a verl trainer, composed from verl's files and validated by verl.
 
-    Raises UserError that names a key verl does not have.
+    Raises UserError that names a key that verl does not have.
     """
     import hydra
     from hydra.errors import HydraException

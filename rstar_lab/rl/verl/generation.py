@@ -22,7 +22,7 @@ REFILLS = 8  # the window is refilled when this part of it has finished
 class ServerRollouts:
     """Generates rollouts with the agent-loop workers of a job.
 
-    window: rollouts in flight. When some have finished, the next ones start, so the servers never wait for the slowest.
+    window: rollouts in flight. New ones start whenever some have finished, so that the servers do not wait for the slowest.
     """
 
     def __init__(self, manager: OversamplingManager, buffer: RocReplayBuffer, window: int):
@@ -75,7 +75,7 @@ class ServerRollouts:
 def filter_stage(settings: Settings, rollouts: ServerRollouts, *, on_progress: Callable[[], None]) -> None:
     """Write the difficulty table of the stage, if it has a filter and the table is missing.
 
-    Raises UserError if a rollout fails; the same call continues after the stored ones.
+    Raises UserError if a rollout fails; the same call generates only the rollouts that are not stored.
     """
     stage, step = settings.stage, settings.first_step - 1
     if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():

@@ -25,7 +25,7 @@ class Group:
         return (await self.result)[task.traj_id]
 
     async def leave(self) -> None:
-        """Count a rollout as ended. Without `scored`, it raised an exception and the group is scored without it."""
+        """Count a rollout as ended. Called directly for a rollout that raised an exception: the group is scored without it."""
         self.running -= 1
         if self.running:
             return
@@ -47,7 +47,7 @@ class GroupScores:
     def join(self, task: RolloutTask, context: RolloutContext, size: int) -> Group | None:
         """Return the group of a rollout that starts; None if its environment does not score groups.
 
-        context: of all environments. size: rollouts of the group.
+        context: that of all environments. size: number of rollouts in the group.
         """
         environment = context.of(task.problem).environment
         if environment is None or not environment.scores_groups:

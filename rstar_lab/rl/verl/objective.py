@@ -52,7 +52,7 @@ def policy_loss(
     *,
     variant: Any,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the share of one micro-batch in the loss of its mini-batch; tensors are (batch, tokens).
+    """Return the contribution of one micro-batch to the loss of its mini-batch; tensors are (batch, tokens).
 
     The loss is multiplied by the number of ranks, because FSDP averages gradients over ranks.
     """

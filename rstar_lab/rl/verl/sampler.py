@@ -24,8 +24,8 @@ from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer
 class StepSelection:
     """The rollouts of a step and the selection. keys: traj_id -> key in the transfer queue, for kept rollouts.
 
-    dropped: rollouts of groups that verl removed. staleness, ages_s: in the asynchronous modes, of each group by its id:
-    updates since the weights that started it, seconds from its end to its use.
+    dropped: rollouts of groups that verl removed. staleness, ages_s: in mode async, by group id: updates
+    since the weights that started the group, and seconds from its end to its use.
     """
 
     rollouts: list[RolloutNumbers] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _RocMixin:
             raise UserError(f"step {step}: {error}")
 
     def _note_age(self, uid: str, rollout: RolloutNumbers) -> None:
-        """Note the staleness and the age of the group of a rollout; in mode sync both are always 0."""
+        """Record the staleness and the age of a rollout's group; in mode sync both are always 0."""
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
         """Keep the rollouts of groups that verl removes for staleness or a failure: the run store records them too."""
@@ -128,7 +128,7 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
     """The buffer of mode async: `rl.max_staleness` and `rl.when_stale` as in the local trainer.
 
     verl's own limit is off. It counts steps instead of updates, and its `wait` lets groups become too old: it waits only for
-    groups that must be used now, and may leave more of them than one update uses.
+    groups that must be used now, and there can be more of these than one update uses.
 
     versions: versions of the weights since the start or the resume, oldest first; set by the trainer.
     """

@@ -27,7 +27,7 @@ class SchedulerActor:
     """A `Scheduler` as a Ray actor. Starts to read the servers' metrics at the first step.
 
     servers: name -> actor of verl's inference server. The name of a vLLM server is its HTTP address; our `EngineServer` reports
-    its metrics through its actor. max_running: most concurrent requests of a server.
+    its metrics through its actor. max_running: maximum number of concurrent requests of a server.
     """
 
     def __init__(

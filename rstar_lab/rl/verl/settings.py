@@ -81,8 +81,8 @@ class Settings:
 
     @cached_property
     def problems(self) -> Sequence[Problem]:
-        """The problems of the stage, without evaluation problems. With `rl.environments` a mixture of those of its
-        environments."""
+        """The problems of the stage, without evaluation problems. With `rl.environments`: a mixture of the
+        problems of these environments."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
         return read_stage_problems(self.recipe, self.stage, held_out)
 

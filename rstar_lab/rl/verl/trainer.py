@@ -81,7 +81,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         self.lines: list[dict[str, Any]] = []  # metrics of the finished steps of this stage
         self.transcripts = start_writer(self.settings.run)
         self.values = TrainerValues()
-        self.writing: Any = None  # gives the number of transcripts once their file is written
+        self.writing: Any = None  # Ray reference to the number of transcripts, ready when their file is written
         self.mini_batches: list[list[str]] = []
         self.saved = 0  # step of the newest checkpoint
         # Versions of the weights since the start or the resume, oldest first. A step without an update adds none.
@@ -327,9 +327,8 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
             | held_out
         )
-        if (
-            "reference_kl" in row
-        ):  # verl reports the policy loss without the KL term; the local trainer's loss contains it
+        if "reference_kl" in row:
+            # verl reports the policy loss without the KL term; the local trainer's loss contains it.
             row["loss"] += keys.kl_coefficient * row["reference_kl"]
         self.writer.write_step(
             self.settings.stage.name,

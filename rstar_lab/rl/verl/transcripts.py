@@ -1,7 +1,8 @@
-"""Transcripts of a step are sent from the agent-loop workers to one writer process. The trainer's process therefore
-never holds the tokens and texts of a step: it selects, measures and commits the step from a table of numbers. The
-writer holds the transcripts of one step in compact form (about 14 bytes a token) and writes them while the model is
-updated. A step is committed by the trainer, as in any run.
+"""Write the transcripts of a step in a separate process, `TranscriptWriter`, to which the agent-loop workers send them.
+
+The trainer's process never holds the tokens and texts of a step: it selects, measures and commits the step from a table
+of numbers. The writer holds the transcripts of one step in compact form (about 14 bytes per token) and writes them while
+the model is updated.
 """
 
 import pickle
@@ -62,8 +63,8 @@ def _versions(trajectory: Trajectory) -> np.ndarray:
 
 
 def outline(trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory without tokens and texts. Ids and log-probs keep their length; of the text the answer tags
-    remain, which the metrics count."""
+    """Return a trajectory without tokens and texts. Ids and log-probs become ranges of the same length. The text keeps only
+    its answer tags, which the metrics count."""
     return replace(
         trajectory,
         prompt_ids=range(len(trajectory.prompt_ids)),  # type: ignore[arg-type]
@@ -94,7 +95,7 @@ class TrainerValues:
 
 
 class TranscriptWriter:
-    """The writer, a Ray actor."""
+    """Holds the transcripts of a run until they are written; a Ray actor."""
 
     def __init__(self) -> None:
         tq.init()
@@ -118,7 +119,7 @@ class TranscriptWriter:
     def add_trainer_values(self, keys: Mapping[str, str], version: int) -> TrainerValues:
         """Read log-probs and entropy of the kept rollouts from the transfer queue.
 
-        keys: there, by traj_id. version: of the weights that the trainer scored with.
+        keys: traj_id -> key in the queue. version: that of the weights with which the trainer computed the log-probs.
         """
         means: dict[str, tuple[float | None, float | None]] = {}
         gaps: list[np.ndarray] = []
@@ -145,7 +146,7 @@ class TranscriptWriter:
         kept: Sequence[str],
         token_arrays: Literal["all", "kept", "sampled"],
     ) -> int:
-        """Write the transcripts of the step, release them, and return their number. Those of later updates stay.
+        """Write the transcripts of the step, release them, and return their number. The transcripts of later steps stay.
 
         path: file of the step. fill: run, stage and step. names: traj_ids of the step; kept: traj_ids of the rollouts
         that are trained on. token_arrays: see `step_rows`. The file becomes part of the run when the trainer commits

@@ -18,7 +18,7 @@ class Watchdog:
     """Watches the phases of a step.
 
     Args:
-        limit_s: longest time of one phase; None disables the watchdog.
+        limit_s: maximum seconds of one phase; None disables the watchdog.
         pending: returns the operations that every worker waits for; called once, for the report. terminate: called
         after the report.
     """
