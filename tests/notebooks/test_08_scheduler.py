@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     parameters = {"engines": 2, "rollouts": 64, "kv_tokens": 60_000, "mean_tokens": 1000, "grid_engines": 1}
-    parameters |= {"plan_recipe": "qwen3_14b_h100x8", "plan_profile": "h100x8"}
+    parameters |= {"plan_recipe": "qwen3_1_7b_one_gpu", "plan_profile": "one_gpu"}
     return execute("08_scheduler.ipynb", tmp_path_factory.mktemp("notebook"), parameters, cwd=NOTEBOOKS, timeout_s=200)
 
 

@@ -4,6 +4,7 @@ Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardwar
 `rstar_lab.rl.preflight.published` compares the estimate with published steps of other systems.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -232,7 +233,11 @@ def decode_seconds(model: Architecture, rl: RlSection, profile: Profile) -> Call
         weights = 2 * (model.active_parameters + share * experts)
         return weights + batch * context * model.kv_bytes(engine.kv_cache_dtype_bytes)
 
-    return lambda batch: max(read_bytes(batch) / bandwidth, model.forward_flops(batch, context) / flops)
+    @functools.cache  # the step simulator calls it for every token event
+    def seconds(batch: float) -> float:
+        return max(read_bytes(batch) / bandwidth, model.forward_flops(batch, context) / flops)
+
+    return seconds
 
 
 def replica_batch(model: Architecture, recipe: Recipe | None, rl: RlSection, profile: Profile) -> float:

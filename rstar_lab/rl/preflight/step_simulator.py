@@ -108,9 +108,10 @@ class _Replica:
     async def decode(self, tokens: float) -> None:
         """Generate a turn."""
         future: asyncio.Future[None] = self.loop.create_future()
-        self._advance()
         self.waiting.append((tokens, future))
-        self._plan()
+        if len(self.ends) < self.costs.max_batch:  # a full batch keeps its rate and its next end
+            self._advance()
+            self._plan()
         await future
 
     def pause(self, paused: bool) -> None:
