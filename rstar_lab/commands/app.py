@@ -49,7 +49,10 @@ GROUPS = {
     "sandbox": ("rstar_lab.sandbox.cli", "Run untrusted Python: serve the sandbox, start workers, check this machine."),
     "runs": ("rstar_lab.runs.cli", "List, show and compact runs."),
     "ablation": ("rstar_lab.analysis.cli", "Compare the arms of an ablation."),
-    "jobs": ("rstar_lab.jobs.cli", "Submit recipes as jobs: on this machine, to Ray or Slurm, or over ssh."),
+    "jobs": (
+        "rstar_lab.jobs.cli",
+        "Submit recipes as jobs: on this machine, to Ray, Slurm or Kubernetes, or over ssh.",
+    ),
     "data": ("rstar_lab.rl.commands.data", "Synthesize problems; prepare problems and conversations."),
 }
 
@@ -103,7 +106,7 @@ def version() -> None:
 
 def mount() -> None:
     """Add the command groups of the other packages; a second call does nothing. A group whose extra is not installed
-    fails with that message when it is called.
+    gets a command that names the extra.
     """
     if any(group.name in GROUPS for group in app.registered_groups):
         return

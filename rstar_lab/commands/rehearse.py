@@ -18,7 +18,7 @@ def rehearse(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run all phases of a job at small size on this machine, and kill and resume it on the way.
+    """Run all phases of a job at small size on this machine, including a kill and a resume.
 
     Prints a table of phases and the keys that only the real machine can test. Exits with 0 if no phase failed.
     """

@@ -32,9 +32,10 @@ GB = 1e9
 class Memory:
     """Memory of one GPU in GB.
 
-    longest: tokens of the longest sequence in training. served: of the longest that the engine is started for, evaluations
-    included; vLLM does not start if its KV cache holds less. together: training and engine hold their memory at the same time
-    (local trainer). Otherwise the engine sleeps during the update, and only what is not offloaded coexists with it (verl).
+    longest: tokens of the longest sequence in training. served: tokens of the longest sequence for which the engine is
+    started, evaluations included; vLLM does not start if its KV cache holds less. together: training and engine hold their
+    memory at the same time (local trainer). Otherwise the engine sleeps during the update, and only what is not offloaded
+    coexists with it (verl).
     """
 
     weights: float

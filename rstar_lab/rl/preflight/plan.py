@@ -1,4 +1,4 @@
-"""`rstar-lab plan`: the predicted step time of each mode, split of the GPUs and batch, by simulation of whole steps.
+"""Predict the step time of each mode, split of the GPUs and batch by simulating whole steps: `rstar-lab plan`.
 
 The costs come from the formulas of `estimate` for the GPUs that generate and for those that train; `step_simulator` runs the
 pacing code of the trainer with them. Predictions, not measurements: docs/async.md compares them with published steps.
@@ -27,7 +27,7 @@ MOST_SPLITS = 5
 class PlanRow:
     """One way to run a stage.
 
-    trainer_gpus, generator_gpus: both are all GPUs if colocated, when these generate and train in turn. over_sync: rollouts per
+    trainer_gpus, generator_gpus: both are all GPUs if colocated (the same GPUs generate and train in turn). over_sync: rollouts per
     second divided by those of sync with the recipe's batch. supported: whether the profile's trainer has the mode and the split.
     """
 

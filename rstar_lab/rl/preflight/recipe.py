@@ -21,7 +21,7 @@ LOCAL_ONLY = {
     "engine.dtype": "verl reads the profile's engine.dtype",
     "engine.kind": "verl's servers are vLLM",
     "engine.urls": "verl starts its own servers",
-    "engine.deadline_s": "verl waits for its own servers as long as they live",
+    "engine.deadline_s": "verl waits for its servers without a time limit",
     "rl.micro_batch_tokens": "verl reads the profile's parallelism.tokens_per_gpu",
     "rl.rollout": "verl rolls out asynchronously",
     "processes": "verl reads the profile's GPUs",

@@ -12,7 +12,7 @@ MAX_REPEATED = 0.01  # share of repeated questions in a stage above which the ch
 
 
 def repeated_problems(context: CheckContext) -> str:
-    """Compare the questions of problem files: words, numbers and signs, without case and layout.
+    """Compare the questions of problem files by words, numbers and signs; case and layout are ignored.
 
     Raises UserError if a stage contains questions of an evaluation file, and Warn if more than MAX_REPEATED of a
     stage's questions repeat an earlier one.

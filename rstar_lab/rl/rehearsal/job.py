@@ -47,7 +47,7 @@ class RehearsalJob:
         return self.id
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-        """Return the first true value of `condition`. Raises UserError if the job ends or the time is over before."""
+        """Return the first true value of `condition`. Raises UserError if the job ends first, or at the time limit."""
         deadline = time.monotonic() + PHASE_TIMEOUT_S
         while True:
             # Checked before the condition, so that the last actions of the job count.

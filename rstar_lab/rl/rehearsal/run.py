@@ -133,7 +133,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def cluster(self) -> Iterator[None]:
-        """A Ray cluster with one node per rank, under verl."""
+        """Under verl, run a Ray cluster with one node per rank until the end of the block."""
         if self.profile.trainer != "verl":
             yield
             return
@@ -161,7 +161,7 @@ class Rehearsal:
         return f"{kept} of {table.num_rows} problems kept before stage {stage.name}"
 
     def kill_worker(self) -> str:
-        """Kill a worker after the first checkpoint of the first stage; the stage must complete all the same."""
+        """Kill a worker after the first checkpoint of the first stage; the stage must still continue."""
         self._ensure_submitted()
         stage = self._stages[0]
         self.job.wait_for(lambda: self.job.checkpointed() >= 1, "first checkpoint")

@@ -32,7 +32,7 @@ FAMILIES = ("exclusive_or", "squares_sum", "product_remainder")
 
 
 def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the small recipe. Its files are named under `folder`; `write_data` makes them."""
+    """Return the small recipe. Its data files are below `folder`; `write_data` writes them."""
     data = recipe.model_dump(mode="json")
     data["name"] = f"rehearsal-{recipe.name}"
     data["model"] = str(folder / "models" / "tiny")
@@ -70,7 +70,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _shrink_rl(keys: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Shrink the keys of `rl` or of one stage that are there."""
+    """Shrink the keys that are set in `rl` or in one stage."""
     limits = [recipe.settings(stage).max_response_tokens for stage in recipe.stages] or [recipe.rl.max_response_tokens]
     scale = SHORTEST_RESPONSE / min(limits)
     small: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training.update import MismatchError
 
-FAR_UPDATES = 5  # consecutive updates with too large a corrected_share that stop a run
+FAR_UPDATES = 5  # number of consecutive updates above the limit that stops a run
 
 
 class CorrectionLimit:
@@ -13,7 +13,7 @@ class CorrectionLimit:
         self.far_updates = 0
 
     def check(self, share: float | None, rl: RlSection) -> None:
-        """Take the corrected_share of an update; None: a step without one. Raises MismatchError at the FAR_UPDATES-th."""
+        """Count an update by its corrected_share (None: a step without one). Raises MismatchError at FAR_UPDATES in a row."""
         if share is None:
             return
         self.far_updates = self.far_updates + 1 if share > rl.max_corrected_share else 0

@@ -64,12 +64,12 @@ class Batch:
 
 @dataclass(slots=True)
 class GroupStream:
-    """See the module docstring.
+    """Generates groups in the background and returns them in batches; see the module docstring.
 
     next_group: returns the rollouts of the next group, or None if there is no further problem. run_group: generates
     them. batch_groups: groups of a batch. buffer_groups: maximum number of groups, in progress or complete, that no
     update has taken. capacity: rollouts that the engines run at the same time; while more are in progress, no group
-    starts. last_group: number of groups after which none is started, not counting dropped ones. whole_batches: True for
+    starts. last_group: number of groups to start in total, not counting dropped ones. whole_batches: True for
     one_step_off. version: version of the engines' weights. staleness: returns the number of updates since the weights
     of a version.
     """
@@ -87,8 +87,8 @@ class GroupStream:
     staleness: Callable[[int], int]
     open: list[Group] = field(default_factory=list)  # in the order in which they were started
     started: int = 0  # number of groups, not counting dropped ones
-    taken: int = 0  # batches
-    updates: int = 0  # batches whose update has ended and whose weights the engines serve
+    taken: int = 0  # number of batches
+    updates: int = 0  # number of batches whose update has ended and whose weights the engines serve
     error: BaseException | None = None
 
     def loaded(self, version: int) -> None:

@@ -19,7 +19,7 @@ CHUNK_LOGITS = 64 * 2**20  # maximum number of logits in memory at once
 # Responses to one prompt share a row of at most this many tokens, which holds the prompt once. In longer rows, attention to
 # masked tokens costs more than the saved prompts.
 SHARED_WIDTH = 256
-# A micro-batch with this many tokens keeps the device busy; from there on it ends where rows get shorter.
+# A micro-batch with this many tokens keeps the device busy, so it may end before a shorter row to limit its share of padding.
 ENOUGH_TOKENS, MAX_PADDING = 4096, 0.05
 CPU_TOKENS = 1024  # limit of a micro-batch on a CPU; more tokens do not fit into the caches
 
@@ -65,8 +65,8 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a batch, with rows of similar length to save padding.
 
-    max_tokens: tokens per micro-batch, including padding; a micro-batch has at least one row. It ends earlier if more than
-    MAX_PADDING of it would be padding and it has ENOUGH_TOKENS. ranks: yields the rows of this rank only.
+    max_tokens: tokens per micro-batch, including padding; a micro-batch has at least one row. With ENOUGH_TOKENS it ends
+    before a row that would raise its share of padding above MAX_PADDING. ranks: only the rows of this rank are yielded.
     share: process a prompt once for all its responses. Exact, because the states of a prompt do not depend on what
     follows, and the gradients of all responses flow into them. tool_tokens: also score the tokens of tool responses.
     """

@@ -1,8 +1,8 @@
-"""Self-distillation: the policy with a successful rollout of the group in its prompt is the teacher of the failed ones.
+"""Self-distillation: the policy, with a successful rollout of the same group in its prompt, is the teacher of failed rollouts.
 
 Source: SDPO (arXiv 2601.20802), which conditions on the successful rollouts of a batch where there is no other feedback. Here the
-demonstration is chosen by RoC's penalty. The teacher's log-probs are used as those of `teacher`: their difference to those of
-the policy, times `rl.self_distillation`, is added to the advantages of the tokens.
+demonstration is chosen by RoC's penalty. As in `teacher`, log p_teacher - log p_policy of a token, times
+`rl.self_distillation`, is added to the advantage of the token.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ def demonstrations(
     """Return for each failed rollout the demonstration of its group, None if the group has none.
 
     It is the successful rollout without tool errors that has the lowest RoC penalty; of equal ones the shortest, then the first.
-    rollouts: all of the step, also those that RoC dropped.
+    rollouts: all rollouts of the step, including those that RoC dropped.
     """
     clean: dict[str, list[Trajectory]] = defaultdict(list)
     for rollout in rollouts:

@@ -147,7 +147,7 @@ async def filter_problems(
     recipe: Recipe,
     run_dir: Path,
 ) -> list[Problem]:
-    """Return the problems that the current policy does not solve yet. Measured once; the table stays in the run folder.
+    """Return the problems that the current policy does not solve yet. Their pass rates are measured once and kept in the run folder.
 
     The rollouts are a run of their own, `<run>-<stage>-filter`, whose parent is `step` of the training run. If
     interrupted, it continues. generate: generates training rollouts of the stage, such as `local_rollouts`.

@@ -10,12 +10,12 @@ from rstar_lab.rl.trajectory import Trajectory
 
 
 def updates_since(version: int, versions: Sequence[int]) -> int:
-    """Return the number of updates after the weights of `version`. versions: of the weights; see RolloutSource."""
+    """Return the number of updates after the weights of `version`. versions: of all weights; see RolloutSource."""
     return sum(newer > version for newer in versions)
 
 
 def rest_in_time(rest: Sequence[int], batch_groups: int, max_staleness: int) -> bool:
-    """Return whether all groups that an update leaves can still be used within `max_staleness`.
+    """Return whether all groups that an update leaves in the buffer can still be used within `max_staleness`.
 
     rest: staleness of each such group at this update, in the order of their start. The next `batch_groups` of them are used
     one update later, the following ones two updates later, and so on.
@@ -33,7 +33,7 @@ def stale_tokens(selection: Selection, version: int) -> float | None:
 def trim(selection: Selection, is_stale: Callable[[int], bool]) -> tuple[Selection, float | None]:
     """Mask the tokens of stale versions in the loss; rollouts without a remaining token are dropped.
 
-    Returns the selection and the share of the model's tokens that were taken out (None without rollouts). The advantages
+    Returns the selection and the share of the model's tokens that were masked (None without rollouts). The advantages
     stay those of the whole group.
     """
     kept: list[Trajectory] = []
@@ -58,8 +58,8 @@ def staleness_metrics(
 ) -> dict[str, float | int | None]:
     """Return the metrics of the groups of an update.
 
-    used, dropped: rollouts of each group that is trained on or too old. staleness, ages_s: of each used group; time from its
-    end to its use.
+    used: rollouts of each group that is trained on. dropped: rollouts of each group that is too old. staleness, ages_s: updates
+    and seconds, for each used group; the age is the time from its end to its use.
 
     staleness_mean, staleness_max: over the groups trained on. dropped_groups: number of groups that were too old;
     dropped_share: their share of the complete groups. dropped_share_long, dropped_share_hard: the same share among the

@@ -68,7 +68,7 @@ class Learner:
         ranks.share_weights(self.model)
 
     def dismiss(self) -> None:
-        """End the part of the other ranks."""
+        """Let the other ranks leave `run_update_helper`."""
         self.ranks.share(None)
 
     def _call_helpers(self, name: str, *arguments: Any, **keywords: Any) -> None:
@@ -283,8 +283,8 @@ class UpdateResult:
         offset: int,
         squares: Tensor | None = None,
     ) -> None:
-        """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: of `batch` in the
-        selection."""
+        """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: index in the selection of
+        the first rollout of `batch`."""
         for row, i in enumerate(micro.index):
             span = slice(prompts[i], prompts[i] + len(batch[i].response_ids))
             outside = ~micro.mask_BT[row, span]
