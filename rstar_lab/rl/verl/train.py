@@ -162,7 +162,7 @@ def main(
             help="How often a failed stage continues from its last checkpoint. Default: 2 on GPUs, else 0.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Run SFT and all stages from the last checkpoint, each in its own process."""
     ours, verls = split_overrides(parse_overrides(sets or []))
