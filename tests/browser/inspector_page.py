@@ -36,6 +36,16 @@ def wait_for_sample(opened: LabPage, sample: int) -> None:
     opened.wait(f"() => document.querySelectorAll('{APP} .rl-cell')[{sample}]?.getAttribute('aria-pressed') === 'true'")
 
 
+def wait_for_trajectory(opened: LabPage, traj_id: str) -> None:
+    """Wait until the transcript of this trajectory is shown."""
+    opened.wait(f"() => document.querySelector('{APP} .rl-detail').dataset.traj === {json.dumps(traj_id)}")
+
+
+def select(opened: LabPage, expression: str) -> None:
+    """Select the trajectory whose id is the value of a Python expression, and wait until it is shown."""
+    wait_for_trajectory(opened, run_python(opened, f"inspector.selected = {expression}; print(inspector.selected)"))
+
+
 def run_python(opened: LabPage, code: str) -> str:
     """Run code in the notebook's kernel and return its printed text."""
     return opened.page.evaluate(

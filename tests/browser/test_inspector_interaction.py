@@ -14,9 +14,11 @@ from inspector_page import (
     box_select,
     click_point,
     run_python,
+    select,
     wait_for_count,
     wait_for_head,
     wait_for_python,
+    wait_for_trajectory,
 )
 
 from rstar_lab.figure_theme import template
@@ -247,8 +249,7 @@ def test_group_and_side_by_side_together_do_not_overlap(opened: LabPage):
 def test_keys_go_to_failed_calls_and_forking_tokens(opened: LabPage):
     page = opened.page
     query = "SELECT traj_id FROM trajectories WHERE errors = 2 AND kept ORDER BY 1"
-    run_python(opened, f"inspector.show(); inspector.selected = runs.sql({query!r}).traj_id[0]")
-    opened.wait(f"() => document.querySelectorAll('{APP} .rl-turns [data-outcome=bad]').length >= 2")
+    select(opened, f"runs.sql({query!r}).traj_id[0]")
     page.locator(f"{APP} .rl-list").focus()
     shown = []
     for key in ("e", "e", "e", "E"):
@@ -260,11 +261,21 @@ def test_keys_go_to_failed_calls_and_forking_tokens(opened: LabPage):
         shown.append(text(opened, ".rl-status"))
     first, second, back = shown[-3:]
     assert first.startswith("Forking token 1 of ") and second.startswith("Forking token 2 of ") and back == first
-    record = "runs.record(inspector.selected)"
-    run_python(opened, f"import numpy as np\nr = {record}\nentropy = np.array(r['entropy'], float)")
-    known = "np.array(r['loss_mask'], bool) & (entropy > 0)"
-    count = run_python(opened, f"print(int(np.ceil(({known}).sum() / 5)))")
+    code = "import numpy as np\nr = runs.record(inspector.selected)\nknown = np.array(r['loss_mask'], bool)"
+    count = run_python(opened, f"{code} & (np.array(r['entropy'], float) > 0)\nprint(int(np.ceil(known.sum() / 5)))")
     assert f" of {count}: token " in first  # without ties
+
+
+def test_keys_pressed_before_a_rollout_is_shown_act_on_it(opened: LabPage):
+    query = "SELECT * FROM trajectories WHERE sample = 2 AND errors > 0 ORDER BY 1"
+    code = f"row = runs.sql({query!r}).iloc[0]; print(row.traj_id, row.errors, row.outcomes[0])"
+    traj_id, errors, outcome = run_python(opened, code).split()
+    select(opened, "row.traj_id[:-1] + '0'")
+    opened.page.locator(f"{APP} .rl-list").focus()
+    for key in "]]e":
+        opened.page.keyboard.press(key)
+    wait_for_trajectory(opened, traj_id)
+    assert text(opened, ".rl-status") == f"Failed call 1 of {errors}: {outcome}."
 
 
 def test_alternatives_of_a_token_by_keyboard(opened: LabPage, tmp_path: Path):
@@ -366,10 +377,7 @@ def test_a_growing_run_keeps_the_open_row_highlighted(lab: Lab, tmp_path: Path):
         opened.wait(f"() => document.querySelector('{APP} .rl-count').textContent === '96 of 96 trajectories'", 20)
         opened.wait(f"() => document.querySelectorAll('{APP} .rl-step')[1].placeholder === '3'", 20)
         opened.page.locator(f"{APP} .rl-list").focus()
-        opened.wait(
-            f"() => !document.querySelector('{APP} .rl-chosen') || document.querySelector('{APP} .rl-chosen').dataset.index > 31",
-            20,
-        )
+        opened.wait(f"() => Number(document.querySelector('{APP} .rl-chosen')?.dataset.index ?? 99) > 31", 20)
         opened.page.keyboard.press("j")
         wait_for_head(opened, "sample 3")
         assert chosen_is_open(opened)

@@ -97,13 +97,17 @@ export class Detail {
 
   async toggleCompare() {
     if (this.compared) this.endCompare();
-    else await this.compare(this.nextSibling(1));
+    else await this.compare(this.nextSibling(1)).catch((error) => this.say(error.message, true));
   }
 
   async compare(traj_id) {
     if (!traj_id || traj_id === this.row.traj_id) return this.endCompare();
-    const [opened, buffers] = await this.fetch(traj_id, false);
     this.compared = traj_id;
+    const [opened, buffers] = await this.fetch(traj_id, false).catch((error) => {
+      if (this.compared === traj_id) this.endCompare();
+      throw error;
+    });
+    if (this.compared !== traj_id) return undefined; // ended, or another one was chosen, during the request
     this.compareButton.setAttribute("aria-pressed", "true");
     const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `Sample ${show(row.sample)}`), h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, rocStatus(row, opened.siblings)));
     fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));

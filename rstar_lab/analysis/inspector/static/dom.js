@@ -16,6 +16,18 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** A bar between two panes of an element. Dragging it sets the width of the first pane, --rl-split. */
+export function splitter() {
+  return h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: ({ target, pointerId }) => {
+    const panes = target.parentElement;
+    const box = panes.getBoundingClientRect();
+    const move = (at) => panes.style.setProperty("--rl-split", `${Math.max(15, Math.min(75, ((at.clientX - box.left) / box.width) * 100))}%`);
+    target.setPointerCapture(pointerId);
+    target.addEventListener("pointermove", move);
+    target.addEventListener("pointerup", () => target.removeEventListener("pointermove", move), { once: true });
+  } });
+}
+
 const missing = "–";
 
 /** Format a value for display. */

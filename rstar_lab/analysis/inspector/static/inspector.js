@@ -1,4 +1,4 @@
-import { h, fill, show, connect, disconnected, greet, hideStatic } from "./dom.js";
+import { h, fill, show, splitter, connect, disconnected, greet, hideStatic } from "./dom.js";
 import { linkedTrajectory, trajectoryIn } from "./links.js";
 import { channelNames } from "./tokens.js";
 import { TrajectoryCache } from "./cache.js";
@@ -27,6 +27,7 @@ class View {
     el.append(this.root);
     this.memory = `rstar-lab:${model.get("label")}`;
     this.questions = new Map(); // problem id to the beginning of its question
+    this.waiting = []; // actions that wait until the selected trajectory is shown
     this.cache = new TrajectoryCache((traj_id, raw) => this.load(traj_id, raw));
   }
 
@@ -93,7 +94,7 @@ class View {
     this.detail = new Detail({
       scales: choices.scales, say, channel: () => this.model.get("channel"), setChannel: (channel) => this.set({ channel }),
       ask: (...request) => this.line.ask(...request), fetch: (traj_id, raw) => this.cache.get(traj_id, raw),
-      select: (selected) => this.set({ selected }), reopen: () => this.open(this.detail.row.traj_id), noted: (traj_id, note) => this.noted(traj_id, note),
+      select: (selected) => this.set({ selected }), reopen: () => this.open(this.opening ? this.model.get("selected") : this.detail.row.traj_id), noted: (traj_id, note) => this.noted(traj_id, note),
     });
     this.list = new List({
       known: choices.columns, several: choices.run_id.length > 1, shown: this.model.get("columns"), say, sort: (name) => this.sort(name), choose: (row) => this.choose(row),
@@ -131,6 +132,7 @@ class View {
   }
 
   choose(row) {
+    if (this.detail.row) this.waiting = []; // they were meant for another trajectory
     if (this.isLost) return this.restoreHighlight();
     if (row.traj_id !== this.model.get("selected")) return this.set({ selected: row.traj_id });
     return row.traj_id === this.detail.row?.traj_id ? undefined : this.open(row.traj_id);
@@ -151,8 +153,7 @@ class View {
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.views.show() }, "Views"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.full() }, "Full screen"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.helpBox.showModal() }, "Keys ?"));
-    const drag = h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
-    this.main = h("div", { class: "rl-main" }, this.list.element, drag, this.detail.element);
+    this.main = h("div", { class: "rl-main" }, this.list.element, splitter(), this.detail.element);
     const dialogs = [this.helpBox, this.views.element];
     const rollouts = [this.filters.element, this.scopeLine, this.alert, this.main, this.status];
     if (this.model.get("figures")?.length) {
@@ -246,22 +247,33 @@ class View {
   }
 
   async open(traj_id) {
-    if (!traj_id || traj_id === this.opening) return;
-    this.opening = traj_id;
+    const { raw } = this.detail;
+    const request = `${raw} ${traj_id}`;
+    if (!traj_id || request === this.opening) return;
+    this.opening = request;
     try {
-      const response = await this.cache.get(traj_id, this.detail.raw);
-      if (this.opening !== traj_id) return;
+      const response = await this.cache.get(traj_id, raw);
+      if (this.opening !== request) return;
       this.remember();
       await this.detail.show(...response);
+      if (this.opening !== request) return;
+      this.opening = null;
+      while (!this.opening && this.waiting.length) this.waiting.shift()();
       if (this.list.row(this.list.at)?.traj_id !== traj_id) await this.mark(traj_id);
       this.prefetch();
     } catch (error) {
-      if (this.opening !== traj_id) return;
+      if (this.opening && this.opening !== request) return;
+      this.opening = null;
+      this.waiting = [];
       this.say(error.message, true);
       this.restoreHighlight();
-    } finally {
-      if (this.opening === traj_id) this.opening = null;
     }
+  }
+
+  /** Do something with the selected trajectory: now if it is shown, otherwise as soon as it is. */
+  whenShown(action) {
+    if (this.detail.row && !this.opening && !this.list.selecting) action();
+    else this.waiting.push(action);
   }
 
   /** Get a trajectory from the kernel. */
@@ -290,6 +302,7 @@ class View {
   async mark(traj_id) {
     let index = this.list.indexOf(traj_id);
     if (index === null) [index] = await this.line.ask("place", { traj_id, ...this.state() });
+    if (traj_id !== this.model.get("selected")) return; // another one was selected during the request
     this.list.at = index ?? -1;
     if (index !== null && (index < this.list.top || index > this.list.top + this.list.visible - 2)) this.list.goTo(index - Math.floor(this.list.visible / 3));
     this.list.draw();
@@ -349,26 +362,19 @@ class View {
     else this.root.requestFullscreen?.();
   }
 
-  drag(event) {
-    const box = this.main.getBoundingClientRect();
-    const move = (at) => this.main.style.setProperty("--rl-split", `${Math.max(15, Math.min(75, ((at.clientX - box.left) / box.width) * 100))}%`);
-    event.target.setPointerCapture(event.pointerId);
-    event.target.addEventListener("pointermove", move);
-    event.target.addEventListener("pointerup", () => event.target.removeEventListener("pointermove", move), { once: true });
-  }
-
   key(event) {
     if (event.key === "Escape" && /INPUT|SELECT/.test(event.target.tagName)) return this.list?.element.focus();
-    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) && event.target.type !== "radio" || !this.detail?.row) return undefined;
+    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) && event.target.type !== "radio" || !this.helpBox) return undefined;
     const focus = (input) => { input.focus(); input.select(); };
     const { detail } = this;
-    const action = {
+    const ofTrajectory = {
       e: () => this.say(detail.transcript.nextError(1)), E: () => this.say(detail.transcript.nextError(-1)),
       b: () => this.say(detail.transcript.nextFork(1)), B: () => this.say(detail.transcript.nextFork(-1)),
-      a: () => detail.showAlternatives(),
-      j: () => this.list.move(1), k: () => this.list.move(-1), "[": () => this.set({ selected: detail.nextSibling(-1) }),
-      "]": () => this.set({ selected: detail.nextSibling(1) }), c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(),
-      "/": () => focus(detail.findBox), s: () => focus(this.across), n: () => focus(detail.note), v: () => this.views.show(), f: () => this.full(), "?": () => this.helpBox.showModal(),
+      a: () => detail.showAlternatives(), "[": () => this.set({ selected: detail.nextSibling(-1) }), "]": () => this.set({ selected: detail.nextSibling(1) }),
+      c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(), n: () => focus(detail.note),
+    }[event.key];
+    const action = ofTrajectory ? () => this.whenShown(ofTrajectory) : {
+      j: () => this.list.move(1), k: () => this.list.move(-1), "/": () => focus(detail.findBox), s: () => focus(this.across), v: () => this.views.show(), f: () => this.full(), "?": () => this.helpBox.showModal(),
     }[event.key] ?? (channelNames[Number(event.key) - 1] && (() => this.set({ channel: channelNames[Number(event.key) - 1][0] })));
     if (!action) return undefined;
     event.preventDefault();

@@ -231,7 +231,11 @@ export class List {
     if (!this.total) return;
     this.at = Math.max(0, Math.min(index, this.total - 1));
     if (this.at < Math.ceil(this.top) || this.at >= this.top + this.visible - 1) this.goTo(this.at < this.top ? this.at : this.at - this.visible + 2);
-    if (!this.row(this.at)) await this.load();
+    if (!this.row(this.at)) {
+      this.selecting = true;
+      await this.load();
+      this.selecting = false;
+    }
     const row = this.row(this.at);
     this.draw();
     if (row) this.choose(row);
