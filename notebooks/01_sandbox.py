@@ -14,7 +14,8 @@
 # %% [markdown]
 # # Run model-written code in a sandbox
 #
-# Run programs, try attacks, and measure a load. Everything runs in isolated processes on this machine, without a server or Redis.
+# Run programs, try attacks, and measure latency under load. Everything runs in isolated processes on this machine, without a
+# server or Redis.
 
 # %% tags=["parameters"]
 calls = 400  # number of calls in the load
@@ -90,7 +91,7 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The sandbox still works:
+# The sandbox still works after the attacks:
 
 # %%
 await sandbox.run("print('still here')")
@@ -103,9 +104,9 @@ await sandbox.run("print('still here')")
 sandbox.missing_layers or "no layer is missing"
 
 # %% [markdown]
-# ## Measure a load
+# ## Measure latency under load
 #
-# A mix like that of a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end.
+# A mix of calls as in a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end.
 
 # %%
 from rstar_lab.analysis import LinkedFigure
@@ -132,7 +133,7 @@ frame = pd.DataFrame(samples)
 frame.groupby("kind")[["latency_s", "queue_s", "duration_s"]].quantile([0.5, 0.99]).unstack().round(3)
 
 # %% [markdown]
-# Endless programs are preempted by short ones: compare the columns above.
+# Short programs preempt endless ones, so they stay fast: compare the rows above.
 #
 # ## Number of cores for a training step
 #

@@ -99,8 +99,8 @@ Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[
 # %% [markdown]
 # ## Before and after
 #
-# Held-out problems before and after SFT. A good starting point for RL is not a high pass rate. It is the right format:
-# calls that parse, boxed answers, short responses.
+# Held-out problems before and after SFT. As a starting point for RL, the pass rate matters less than the format: calls that
+# parse, boxed answers, short responses.
 
 # %%
 found = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]

@@ -20,8 +20,8 @@
 # failures. RoC generates twice as many rollouts and prefers the successes with fewer tool errors. The arms below differ
 # only in this: they share the starting model, the problems and the number of rollouts trained on per step.
 #
-# RoC costs twice the generation. It needs two controls: plain GRPO, and **twice the rollouts, kept at random**, which
-# costs the same. *Quotas* keeps the same numbers of successes and failures as RoC but ignores the penalties: it separates
+# RoC generates twice as many rollouts as GRPO, so it needs two controls: plain GRPO, and **twice the rollouts, kept at
+# random**, which costs the same. *Quotas* keeps the same numbers of successes and failures as RoC but ignores the penalties: it separates
 # the effect of the quotas from the effect of the preference. Every arm runs with several seeds.
 
 # %% tags=["parameters"]
@@ -139,7 +139,8 @@ plot_frontier(recorded)
 # %% [markdown]
 # ## The recorded grid of sandbox failures
 #
-# A share of the calls fails in the sandbox. RoC leaves these calls out of its penalty, or counts them as errors of the model.
+# A share of the calls fails in the sandbox. RoC either leaves these calls out of its penalty or counts them as errors of the
+# model.
 
 # %%
 plot_faults(recorded_sums("ablation-faults"))

@@ -62,7 +62,7 @@ from rstar_lab.runs import RunReader
 # %% [markdown]
 # ## The step
 #
-# A recorded step has the turns, tokens and tool times of the run. A synthetic step has lognormal response lengths (sigma 0.8,
+# A recorded step uses the turns, tokens and tool times of the run. A synthetic step has lognormal response lengths (sigma 0.8,
 # at most 12,288 tokens) and 1 to 10 turns; half of the variance of the log length is between problems.
 
 # %%
@@ -146,7 +146,7 @@ pd.DataFrame(
 ).set_index("policy").sort_values("predicted_s").round(1)
 
 # %% [markdown]
-# ## Whole steps: update beside generation
+# ## Whole steps: generation and update at the same time
 #
 # `rstar-lab plan` simulates whole steps: generation, tools, update and weight sync. The trainer's own code decides when groups
 # start and which an update takes, so the modes `sync`, `one_step_off` and `async` can be compared for every split of the GPUs

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Asynchronous training: is it faster, and does it learn the same?
+# # Asynchronous training: is it faster, and does it reach the same accuracy?
 #
 # In mode `sync`, the trainer waits for the longest rollout of a step, and the engines wait for the update. `one_step_off`
 # generates the next step's rollouts during the update. In mode `async` generation never stops: requests in flight continue

@@ -63,13 +63,14 @@ shown = [
 result.summary[shown].round(3)
 
 # %% [markdown]
-# The gradient is computed at the weights of the stored checkpoint that is nearest to the step (`weights_step`); a run keeps
-# its newest checkpoints only, so old steps are compared at weights that are not their own. The gradient needs the tokens of
-# rollouts that were dropped: train with `rl.token_arrays: all`, as the demo does. The column `note` gives the reason if there is no gradient.
+# The gradient is computed at the weights of the stored checkpoint that is nearest to the step (`weights_step`). A run keeps only
+# its newest checkpoints, so the gradients of older steps are not at the weights that generated them. The gradient also needs the
+# tokens of dropped rollouts: train with `rl.token_arrays: all`, as the demo does. If there is no gradient, the column `note`
+# gives the reason.
 #
 # ## Rollout by rollout
 #
-# The advantages of one step side by side; empty means not kept.
+# The advantages of one step under each rule. An empty cell means that the rule does not keep the rollout.
 
 # %%
 step = steps[-1]
@@ -90,7 +91,7 @@ correct.groupby([bins, "rule"], observed=True).kept_share.agg(["mean", "count"])
 # %% [markdown]
 # ## The rollouts that a rule would have replaced
 #
-# The rollouts of the step that were trained on and that the last rule drops.
+# The list shows the rollouts of the step. Opened first: one that was trained on and that the last rule drops.
 
 # %%
 dropped = advantages[advantages["as trained"].notna() & advantages.iloc[:, -1].isna()].traj_id.tolist()

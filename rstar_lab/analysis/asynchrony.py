@@ -1,4 +1,4 @@
-"""Asynchronous training: staleness and idle time of a run, and whether the modes learn the same.
+"""Asynchronous training: staleness and idle time of a run, and a comparison of the modes by held-out pass@1.
 
 The learning table compares arms (runs with the same recipe key `label`) by held-out pass@1 at equal trained tokens and at equal
 time, paired by seed, with Student's 95% interval over the seeds.
@@ -139,8 +139,9 @@ class LearningTable:
 def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable:
     """Compare the arms of `learning_curves` with a control.
 
-    Tokens and seconds are the largest that every run of the control has reached; a run that ended before counts with its last
-    evaluation. Seeds that an arm or the control lacks are left out of its row; an arm without a common seed has no row.
+    The comparison is made at the largest numbers of tokens and of seconds that every run of the control reached. A run that
+    ended earlier counts with its last evaluation. The row of an arm uses the seeds that it has in common with the control;
+    an arm without a common seed has no row.
     Raises UserError if the control is missing.
     """
     if control not in set(curves.arm):

@@ -31,7 +31,7 @@ _FILTER = "reward > 0 AND errors >= 2"
 _RUN, _STEPS = "run007", (3, 22)
 _LONG = "run000/000001/00000"
 _opened: dict[str, float] = {}
-_QUESTIONS = {
+_QUERIES = {
     "curves": "ten metrics over all runs",
     "page": "a page of the inspector's list and its length: filtered, newest first",
     "page_by_length": "the same, sorted by response length",
@@ -64,9 +64,9 @@ def bench(against: str | None = None, rows: int = 8_000_000, size: Size | None =
         made = time.perf_counter() - started
         n = size.all_rollouts
         yield {"name": "make", "value": made, "unit": "s", "against": None, "ratio": None, "n": n}
-        ours = _ask("ours", root)
-        theirs = _ask("pandas", root) if n <= _MAX_PANDAS_ROWS else None
-        for name in _QUESTIONS:
+        ours = _run_side("ours", root)
+        theirs = _run_side("pandas", root) if n <= _MAX_PANDAS_ROWS else None
+        for name in _QUERIES:
             if theirs and ours["answers"][name] != theirs["answers"][name]:
                 raise AssertionError(f"{name}: the results of the two sides differ: {ours}, {theirs}")
             asked = size.all_transcripts if name in ("transcript", "search") else n
@@ -85,7 +85,7 @@ def _progress(done: int, total: int) -> None:
         print(f"\rmaking run {done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 
-def _ask(side: str, root: Path) -> dict[str, Any]:
+def _run_side(side: str, root: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "rstar_lab.analysis.bench", side, str(root)],
         stdout=subprocess.PIPE,
@@ -182,15 +182,15 @@ def _pandas(root: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _measure(questions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
+def _measure(queries: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
     times: dict[str, float] = {}
     answers = {}
-    for name, question in questions.items():
-        answers[name] = question()  # the first call fills the page cache of the disk
+    for name, query in queries.items():
+        answers[name] = query()  # the first call fills the page cache of the disk
         seconds = []
         for _ in range(repeats):
             started = time.perf_counter()
-            question()
+            query()
             seconds.append(time.perf_counter() - started)
         times[name] = 1000 * statistics.median(seconds)
     return {"open_ms": _opened.get("ms"), "ms": times, "answers": answers, "memory_gb": _peak_memory_gb()}

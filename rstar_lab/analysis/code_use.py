@@ -1,7 +1,5 @@
 """Analysis of how the model uses its code tool: the code it writes, and its turns before and after the code. Read from
-the transcripts.
-
-Nothing is executed: code is parsed with `ast`.
+the transcripts. Code is parsed with `ast`, never executed.
 """
 
 import ast
@@ -187,7 +185,10 @@ def _code(text: str) -> str | None:
 
 
 def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the syntax tree of code as text (of code that does not parse: the code), and its lines, libraries and asserts."""
+    """Return the syntax tree of code as text, and its lines, libraries and asserts.
+
+    For code that does not parse, the text is the code itself.
+    """
     if code is None:
         return None, {"lines": None, "libraries": [], "asserts": None}
     facts: dict[str, Any] = {"lines": sum(bool(line.strip()) for line in code.splitlines()), "libraries": []}

@@ -79,9 +79,10 @@ def counterfactual(
     """Compare the selection that a step of a run was trained on with the selections of other recipe keys.
 
     run: folder of a training run. step: one or several. rules: names of RULES, or mappings of keys of the recipe section
-    `rl` to changed values, such as {"roc_penalties": ["errors"], "clip_high": 0.4, "variant": "gspo"}. draws: draws of a
-    random rule for kept_share; the other columns are those of the draw with the seed of training. gradients: compute
-    losses and gradients, at the weights of the stored checkpoint that is nearest to the step (column weights_step).
+    `rl` to changed values, such as {"roc_penalties": ["errors"], "clip_high": 0.4, "variant": "gspo"}. draws: number of
+    draws of a random rule from which kept_share is computed; the other columns use the draw with the seed of training.
+    gradients: compute losses and gradients, at the weights of the stored checkpoint that is nearest to the step (column
+    weights_step).
 
     Raises RunStoreError for an unknown rule, run or step, and RecipeError for an unknown key.
     """

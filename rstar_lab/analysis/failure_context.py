@@ -1,4 +1,4 @@
-"""Two more properties of failed rollouts to group by: the first token that differs from a correct rollout of the same
+"""Add columns to a table of failed rollouts, to group by: the first token that differs from a correct rollout of the same
 group, and the phrase of the reasoning that is most typical of failures."""
 
 import json

@@ -74,12 +74,12 @@ def label_rollouts(
     concurrency: int = 8,
     timeout_s: float = 120.0,
 ) -> pd.DataFrame:
-    """Ask a model for one label per rollout. Returns `found` with the columns `label`, missing if the reply is not a label, and
-    `label_error`: why there was no reply, else missing.
+    """Ask a model for one label per rollout. Returns `found` with two more columns: label (missing if the reply is not one of the
+    labels) and label_error (why there was no reply, else missing).
 
     found: rows with traj_id, such as `failed_rollouts`; the first `limit` are labelled. labels: label -> what it means. url: base URL
-    of an OpenAI-style endpoint, such as http://localhost:8000/v1; the transcripts are sent there. model: its name there. key_variable:
-    environment variable with the API key; without it, no key is sent.
+    of an OpenAI-style endpoint, such as http://localhost:8000/v1; the transcripts are sent there. model: its name at the
+    endpoint. key_variable: environment variable with the API key; without it, no key is sent.
     Requests that fail with a transient error are repeated. If the endpoint fails for some rollouts, they are logged and the labels of
     the others are returned. Raises UserError if it fails for all. Validate the labels with `label_agreement`.
     """
@@ -141,7 +141,7 @@ def label_agreement(labelled: pd.DataFrame, hand: Mapping[str, str]) -> Agreemen
     pairs = labelled.assign(hand=labelled.traj_id.map(dict(hand))).dropna(subset="hand")
     both = pairs.dropna(subset="label")
     if both.empty:
-        raise UserError("no rollout has a label by hand and one by the model")
+        raise UserError("no rollout has both a hand label and a model label")
     same = both.hand == both.label
     names = sorted({*both.hand, *both.label})
     confusion = pd.crosstab(both.hand, both.label).reindex(index=names, columns=names, fill_value=0)

@@ -71,7 +71,7 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS, *, points: i
     of = "" if drawn_share == 1 else f"; {len(drawn):,} points are drawn"
     figure.update_layout(
         annotations=notes, height=int(top) + 100,
-        title=f"{len(found):,} failed or odd rollouts in {len(table):,} groups{of}",
+        title=f"{len(found):,} rollouts with failures in {len(table):,} groups{of}",
     )  # fmt: skip
     return Figure(figure, table)
 

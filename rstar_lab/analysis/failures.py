@@ -1,4 +1,4 @@
-"""Failure groups: failed and odd rollouts of a run, grouped by what went wrong, without a judge model.
+"""Failure groups: rollouts that failed, or were correct after a failed call, grouped by what went wrong, without a judge model.
 
 A group is a kind (how the rollout ended), the outcome of its last failed call, and the message of that failure with names and
 numbers replaced. The shape of the code is the syntax tree of the last call without names and constants.
@@ -24,7 +24,7 @@ from rstar_lab.runs import RunStoreError
 
 KINDS = {
     "environment error": "the environment or an engine failed",
-    "truncated": "a limit cut the rollout",
+    "truncated": "the rollout was truncated by a limit",
     "no answer": "the rollout ended without an answer",
     "wrong answer": "the answer was not rewarded",
     "correct after errors": "the answer was rewarded, after at least one failed call",
@@ -37,7 +37,7 @@ _MOST_IDS = 500  # maximum number of rollouts that a click on a bar lists
 
 
 def failed_rollouts(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
-    """Return one row per failed or odd rollout: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message,
+    """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message,
     shape.
 
     kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: those of the last failed

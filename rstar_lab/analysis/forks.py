@@ -16,10 +16,9 @@ from rstar_lab.figure_theme import COLOURS
 class Fork:
     """Continuations of one rollout, stored as a run of kind `fork`.
 
-    run: its folder. traj_id: the original rollout. reward: reward of the original. state: how the tools got their
-    state:
-    `replay`, or `stateless` if they keep none. differing: replayed calls whose response was not the stored one.
-    weights: the model folder or URL that was sampled.
+    run: its folder. traj_id: the original rollout. reward: reward of the original. state: how the state of the tools was
+    restored: `replay`, or `stateless` if they keep none. differing: number of replayed calls whose response differed from
+    the stored one. weights: the model folder or URL that was sampled.
     """
 
     run: Path
@@ -69,8 +68,7 @@ class Fork:
 
     @property
     def lost_at(self) -> int | None:
-        """The turn during which the value falls most: the value is high before it and low after it. None if the value
-        never falls.
+        """The turn over which the value falls most, or None if it never falls.
 
         The value after the last turn is the outcome of the original rollout.
         """

@@ -1,4 +1,4 @@
-"""Check of the text of an executed notebook: every number and every quotation must be in an output of the notebook.
+"""Check of the text of an executed notebook: every number and every quotation must occur in an output.
 
 A number matches an output value that rounds to it: 35% matches 0.354, 35.4 and "35.4%", and 1.2k matches 1,234. A number without a
 sign also matches a negative value. A quotation is a Markdown block quote; "…" and "[...]" stand for omitted text.
@@ -52,7 +52,7 @@ _PLOTTED = ("x", "y", "z", "values", "text", "name", "labels", "error_x", "error
 
 @dataclass(frozen=True)
 class Missing:
-    """A number or quotation that is in no output. cell: index in the notebook, from 0. line: line of the cell, from 1.
+    """A number or quotation that no output contains. cell: index in the notebook, from 0. line: line of the cell, from 1.
 
     kind: number or quotation. text: as written. context: its line.
     """

@@ -1,6 +1,6 @@
 """A run as one self-contained HTML file: summary, curves, intervals, a sample of trajectories with token values, the recipe.
 
-The file needs no kernel and no network. It is made from the run store alone, and the same run gives the same file.
+The file needs no kernel and no network. It is computed from the run store only, and equal runs give equal files.
 """
 
 import json
@@ -204,7 +204,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
         '<option value="">all</option><option value="correct">correct</option><option value="wrong">wrong</option>'
         '<option value="errors">with tool errors</option></select><span id="count" role="status"></span></div>'
     )
-    note = f"<p>{len(chosen)} of {runs.count():,} trajectories: correct and wrong ones, with and without tool errors, by turns.</p>"
+    note = f"<p>{len(chosen)} of {runs.count():,} trajectories, alternately correct and wrong, with and without tool errors.</p>"
     return (
         f'{note}{controls}<div class="browser"><ol id="list">{"".join(items)}</ol><div id="shown" tabindex="-1"></div></div>'
         f"{''.join(templates)}"
@@ -212,7 +212,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
 
 
 def _sample(runs: Runs, count: int) -> pd.DataFrame:
-    """Return `count` trajectories: by turns correct or wrong, with or without tool errors, drawn by a hash of their ids."""
+    """Return `count` trajectories, alternately correct and wrong, with and without tool errors, ordered by a hash of their ids."""
     return runs.sql(
         "SELECT traj_id, problem_id, step, reward, turns, errors, response_tokens FROM ("
         "  SELECT *, row_number() OVER (PARTITION BY reward > 0, errors > 0 ORDER BY md5(traj_id)) AS place FROM trajectories"

@@ -82,10 +82,8 @@ def replay(
 
     rule: rule of `rl.algorithm.roc.resample`, which can be a function; none keeps every rollout. keep: rollouts kept
     per group; None: the recipe's rl.group_size, else half of the group. weights: weights of p_err and p_format in the
-    penalty.
-    errors: how p_err counts errors:
-    `outcomes`, or `substring` (the word "error" in a tool response, as in the release), which requires transcripts.
-    draws: number of draws of a random rule. Raises RunStoreError if the run has no such step.
+    penalty. errors: how p_err counts errors: `outcomes`, or `substring` (the word "error" in a tool response, as in the
+    release), which requires transcripts. draws: number of draws of a random rule. Raises RunStoreError if the run has no such step.
     """
     frame = runs.trajectories({"run_id": run_id, "step": int(step)}, order_by="group_id, sample, traj_id")
     if frame.empty:

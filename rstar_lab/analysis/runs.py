@@ -269,7 +269,7 @@ class Runs:
         return row | {"run_id": run_id, "stage": place["stage"], "step": step}
 
     def _transcript_file(self, reader: RunReader, step: int) -> StoredFile | None:
-        """Return the file with the transcripts of a step. A copied run may have left it on its host: then copy it."""
+        """Return the file with the transcripts of a step. If a copied run left the file on its host, copy it first."""
         if not reader.transcripts_elsewhere:
             return next((file for file in reader.files("transcripts") if step in file.steps), None)
         steps = {step: reader.steps()[step]}

@@ -13,7 +13,7 @@ from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 
 # Sums over concurrent rollouts, which are not part of the step's wall-clock time.
-_SUMS = ("tool_s", "queue_s", "engine_busy_s", "buffer_age_s")  # times that are no phases of the step
+_SUMS = ("tool_s", "queue_s", "engine_busy_s", "buffer_age_s")  # times that are not phases of the step
 _TITLES = {
     "generate_s": "rollout",
     "verify_s": "verify",

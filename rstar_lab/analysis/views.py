@@ -29,8 +29,7 @@ class Views:
     """SQL over folders of runs. Every query sees each run up to its last committed step."""
 
     def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
-        """root: a folder whose runs are read as they appear. frames: functions that compute tables in memory on
-        request."""
+        """root: a folder whose runs are read as they appear. frames: functions that compute tables on request."""
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})

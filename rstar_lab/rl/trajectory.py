@@ -27,8 +27,8 @@ class Turn:
     generate_s: seconds in the engine. tool_s: seconds until the last call of the turn ended. queue_s: longest wait of a
     call. versions: (policy version, tokens) of the parts of the turn, in order; () if not recorded. void: the turn has
     neither a well-formed call nor an answer. control_token: the model wrote a control token that does not belong there.
-    observation: text of the environment after the turn. reward: reward that
-    the environment gives to the turn.
+    observation: text of the environment after the turn. reward: reward that the
+    environment gives to the turn.
     """
 
     start: int

@@ -190,7 +190,7 @@ def test_faults_are_plotted_by_share_and_by_what_they_count_as(evaluated):
     for name in ("left out of the penalty", "counted as errors of the model"):
         curve = curves[name, "x"]
         assert list(curve.x) == [0, 0.1] and list(curve.y) == pytest.approx([0.65, 0.75])
-    with pytest.raises(RunStoreError, match="is not of a grid of sandbox faults"):
+    with pytest.raises(RunStoreError, match="does not belong to a grid of sandbox faults"):
         plot_faults(evaluated)
 
 

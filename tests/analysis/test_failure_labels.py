@@ -80,7 +80,7 @@ def test_a_model_labels_rollouts_and_is_compared_with_tags_by_hand(endpoint, tmp
 
     vague = label_rollouts(runs, found, LABELS, url=url, model="vague", limit=2)
     assert vague.label.isna().all() and endpoint.requests[-1][1] is None
-    with pytest.raises(UserError, match="no rollout has a label by hand and one by the model"):
+    with pytest.raises(UserError, match="no rollout has both a hand label and a model label"):
         label_agreement(vague, hand)
     with pytest.raises(UserError, match=r"answered 404.*model missing does not exist"):
         label_rollouts(runs, found, LABELS, url=url, model="missing", limit=1)

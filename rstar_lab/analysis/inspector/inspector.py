@@ -45,8 +45,7 @@ _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 
 
 def join_modules(*names: str) -> str:
-    """Join ES modules of `static/` into one, since anywidget takes a single file. The modules import only each
-    other."""
+    """Join ES modules of `static/` into one, since anywidget takes a single file. They import only each other."""
     texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
     parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
     return "\n".join([*parts, texts[-1]])
@@ -184,8 +183,7 @@ class Inspector(NotebookWidget):
 
         turn: from 0; None: every turn. edit: text with which the turn starts. model: model folder; default: the checkpoint
         of the run that is nearest to the weights of the rollout. url: server to sample from instead of a checkpoint.
-        The continuations have the limits, tools and reward of the run, and are stored as a run of kind `fork` beside
-        it.
+        The continuations have the limits, tools and reward of the run, and are stored beside it as a run of kind `fork`.
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
         from rstar_lab.analysis.forks import Fork  # imports this module

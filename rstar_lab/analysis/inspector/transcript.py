@@ -93,8 +93,8 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     """Split a transcript into segments.
 
     record: columns of TRANSCRIPTS, and `token_texts` if the run stores tokens. With tokens, the text is exactly what the
-    model wrote and read. Without tokens, it is the text of the messages. Tool responses that
-    the model did not read, because the rollout ended, follow the last turn.
+    model wrote and read. Without tokens, it is the text of the messages. Tool responses that the model did not read,
+    because the rollout ended, follow the last turn.
     raw: return the unchanged token stream, one segment per run of equal loss-mask values.
     """
     messages = read_messages(record.get("messages"))
@@ -149,7 +149,10 @@ def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _from_tokens(
     stream: _TokenText, mask: list[bool], responses: Iterator[dict[str, Any]], unread: list[dict[str, Any]], raw: bool
 ) -> Iterator[Segment]:
-    """unread: tool messages after the last turn; they have no tokens if the rollout ended with that turn."""
+    """Yield the segments of a response with tokens.
+
+    unread: tool messages after the last turn, which have no tokens if the rollout ended with that turn.
+    """
     stretches: list[tuple[bool, int, int]] = []
     token = 0
     for flag, group in groupby(mask):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BUDGET_CLIP = 0.5  # largest relative change of an advantage by the tool budget; ours
+BUDGET_CLIP = 0.5  # largest relative change of an advantage by the tool budget; our choice
 
 
 def group_advantages(

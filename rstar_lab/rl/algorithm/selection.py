@@ -87,7 +87,7 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
         advantages = group_advantages(rewards, groups_of, normalise_std=config.normalise_std).tolist()
     else:
         advantages = list(config.advantage(np.asarray(rewards, dtype=float), kept)) if kept else []
-    # The guards drop rollouts after the advantages, which stay those of the whole group.
+    # Rollouts are dropped after the advantages are computed, so that these stay those of the whole group.
     void = {i for i, t in enumerate(kept) if config.drop_void_turns and any(turn.void for turn in t.turns)}
     control = {
         i for i, t in enumerate(kept) if config.drop_control_tokens and any(turn.control_token for turn in t.turns)

@@ -65,8 +65,8 @@ class RlSection(Section):
     """Minimum number of failures that RoC keeps, if the group has that many. Default: ours; the release's script uses
     2."""
     clip_low: float = 0.2
-    """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first of the
-    mini-batches: its ratio is 1."""
+    """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first
+    mini-batch, whose ratio is 1."""
     clip_high: float = 0.28
     """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 3.1."""
     variant: Variant | Function = "grpo"
@@ -100,13 +100,13 @@ class RlSection(Section):
     syntax of tool calls, for any chat model (docs/recipes.md). SFT supports `paper` and `released`. Cannot differ between
     stages."""
     system_prompt: str | None = None
-    """System prompt; "" for none. Not with `released`. Default: that of the prompt format."""
+    """System prompt; "" for none. Not with `prompt_format: released`. Default: that of the prompt format."""
     question_wrapper: str | None = None
     """Template of the user message: a text that contains `{question}` and optionally `{answer_instruction}`. Not with
-    `released`. Default: the question, an empty line, the instruction."""
+    `prompt_format: released`. Default: the question, an empty line, the instruction."""
     answer_instruction: str | None = None
-    """How the model is asked to write its answer. Not with `released`. Default: `<answer>` tags with a box; with
-    `prompt_format: model`, what `answer` reads."""
+    """How the model is asked to write its answer. Not with `prompt_format: released`. Default: `<answer>` tags with a
+    box; with `prompt_format: model`, what `answer` reads."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, such as `enable_thinking: false`. Requires `prompt_format: model`."""
     chat_template: Function | None = None

@@ -72,12 +72,14 @@ def _check_prompts(rl: "RlSection") -> None:
     keys = {name: getattr(rl, name) for name in ("system_prompt", "question_wrapper", "answer_instruction")}
     given = [name for name, value in keys.items() if value is not None]
     if rl.prompt_format == "released" and given:
-        raise ValueError(f"{given[0]}: not with prompt_format: released, whose prompts are fixed; leave it out")
+        raise ValueError(
+            f"{given[0]} cannot be combined with prompt_format: released, whose prompts are fixed; leave it out"
+        )
     for name in ("template_options", "chat_template"):
         if getattr(rl, name) and rl.prompt_format != "model":
             raise ValueError(f"{name} requires prompt_format: model")
     if rl.template_options and rl.chat_template:
-        raise ValueError("template_options: not with chat_template, which has no variables")
+        raise ValueError("template_options cannot be combined with chat_template, which has no variables")
     if rl.question_wrapper is not None and rl.question_wrapper.count("{question}") != 1:
         raise ValueError("question_wrapper must contain {question} once")
 

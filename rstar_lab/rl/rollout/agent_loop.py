@@ -45,8 +45,10 @@ async def run_rollout(
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
     step_ended: no turn starts once this event is set. The rollout then ends with what has been generated and
     StopReason.TIME_LIMIT. With carry_over it is returned with StopReason.UNFINISHED and without a reward, and a later
-    call continues it. branch: see `branching`. A failure of the engine or the environment ends the rollout with StopReason.ENGINE_ERROR or
-    ENVIRONMENT_ERROR and does not raise.
+    call continues it. branch: see `branching`.
+
+    A failure of the engine or the environment does not raise: it ends the rollout with StopReason.ENGINE_ERROR or
+    ENVIRONMENT_ERROR.
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)

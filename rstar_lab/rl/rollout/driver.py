@@ -21,7 +21,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
 class EngineSlot(Engine, Protocol):
-    """The engines as one rollout sees them: a single engine. Its turns are dispatched to the real ones."""
+    """The engine that one rollout uses. Each of its turns is dispatched to one of the run's engines."""
 
     def on_turn(self, text: str, last: bool) -> None:
         """Called after each turn, before its tools run."""

@@ -104,9 +104,9 @@ def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return the conversation as messages: the question, then turns of the model, tool responses, and texts of the
     environment (role user). If the environment failed, the last message has the role environment.
 
-    A turn has `generate_s`, and `reward` if the environment gave it one, and `control_token: true` if the model wrote a misplaced control
-    token. If several policy versions generated the
-    rollout, a turn also has `policy_versions`: [version, tokens] of its parts, in order.
+    A turn has `generate_s`; `reward`, if the environment gave it one; and `control_token: true`, if the model wrote a
+    misplaced control token. If several policy versions generated the rollout, a turn also has `policy_versions`: [version,
+    tokens] of its parts, in order.
     """
     conversation: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
     mixed = len({version for turn in trajectory.turns for version, _ in turn.versions}) > 1

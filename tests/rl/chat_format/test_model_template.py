@@ -197,7 +197,10 @@ def test_keys_of_the_prompt_change_it():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"prompt_format": "released", "system_prompt": ""}, "system_prompt: not with prompt_format: released"),
+        (
+            {"prompt_format": "released", "system_prompt": ""},
+            "system_prompt cannot be combined with prompt_format: released",
+        ),
         ({"template_options": {"enable_thinking": False}}, "template_options requires prompt_format: model"),
         ({"question_wrapper": "Solve this."}, "must contain {question} once"),
     ],
