@@ -103,8 +103,8 @@ Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[
 # parse, boxed answers, short responses.
 
 # %%
-found = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]
-evaluations = open_runs(runs_dir, run_ids=[run_id for run_id in found if run_id != f"{run}-sft"])
+run_ids = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]
+evaluations = open_runs(runs_dir, run_ids=[run_id for run_id in run_ids if run_id != f"{run}-sft"])
 table = measure(evaluations, ["pass1", "calls", "tool_error_rate", "response_tokens", "truncation_rate"])
 table.pivot(index="run_id", columns="metric", values="value")
 

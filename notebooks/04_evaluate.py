@@ -63,8 +63,8 @@ def evaluate(model):
 
 
 results = [evaluate(model) for model in models]
-made = [result["run"].rsplit("/", 1)[-1] for result in results]
-shown = list(dict.fromkeys([*evaluations, *made]))
+new_runs = [result["run"].rsplit("/", 1)[-1] for result in results]
+shown = list(dict.fromkeys([*evaluations, *new_runs]))
 runs = open_runs(runs_dir, run_ids=shown)
 runs.runs()[["run_id", "status", "trajectories"]]
 

@@ -61,8 +61,8 @@ runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 # token colours show, `c` compares two rollouts side by side, `/` searches. The *Keys* button lists all shortcuts.
 
 # %%
-known = runs.runs().query("trajectories > 0")
-trained = known.query("kind == 'train'").sort_values("created").run_id.tolist()
+with_rollouts = runs.runs().query("trajectories > 0")
+trained = with_rollouts.query("kind == 'train'").sort_values("created").run_id.tolist()
 figures = [plot_curves(runs, metrics, where={"run_id": trained} if trained else None)]
 if trained:
     figures.append(plot_heatmap(runs, trained[-1]))
@@ -125,7 +125,7 @@ display(Markdown("Correct answers with the most tool errors. RoC keeps these les
 # `watch` follows the newest run until it ends. After a kernel restart, run the cell again.
 
 # %%
-newest = known[known.run_id.isin(trained or known.run_id)].sort_values("created").iloc[-1]
+newest = with_rollouts[with_rollouts.run_id.isin(trained or with_rollouts.run_id)].sort_values("created").iloc[-1]
 watch(newest.path)
 
 # %% [markdown]

@@ -63,15 +63,15 @@ from rstar_lab.runs import RunStoreError
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if train:
-    made = run_grid(
+    run_ids = run_grid(
         recipe, arms, seeds, runs_dir=runs_dir, profile=profile, name=name, concurrency=concurrency,
         overrides={"stages.0.steps": steps, "rl.token_arrays": "sampled"} | overrides,
     )  # fmt: skip
 else:
-    made = [run for run in open_runs(runs_dir).runs().run_id if run.startswith(f"{name}-") and run.endswith("-rl")]
-    if not made:
+    run_ids = [run for run in open_runs(runs_dir).runs().run_id if run.startswith(f"{name}-") and run.endswith("-rl")]
+    if not run_ids:
         raise RunStoreError(f"{runs_dir} has no run {name}-*-rl: set train = True, or another name")
-runs = open_runs(runs_dir, run_ids=made)
+runs = open_runs(runs_dir, run_ids=run_ids)
 runs.runs()[["run_id", "status", "steps", "trajectories"]]
 
 # %% [markdown]
@@ -108,8 +108,8 @@ if "held_out_numerator" in sums:
 # %%
 late = f"step > {2 * steps // 3}"
 control = "2x at random" if "2x at random" in arms else next(iter(arms))
-known = runs.runs()
-of_arm = {arm: open_runs(runs_dir, run_ids=list(known[known["recipe.label"] == arm].run_id)) for arm in arms}
+run_table = runs.runs()
+of_arm = {arm: open_runs(runs_dir, run_ids=list(run_table[run_table["recipe.label"] == arm].run_id)) for arm in arms}
 cards = {arm: compare(of_arm[control], of_arm[arm], where=late, name_a=control, name_b=arm) for arm in arms if arm != control}
 pd.concat({arm: card.table for arm, card in cards.items()}, names=["arm"])
 

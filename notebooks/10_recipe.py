@@ -97,17 +97,17 @@ stages
 # %%
 names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
 titles = ["random weights", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
-there = set(open_runs(runs_dir).runs().run_id)
+existing = set(open_runs(runs_dir).runs().run_id)
 rows = []
 for held_out in info["recipe"]["evaluate"]["sets"]:
     for piece, title in zip(names, titles, strict=True):
-        if (run_id := f"{run}-{held_out}-{piece}") in there:
+        if (run_id := f"{run}-{held_out}-{piece}") in existing:
             for row in measure(open_runs(runs_dir, run_ids=[run_id]), ["pass1", "response_tokens", "tool_error_rate"]).itertuples():
                 shown = f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]" if row.metric != "response_tokens" else f"{row.value:.0f}"
                 rows.append({"model": title, "set": held_out, "metric": row.metric, "value": shown, "n": int(row.n)})
-reached = pd.DataFrame(rows)
-order = [title for title in titles if title in set(reached.model)]
-reached.pivot(index="model", columns=["metric", "set"], values="value").loc[order]
+results = pd.DataFrame(rows)
+order = [title for title in titles if title in set(results.model)]
+results.pivot(index="model", columns=["metric", "set"], values="value").loc[order]
 
 # %% [markdown]
 # ## Length and difficulty

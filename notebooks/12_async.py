@@ -72,11 +72,11 @@ keys = {
 # %%
 if train:
     runs_dir = find_runs_dir(runs_dir)
-    made = run_grid(recipe, arms, seeds, runs_dir=runs_dir, name=name, overrides=keys | overrides)
-    runs = open_runs(runs_dir, run_ids=made)
+    run_ids = run_grid(recipe, arms, seeds, runs_dir=runs_dir, name=name, overrides=keys | overrides)
+    runs = open_runs(runs_dir, run_ids=run_ids)
     curves = learning_curves(runs)
 else:
-    made, curves = [], recorded_curves()
+    run_ids, curves = [], recorded_curves()
 curves.groupby("arm", sort=False).agg(seeds=("seed", "nunique"), evaluations=("step", "size"))
 
 # %% [markdown]
@@ -107,7 +107,7 @@ Markdown(learning_table(recorded_curves("async-fast")).to_markdown())
 # slow ones. With `drop`, the third panel shows whether mainly long or hard problems were dropped.
 
 # %%
-for run in made[1:2]:
+for run in run_ids[1:2]:
     display(plot_staleness(runs, run))
 
 # %% [markdown]

@@ -34,15 +34,15 @@ from rstar_lab.analysis import counterfactual, inspect, open_runs
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
 runs_dir = find_runs_dir(runs_dir, required=True)
-known = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
-known = known[known["recipe.rl.group_size"].notna() & ~known.run_id.str.endswith("-sft")]
-if known.empty:
+training_runs = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
+training_runs = training_runs[training_runs["recipe.rl.group_size"].notna() & ~training_runs.run_id.str.endswith("-sft")]
+if training_runs.empty:
     raise RunStoreError(f"{runs_dir} has no training run: run `make demo`, or set runs_dir")
-run = run or known.sort_values("created").run_id.iloc[-1]
+run = run or training_runs.sort_values("created").run_id.iloc[-1]
 runs = open_runs(runs_dir, run_ids=[run])
-there = sorted(runs.trajectories(columns=["step"]).step.unique())
-steps = steps or sorted({*there[:1], there[len(there) // 2], *there[-3:]})
-print(f"run {run}, steps {', '.join(map(str, steps))} of {len(there)}")
+all_steps = sorted(runs.trajectories(columns=["step"]).step.unique())
+steps = steps or sorted({*all_steps[:1], all_steps[len(all_steps) // 2], *all_steps[-3:]})
+print(f"run {run}, steps {', '.join(map(str, steps))} of {len(all_steps)}")
 
 # %% [markdown]
 # ## By step

@@ -171,14 +171,14 @@ def ablation_report(
     arms: order of the rows; default: the control first, then by name. A seed without a run of the control is left out.
     Raises RunStoreError if the control is missing, an arm has two runs of one seed, or runs differ in their last step.
     """
-    known = sorted(set(sums.arm))
-    if control not in known:
-        raise RunStoreError(f"no run has the label {control!r}; the labels are {', '.join(known)}")
+    known_labels = sorted(set(sums.arm))
+    if control not in known_labels:
+        raise RunStoreError(f"no run has the label {control!r}; the labels are {', '.join(known_labels)}")
     if not 0 < last_share <= 1:
         raise RunStoreError(f"last_share must be above 0 and at most 1, got {last_share:g}")
-    order = list(arms) if arms else [control, *(arm for arm in known if arm != control)]
-    if unknown := [arm for arm in order if arm not in known]:
-        raise RunStoreError(f"no run has the label {unknown[0]!r}; the labels are {', '.join(known)}")
+    order = list(arms) if arms else [control, *(arm for arm in known_labels if arm != control)]
+    if unknown := [arm for arm in order if arm not in known_labels]:
+        raise RunStoreError(f"no run has the label {unknown[0]!r}; the labels are {', '.join(known_labels)}")
     sums = sums[sums.arm.isin(order)]
     ends = sums.groupby("run_id").step.max()
     if ends.nunique() > 1:

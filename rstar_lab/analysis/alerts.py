@@ -74,10 +74,10 @@ def find_alerts(runs: Runs, where: Where = None) -> pd.DataFrame:
     Relative thresholds compare with the median over the first three steps of the run and stage. `DETECTORS` lists the
     detectors. Reads only rollups and metrics.jsonl. where: a condition on run_id, stage and step.
     """
-    found = alerts_of_steps(step_metrics(runs))
+    fired = alerts_of_steps(step_metrics(runs))
     condition, parameters = sql_condition(where)
     chosen = runs.sql(f"SELECT run_id, stage, step FROM rollup WHERE {condition}", parameters)
-    return summarize_alerts(found.merge(chosen, on=KEYS))
+    return summarize_alerts(fired.merge(chosen, on=KEYS))
 
 
 def step_metrics(runs: Runs, metrics: Sequence[str] = (), columns: Sequence[str] = ()) -> pd.DataFrame:
@@ -103,18 +103,18 @@ def alerts_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.sort_values(KEYS)
     parts = []
     for detector in DETECTORS:
-        known = frame.loc[frame[detector.metric].notna(), [*KEYS, detector.metric]]
-        known = known.rename(columns={detector.metric: "value"}).astype({"value": float})
-        reference = pd.Series(np.nan, known.index)
+        rows = frame.loc[frame[detector.metric].notna(), [*KEYS, detector.metric]]
+        rows = rows.rename(columns={detector.metric: "value"}).astype({"value": float})
+        reference = pd.Series(np.nan, rows.index)
         if detector.relative:
-            first = known.groupby(KEYS[:2]).cumcount() < FIRST_STEPS
-            medians = known[first].groupby(KEYS[:2])["value"].median().rename("reference")
-            reference = known.join(medians, on=KEYS[:2]).reference
-            known, reference = known[~first], reference[~first]
+            first = rows.groupby(KEYS[:2]).cumcount() < FIRST_STEPS
+            medians = rows[first].groupby(KEYS[:2])["value"].median().rename("reference")
+            reference = rows.join(medians, on=KEYS[:2]).reference
+            rows, reference = rows[~first], reference[~first]
         threshold = detector.threshold(reference)
-        fired = known["value"] < threshold if detector.below else known["value"] > threshold
-        known = known.assign(alert=detector.name, metric=detector.metric, threshold=threshold, reference=reference)
-        parts.append(known[fired])
+        fired = rows["value"] < threshold if detector.below else rows["value"] > threshold
+        rows = rows.assign(alert=detector.name, metric=detector.metric, threshold=threshold, reference=reference)
+        parts.append(rows[fired])
     return pd.concat(parts)
 
 

@@ -24,12 +24,12 @@ def alternatives_table(
         raise UserError(f"position {position}: trajectory {traj_id} has the response tokens 0 to {len(response) - 1}")
     if model is None and not url:
         model = reader.nearest_checkpoint(record["step"])
-    made = most_likely_tokens([*prompt, *response[:position]], response[position], k=k, model=model, url=url)
-    ids = list(made.log_probs)
+    likely = most_likely_tokens([*prompt, *response[:position]], response[position], k=k, model=model, url=url)
+    ids = list(likely.log_probs)
     frame = pd.DataFrame({"token_id": ids, "text": runs.texts(reader.run_id, ids) or [None] * len(ids)})
-    frame["log_prob"] = list(made.log_probs.values())
-    frame.insert(0, "rank", [made.rank if token == made.token_id else i + 1 for i, token in enumerate(ids)])
+    frame["log_prob"] = list(likely.log_probs.values())
+    frame.insert(0, "rank", [likely.rank if token == likely.token_id else i + 1 for i, token in enumerate(ids)])
     frame.insert(3, "probability", np.exp(frame.log_prob))
-    frame["stored"] = frame.token_id == made.token_id
-    frame.attrs = {"weights": made.weights}
+    frame["stored"] = frame.token_id == likely.token_id
+    frame.attrs = {"weights": likely.weights}
     return frame

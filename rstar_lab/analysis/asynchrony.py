@@ -70,18 +70,18 @@ def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:
     evaluation: name of the evaluation set, which `evaluate.every` evaluates. Raises UserError if no run has it.
     """
     column = f"eval/{evaluation}/pass1"
-    known = {row["run_id"]: row for row in runs.runs().to_dict("records")}
+    run_rows = {row["run_id"]: row for row in runs.runs().to_dict("records")}
     frames = []
     for run_id, steps in runs.steps().groupby("run_id"):
-        if column not in steps or run_id not in known:
+        if column not in steps or run_id not in run_rows:
             continue
         steps = steps.sort_values("step")
         seconds = steps.step_s - (steps.evaluate_s.fillna(0) if "evaluate_s" in steps else 0)
         trained = steps.update_tokens.fillna(0) if "update_tokens" in steps else 0 * steps.step  # no step had an update
         frame = pd.DataFrame(
             {
-                "arm": known[run_id].get("recipe.label") or run_id,
-                "seed": known[run_id]["seed"],
+                "arm": run_rows[run_id].get("recipe.label") or run_id,
+                "seed": run_rows[run_id]["seed"],
                 "step": steps.step,
                 "tokens": trained.cumsum(),
                 "seconds": seconds.cumsum(),

@@ -61,16 +61,16 @@ def bench(against: str | None = None, rows: int = 8_000_000, size: Size | None =
         root = Path(folder)
         started = time.perf_counter()
         make_store(root, size, _progress)
-        made = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         n = size.all_rollouts
-        yield {"name": "make", "value": made, "unit": "s", "against": None, "ratio": None, "n": n}
+        yield {"name": "make", "value": seconds, "unit": "s", "against": None, "ratio": None, "n": n}
         ours = _run_side("ours", root)
         theirs = _run_side("pandas", root) if n <= _MAX_PANDAS_ROWS else None
         for name in _QUERIES:
             if theirs and ours["answers"][name] != theirs["answers"][name]:
                 raise AssertionError(f"{name}: the results of the two sides differ: {ours}, {theirs}")
-            asked = size.all_transcripts if name in ("transcript", "search") else n
-            yield _line(name, "ms", asked, ours["ms"][name], theirs["ms"][name] if theirs else None)
+            rows_read = size.all_transcripts if name in ("transcript", "search") else n
+            yield _line(name, "ms", rows_read, ours["ms"][name], theirs["ms"][name] if theirs else None)
         yield _line("open", "ms", n, ours["open_ms"])
         yield _line("memory", "GB", n, ours["memory_gb"], theirs["memory_gb"] if theirs else None)
 

@@ -52,9 +52,9 @@ def report(
         folders = [folder for folder in run_folders(source) if folder.name.startswith(prefix)]
         ids = [folder.name for folder in folders if _is_labelled(folder)]
         if not ids:
-            found = ", ".join(folder.name for folder in folders) or "no run"
+            existing = ", ".join(folder.name for folder in folders) or "no run"
             raise RunStoreError(
-                f"{source}: no training run with the recipe key `label`, which names its arm; there is: {found}"
+                f"{source}: no training run with the recipe key `label`, which names its arm; there is: {existing}"
             )
         sums = ablation_sums(open_runs(source, run_ids=ids))
     if save_data:

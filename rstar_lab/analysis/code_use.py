@@ -136,12 +136,12 @@ def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool 
 def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: bool) -> dict[str, Any]:
     """Return the calls of one rollout, and the turns and characters before the first."""
     answer = (row["answer"] or "").strip()
-    stands = re.compile(rf"(?<![\w.]){re.escape(answer)}(?![\w.]*\w)") if answer else None
+    answer_pattern = re.compile(rf"(?<![\w.]){re.escape(answer)}(?![\w.]*\w)") if answer else None
     shared = {key: row[key] for key in ("run_id", "step", "problem_id", "traj_id", "reward")}
     calls: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []  # calls of the turn that have no response yet
     seen: set[str] = set()
-    known, turn, characters, first = False, -1, 0, None
+    printed, turn, characters, first = False, -1, 0, None
     for message in messages:
         if message["role"] == "assistant":
             turn += 1
@@ -150,25 +150,25 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: boo
                 if first is None:
                     first = (turn, characters + match.start())
                 code = _code(match[1])
-                made = shared | {
+                record = shared | {
                     "turn": turn,
                     "call": len(calls),
                     "outcome": None,
                     "code": code,
                     "response": "",
-                    "answer_known": known,
+                    "answer_known": printed,
                 }
                 if parse:
                     tree, facts = _facts(code)
-                    made |= facts | {"repeated": None if tree is None else tree in seen}
+                    record |= facts | {"repeated": None if tree is None else tree in seen}
                     seen |= {tree} if tree is not None else set()
-                calls.append(made)
-                waiting.append(made)
+                calls.append(record)
+                waiting.append(record)
             characters += len(message["content"])
         elif message["role"] == "tool":
             if waiting:
                 waiting.pop(0).update(outcome=message.get("outcome"), response=message["content"])
-            known = known or bool(stands and stands.search(message["content"]))
+            printed = printed or bool(answer_pattern and answer_pattern.search(message["content"]))
     return row | {
         "calls": calls, "called": first is not None,
         "first_turn": first[0] if first else None, "first_characters": first[1] if first else None,
@@ -200,9 +200,9 @@ def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
         nodes = list(ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return code, facts | {"asserts": bool(_ASSERT.search(code))}
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    facts["libraries"] = sorted({name.split(".")[0] for name in found})
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    facts["libraries"] = sorted({name.split(".")[0] for name in modules})
     return text, facts | {"asserts": any(isinstance(node, ast.Assert) for node in nodes)}
 
 

@@ -154,8 +154,8 @@ def _texts(runs: Runs, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _phrases(text: str, words: int) -> set[str]:
-    found: Sequence[str] = ["N" if word.isdigit() else word for word in _WORD.findall(text.lower())]
-    return set(map(" ".join, zip(*(found[start:] for start in range(words)), strict=False)))
+    tokens: Sequence[str] = ["N" if word.isdigit() else word for word in _WORD.findall(text.lower())]
+    return set(map(" ".join, zip(*(tokens[start:] for start in range(words)), strict=False)))
 
 
 def _best(text: str, words: int, scores: dict[str, float]) -> str:

@@ -122,15 +122,15 @@ def label_rollouts(
 
 def hand_labels(runs: Runs, labels: Mapping[str, str]) -> dict[str, str]:
     """Return the labels that were set as tags in the inspector: traj_id -> label. Raises UserError if a rollout has two of them."""
-    found: dict[str, str] = {}
+    label_of: dict[str, str] = {}
     for run_id in runs.runs().run_id:
         for traj_id, note in read_notes(runs.run_dir(run_id)).items():
             tags = [tag for tag in note["tags"] if tag in labels]
             if len(tags) > 1:
                 raise UserError(f"{traj_id} has the tags {', '.join(tags)}; keep one of them")
             if tags:
-                found[traj_id] = tags[0]
-    return found
+                label_of[traj_id] = tags[0]
+    return label_of
 
 
 def label_agreement(labelled: pd.DataFrame, hand: Mapping[str, str]) -> Agreement:

@@ -294,8 +294,8 @@ def band(
     place: dict[str, int] | None = None,
 ) -> None:
     """Fill the area between `low` and `high`. Values without an interval are left out."""
-    known = (low.notna() & high.notna()).to_numpy()
-    x, low, high = x[known], low[known], high[known]
+    has_interval = (low.notna() & high.notna()).to_numpy()
+    x, low, high = x[has_interval], low[has_interval], high[has_interval]
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],

@@ -204,7 +204,7 @@ def from_messages(row: Row, place: str) -> Row:
             message |= {"tool": name, "outcome": source.get("outcome")}
         messages.append(message)
     outcomes = [message["outcome"] for message in messages if message["role"] == "tool"]
-    known = all(outcome in set(Outcome) for outcome in outcomes)
+    valid = all(outcome in set(Outcome) for outcome in outcomes)
     return {
         "traj_id": row.get("id"),
         "problem_id": row.get("problem_id"),
@@ -214,7 +214,7 @@ def from_messages(row: Row, place: str) -> Row:
         "answer": row.get("answer"),
         "truth": row.get("truth"),
         "calls": len(outcomes),
-        "outcomes": outcomes if known else None,
+        "outcomes": outcomes if valid else None,
     }
 
 

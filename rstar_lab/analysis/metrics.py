@@ -63,9 +63,9 @@ def _mean(
     """Return the metric that is the mean of `expression` over trajectories and of the rollup's `column`."""
     column = column or name
     expression = expression or column
-    known = f"(({expression}) IS NOT NULL)::INT"
+    present = f"(({expression}) IS NOT NULL)::INT"
     rolled_up = (_sum(column), f"{column}_n")
-    return Metric(name, title, formula, f"({expression})::DOUBLE", known, rolled_up, better, percent)
+    return Metric(name, title, formula, f"({expression})::DOUBLE", present, rolled_up, better, percent)
 
 
 def _of_correct(metric: Metric, name: str, title: str, numerator: str, denominator: str) -> Metric:

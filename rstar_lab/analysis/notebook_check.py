@@ -199,8 +199,8 @@ def _outputs(cells: list[dict[str, Any]]) -> tuple[np.ndarray, str]:
                     _collect_figure(content, values, texts)
     for number in _numbers("\n".join(texts)):
         values += [number.value, number.value / 100] if number.percent else [number.value]
-    found = np.array(values, dtype=float)
-    return np.sort(found[np.isfinite(found)]), _IGNORED.sub("", "\n".join(texts))
+    numbers = np.array(values, dtype=float)
+    return np.sort(numbers[np.isfinite(numbers)]), _IGNORED.sub("", "\n".join(texts))
 
 
 def _collect_figure(figure: Mapping[str, Any], values: list[float], texts: list[str]) -> None:

@@ -117,7 +117,7 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
         info, part = reader.info, by_run.get(reader.run_id, frame.iloc[:0])
         values = {name: _recorded(part[name].to_numpy()) for name in (*SERIES, "step_s")}
         parent = info.get("parent") or {}
-        found = alerts.get(reader.run_id)
+        run_alerts = alerts.get(reader.run_id)
         rows[folder] = OverviewRow(
             run_id=reader.run_id,
             state=reader.status,
@@ -127,8 +127,8 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
             step_s=float(np.median(values["step_s"][-_SPEED_STEPS:])) if len(values["step_s"]) else None,
             parent=", step ".join(str(parent[key]) for key in ("run", "step") if parent.get(key) is not None),
             alerts=()
-            if found is None
-            else tuple(f"{a.alert} from step {a.step}: {a.evidence}" for a in found.itertuples()),
+            if run_alerts is None
+            else tuple(f"{a.alert} from step {a.step}: {a.evidence}" for a in run_alerts.itertuples()),
             series={name: values[name].tolist() for name in SERIES},
         )
     return rows

@@ -162,14 +162,14 @@ def _figure(figure: Figure) -> str:
 
 
 def _comparison(runs: Runs, other: Runs) -> str:
-    found = compare(other, runs, METRICS)
+    comparison = compare(other, runs, METRICS)
     rows = []
-    for row in found.table.to_dict("records"):
+    for row in comparison.table.to_dict("records"):
         cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values())
         rows.append(f"<tr>{cells}</tr>")
-    head = "".join(f"<th>{escape(str(column))}</th>" for column in found.table.columns)
+    head = "".join(f"<th>{escape(str(column))}</th>" for column in comparison.table.columns)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<p>{escape(found.sentence)}</p><div class="wide">{table}</div>'
+    return f'<p>{escape(comparison.sentence)}</p><div class="wide">{table}</div>'
 
 
 def _cell(value: Any) -> str:

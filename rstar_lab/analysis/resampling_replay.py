@@ -163,9 +163,9 @@ def plot_replays(replays: Sequence[Replay]) -> Figure:
 
 def _penalties(runs: Runs, frame: pd.DataFrame, errors: Errors) -> np.ndarray:
     if errors == "outcomes":
-        known = frame.p_err.notna()
+        stored = frame.p_err.notna()
         computed = [_error_penalty(row) for row in named_rows(frame[["outcomes", "errors", "calls"]])]
-        return np.where(known, frame.p_err, computed)
+        return np.where(stored, frame.p_err, computed)
     transcripts = runs.sql(
         "SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?",
         [str(frame.run_id.iloc[0]), int(frame.step.iloc[0])],

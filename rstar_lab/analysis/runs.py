@@ -360,10 +360,12 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
             run_folders(item)  # raises if the folder does not exist
             roots.append(item)
     if run_ids is not None:
-        there = {folder.name: folder for folder in [*folders, *(run for root in roots for run in run_folders(root))]}
-        if missing := [run_id for run_id in run_ids if run_id not in there]:
-            raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(there)) or 'none'}")
-        return Runs([there[run_id] for run_id in run_ids], None)
+        available = {
+            folder.name: folder for folder in [*folders, *(run for root in roots for run in run_folders(root))]
+        }
+        if missing := [run_id for run_id in run_ids if run_id not in available]:
+            raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(available)) or 'none'}")
+        return Runs([available[run_id] for run_id in run_ids], None)
     if len(roots) == 1:
         return Runs(folders, roots[0])
     return Runs(folders + [run for root in roots for run in run_folders(root)], None)

@@ -51,10 +51,10 @@ def mean_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values adjusted for several comparisons (Holm 1979). NaN stays NaN and is not counted."""
-    known = sorted((p, index) for index, p in enumerate(p_values) if p == p)
+    defined = sorted((p, index) for index, p in enumerate(p_values) if p == p)
     adjusted = [nan] * len(p_values)
     largest = 0.0
-    for rank, (p, index) in enumerate(known):
-        largest = max(largest, min(1.0, p * (len(known) - rank)))
+    for rank, (p, index) in enumerate(defined):
+        largest = max(largest, min(1.0, p * (len(defined) - rank)))
         adjusted[index] = largest
     return adjusted

@@ -67,11 +67,11 @@ def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str,
         stored = runs.sql(f"SELECT traj_id, messages FROM transcripts WHERE {condition}", [run_id, step, *traj_ids])
     except RunStoreError:  # the run stored no transcripts
         return {}
-    found = {}
+    turns = {}
     for row in named_rows(stored):
         spoken = [m.get("generate_s") for m in json.loads(row.messages or "[]") if m["role"] == "assistant"]
         if spoken and None not in spoken:
-            found[row.traj_id] = pd.DataFrame({"generate_s": spoken, "queue_s": 0.0, "tool_s": 0.0})
+            turns[row.traj_id] = pd.DataFrame({"generate_s": spoken, "queue_s": 0.0, "tool_s": 0.0})
     try:
         calls = runs.sql(
             f"""SELECT traj_id, turn, max(queue_s) AS queue_s, max(coalesce(queue_s, 0) + coalesce(run_s, 0)) AS tool_s
@@ -79,11 +79,11 @@ def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str,
             [run_id, step, *traj_ids],
         ).fillna(0.0)
     except RunStoreError:  # the run stored no calls
-        return found
+        return turns
     for row in named_rows(calls):
-        if row.traj_id in found and row.turn < len(found[row.traj_id]):
-            found[row.traj_id].loc[row.turn, ["queue_s", "tool_s"]] = row.queue_s, row.tool_s
-    return found
+        if row.traj_id in turns and row.turn < len(turns[row.traj_id]):
+            turns[row.traj_id].loc[row.turn, ["queue_s", "tool_s"]] = row.queue_s, row.tool_s
+    return turns
 
 
 def _segments(drawn: pd.DataFrame, turns: dict[str, pd.DataFrame], longest_s: float) -> pd.DataFrame:

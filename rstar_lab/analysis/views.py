@@ -60,9 +60,9 @@ class Views:
 
     def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
         """Return the files of the steps that match a condition on run_id, stage and step, limited to these steps."""
-        found = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
+        rows = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
         chosen: dict[str, set[int]] = {}
-        for run_id, step in zip(found["run_id"], found["step"], strict=True):
+        for run_id, step in zip(rows["run_id"], rows["step"], strict=True):
             chosen.setdefault(run_id, set()).add(step)
         narrowed = []
         for reader in self.readers():
@@ -172,13 +172,13 @@ class Views:
         if elsewhere and not files:
             raise elsewhere[0]
         for error in elsewhere:
-            warnings.warn(f"left out: {error}", stacklevel=2)
+            warnings.warn(f"skipped: {error}", stacklevel=2)
         if lacking and not files:
             raise RunStoreError(
-                f"no {level} were kept in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
+                f"no {level} are stored in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
             )
         if lacking:
-            warnings.warn(f"no {level} were kept in {', '.join(lacking)}: left out", stacklevel=2)
+            warnings.warn(f"no {level} are stored in {', '.join(lacking)}: skipped", stacklevel=2)
         return select_files_sql(level, files)
 
     def readers(self) -> list[RunReader]:

@@ -17,13 +17,13 @@ def question_beginnings(run: RunReader, after: int) -> dict[str, str]:
     for file in run.scan("trajectories", steps):
         rows = read_steps(file, ["traj_id", "problem_id"]).to_pydict()
         problems |= dict(zip(rows["traj_id"], rows["problem_id"], strict=True))
-    found = {}
+    beginnings = {}
     for file in run.scan("transcripts", steps):
         rows = read_steps(file, ["traj_id", "question"]).to_pydict()
         for traj_id, question in zip(rows["traj_id"], rows["question"], strict=True):
             if question and problems.get(traj_id):
-                found[problems[traj_id]] = question[:QUESTION_LENGTH]
-    return found
+                beginnings[problems[traj_id]] = question[:QUESTION_LENGTH]
+    return beginnings
 
 
 def copied_questions(run_dir: Path) -> dict[str, str]:

@@ -100,7 +100,7 @@ class RunReader:
     def files(self, level: str) -> list[StoredFile]:
         """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        Raises RunStoreError naming the file if one is damaged, not of the store, of a newer schema, incomplete or missing.
+        Raises RunStoreError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
         """
         for _ in range(3):
             try:

@@ -121,12 +121,12 @@ def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, 
     """
     data = {name: numbers(trajectories[name]) for name in _NUMBERS}
     kinds = trajectories["outcomes"].combine_chunks()
-    known = kinds.is_valid().to_numpy(zero_copy_only=False)
+    has_outcomes = kinds.is_valid().to_numpy(zero_copy_only=False)
     parents, flat = pc.list_parent_indices(kinds).to_numpy(), pc.list_flatten(kinds)
 
     def counted(outcomes: frozenset[Outcome], otherwise: np.ndarray) -> np.ndarray:
         hits = pc.is_in(flat, pa.array([str(kind) for kind in outcomes])).to_numpy(zero_copy_only=False)
-        return np.where(known, np.bincount(parents[hits], minlength=len(kinds)), otherwise)
+        return np.where(has_outcomes, np.bincount(parents[hits], minlength=len(kinds)), otherwise)
 
     unknown = np.full(len(kinds), np.nan)
     data["errors"], data["calls"] = counted(MODEL_ERRORS, data["errors"]), counted(_JUDGED, data["calls"])
@@ -157,7 +157,7 @@ def numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _statistics(name: str, values: np.ndarray) -> dict[str, Any]:
-    known = values[~np.isnan(values)]
-    n = len(known)
-    mean = float(known.mean()) if n else None
-    return {f"{name}_n": n, f"{name}_mean": mean, f"{name}_sd": float(known.std(ddof=1)) if n > 1 else None}
+    defined = values[~np.isnan(values)]
+    n = len(defined)
+    mean = float(defined.mean()) if n else None
+    return {f"{name}_n": n, f"{name}_mean": mean, f"{name}_sd": float(defined.std(ddof=1)) if n > 1 else None}

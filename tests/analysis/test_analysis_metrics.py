@@ -150,7 +150,7 @@ def test_metrics_of_values_that_a_run_lacks_are_nan(tmp_path):
             "kept",
         ):
             assert pd.isna(found[name]), name
-    with pytest.raises(RunStoreError, match="no calls were kept in run bare"):
+    with pytest.raises(RunStoreError, match="no calls are stored in run bare"):
         runs.calls()
 
 

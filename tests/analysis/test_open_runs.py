@@ -177,7 +177,7 @@ def test_runs_without_a_level_are_named(folder, tmp_path):
     with RunWriter.open(tmp_path, "bare", kind="import", recipe={}, seed=0) as writer:
         writer.write_step("a", 1, trajectories=[{"traj_id": "x"}], calls=[], transcripts=[], metrics={})
     runs = open_runs(tmp_path)
-    with pytest.warns(UserWarning, match="no calls were kept in bare"):
+    with pytest.warns(UserWarning, match="no calls are stored in bare"):
         assert len(runs.calls()) == len(open_runs(folder / "run0").calls())
     with pytest.raises(RunStoreError, match="trajectory x of run bare has no transcript"):
         runs.transcript("x")

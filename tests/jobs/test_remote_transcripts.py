@@ -72,7 +72,7 @@ def test_the_list_of_a_copy_without_transcripts_shows_the_questions(agent, tmp_p
     assert not list((here / "run").rglob("transcripts/*"))
     write(far, "own", [1])
     write(here, "own", [1])
-    with pytest.warns(UserWarning, match="left out: the transcripts of run run are still on"):
+    with pytest.warns(UserWarning, match="skipped: the transcripts of run run are still on"):
         assert questions(here) == questions(far), "beside a run with transcripts"
 
 

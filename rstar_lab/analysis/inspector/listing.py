@@ -222,8 +222,8 @@ def _block_condition(blocks: Sequence[tuple[int, str, int]]) -> str:
         f"(step IS NOT DISTINCT FROM {sql_literal(step)} AND run_id = {sql_literal(run_id)})"
         for step, run_id, _ in blocks
     )
-    known = [step for step in steps if not pd.isna(step)]
-    within = f"step BETWEEN {min(steps)} AND {max(steps)} AND " if len(known) == len(steps) else ""
+    numbers = [step for step in steps if not pd.isna(step)]
+    within = f"step BETWEEN {min(steps)} AND {max(steps)} AND " if len(numbers) == len(steps) else ""
     return f"{within}run_id IN ({sql_list(runs)}) AND ({each})"
 
 

@@ -183,10 +183,10 @@ def overview(runs_dir: str | Path = "", *, selected: list[str] | None = None, ev
     """
     if not (math.isfinite(every_s) and every_s > 0):
         raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
-    made = Overview(find_runs_dir(runs_dir), every_s, selected)
-    known = {row.run_id for row in made.rows}
-    if unknown := [run_id for run_id in made.selected if run_id not in known]:
+    shown = Overview(find_runs_dir(runs_dir), every_s, selected)
+    run_ids = {row.run_id for row in shown.rows}
+    if unknown := [run_id for run_id in shown.selected if run_id not in run_ids]:
         raise UserError(
-            f"no run {unknown[0]!r} in {made._reader.root}; there are: {', '.join(sorted(known)) or 'none'}"
+            f"no run {unknown[0]!r} in {shown._reader.root}; there are: {', '.join(sorted(run_ids)) or 'none'}"
         )
-    return made
+    return shown

@@ -155,12 +155,12 @@ class Source:
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
         keys = [name for name in ("run_id", "step") if name in columns]
         where = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in keys)
-        found = self._rows(
+        texts = self._rows(
             f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
             raw=True,
             transcripts=True,
         )
-        return {problems[traj_id]: text for traj_id, text in found}
+        return {problems[traj_id]: text for traj_id, text in texts}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
         """Find trajectories of the filtered list whose messages contain `text`, newest steps first.
@@ -183,7 +183,7 @@ class Source:
         only = (
             ""
             if where == "TRUE"
-            else f"AND traj_id IN (SELECT traj_id FROM trajectories WHERE ({where}) AND {{there}}) "
+            else f"AND traj_id IN (SELECT traj_id FROM trajectories WHERE ({where}) AND {{block}}) "
         )
         blocks = self.listing.blocks(where)
         runs = sorted({run_id for _, run_id, _ in blocks})
@@ -193,9 +193,9 @@ class Source:
         while done < len(steps) and len(hits) < SEARCH_LIMIT and time.monotonic() - began < seconds:
             part = steps[done : done + stride]
             # Direct comparisons of run and step let DuckDB skip whole files.
-            there = f"run_id IN ({sql_list(runs)}) AND step BETWEEN {sql_literal(part[-1])} AND {sql_literal(part[0])}"
+            block = f"run_id IN ({sql_list(runs)}) AND step BETWEEN {sql_literal(part[-1])} AND {sql_literal(part[0])}"
             matches = self._rows(
-                f"SELECT traj_id, {around} FROM transcripts WHERE {there} {only.format(there=there)}AND ({hit}) "
+                f"SELECT traj_id, {around} FROM transcripts WHERE {block} {only.format(block=block)}AND ({hit}) "
                 f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}",
                 raw=True,
                 transcripts=True,

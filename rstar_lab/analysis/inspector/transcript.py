@@ -185,9 +185,9 @@ def _tool_answers(
 ) -> Iterator[Segment]:
     begin, end = span
     window = stream.text[begin:end]
-    for found in _TOOL_RESPONSE.finditer(window) if "<tool_response>" in window else ():
+    for match in _TOOL_RESPONSE.finditer(window) if "<tool_response>" in window else ():
         message = next(responses, {})
-        low, high = found.span(1)
+        low, high = match.span(1)
         content = _text(message)
         if content and window.startswith(content, low):
             high = low + len(content)
@@ -216,8 +216,8 @@ def _model_turn(
             yield Segment(kind, text[low:high], turn, first=first, starts=starts, **more)
 
     begin, end = span
-    while found := _trailing_special(text, begin, end):
-        end = found
+    while special := _trailing_special(text, begin, end):
+        end = special
     # The prompt ends with <reason>, so the first tag of a turn may be a closing one.
     closing, opening = text.find("</reason>", begin, end), text.find("<reason>", begin, end)
     if closing >= 0 and (opening < 0 or closing < opening):

@@ -28,10 +28,12 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
 
 def tile(title: str, values: pd.Series) -> str:
     """Return the title of a curve, its last value, and the change since the mean of the first three steps."""
-    known = values.dropna().astype(float)
-    change = float(known.iloc[-1] - known.head(_FIRST_STEPS).mean())
-    since = f" <span style='font-size:11px'>({change:+.3g} since the start)</span>" if len(known) > _FIRST_STEPS else ""
-    return f"{title}<br><b>{known.iloc[-1]:.3g}</b>{since}"
+    recorded = values.dropna().astype(float)
+    change = float(recorded.iloc[-1] - recorded.head(_FIRST_STEPS).mean())
+    since = (
+        f" <span style='font-size:11px'>({change:+.3g} since the start)</span>" if len(recorded) > _FIRST_STEPS else ""
+    )
+    return f"{title}<br><b>{recorded.iloc[-1]:.3g}</b>{since}"
 
 
 def planned_steps(recipe: dict[str, Any], stage: str) -> int | None:
