@@ -342,7 +342,7 @@ def pass_at_k(
     """Return pass@k: the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k).
 
     Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Problems with fewer than k rollouts are left out.
-    Columns: those of `by`, k, value, low, high, n, clusters. The rollouts of a problem in one group are pooled.
+    Columns: those of `by`, k, value, low, high, n, clusters. All rollouts of a problem with equal values of `by` are pooled.
     """
     condition, parameters = sql_condition(where)
     keys = ", ".join(f'"{name}"' for name in by)

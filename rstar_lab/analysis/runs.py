@@ -115,7 +115,7 @@ class Runs:
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """Return one row per tool call. Runs without calls are named in a warning, or in an error if all lack them."""
+        """Return one row per tool call. Warns of runs that did not store their calls; raises RunStoreError if no run stored them."""
         return self._query(f"SELECT {_names(columns)} FROM calls", where, order_by, limit, offset)
 
     def rewards(self, where: Where = None) -> pd.DataFrame:
@@ -360,12 +360,10 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
             run_folders(item)  # raises if the folder does not exist
             roots.append(item)
     if run_ids is not None:
-        available = {
-            folder.name: folder for folder in [*folders, *(run for root in roots for run in run_folders(root))]
-        }
-        if missing := [run_id for run_id in run_ids if run_id not in available]:
-            raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(available)) or 'none'}")
-        return Runs([available[run_id] for run_id in run_ids], None)
+        by_id = {folder.name: folder for folder in [*folders, *(run for root in roots for run in run_folders(root))]}
+        if missing := [run_id for run_id in run_ids if run_id not in by_id]:
+            raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(by_id)) or 'none'}")
+        return Runs([by_id[run_id] for run_id in run_ids], None)
     if len(roots) == 1:
         return Runs(folders, roots[0])
     return Runs(folders + [run for root in roots for run in run_folders(root)], None)

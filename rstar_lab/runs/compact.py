@@ -107,7 +107,7 @@ def _tables(file: StoredFile, level: str) -> Iterator[pa.Table]:
 
 
 def _remove_shadowed(run_dir: Path, level: str) -> None:
-    """Delete files that readers ignore: the rest of a compaction that was killed."""
+    """Delete the files that a killed compaction left behind. Readers ignore them."""
     used = {file.path for file in RunReader(run_dir).files(level)}
     for path in (run_dir / level).glob("stage=*/*.parquet"):
         if path not in used:

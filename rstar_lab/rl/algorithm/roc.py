@@ -73,7 +73,7 @@ def resample(
     None: a new generator with a random seed.
 
     paper: each side keeps its proportional share of `keep` (halves are rounded to even), and at least one rollout if it
-    has any and `keep` allows it. If one side has too few, the other side fills up. Negatives are sampled uniformly.
+    has any and `keep` allows it. If one side has too few, its places go to the other side. Negatives are sampled uniformly.
     Positives are sampled one after the other without replacement, each with probability inversely proportional to
     max(penalty, PENALTY_FLOOR).
     released: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest

@@ -1,4 +1,4 @@
-"""The command that writes the problems of a foreign task to a file, which the recipe then names."""
+"""Write the problems of a task of Inspect or verifiers to a file that a recipe can name."""
 
 import sys
 from collections.abc import Callable, Sequence
