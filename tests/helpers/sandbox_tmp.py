@@ -1,3 +1,3 @@
-"""Code that lists a program's /tmp without its interpreter, which is there if the tests run from a folder in /tmp."""
+"""Code that lists /tmp of a program, except for its interpreter, which is below /tmp if the tests run from a folder there."""
 
 OWN_TMP = "[n for n in __import__('os').listdir('/tmp') if not __import__('sys').prefix.startswith(f'/tmp/{n}/')]"

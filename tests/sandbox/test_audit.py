@@ -66,7 +66,7 @@ async def test_many_refused_calls_of_many_processes_end_at_the_time_limit():
 
 
 @pytest.mark.asyncio
-async def test_gvisor_does_not_support_it(monkeypatch, tmp_path):
+async def test_gvisor_does_not_support_audit_mode(monkeypatch, tmp_path):
     (tmp_path / "runsc").write_text("#!/bin/sh\n")
     (tmp_path / "runsc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

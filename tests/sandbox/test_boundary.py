@@ -159,7 +159,7 @@ print(json.dumps([
 
 
 @needs_every_layer
-async def test_concurrent_calls_do_not_see_each_other_s_sockets(sandbox):
+async def test_concurrent_calls_do_not_see_sockets_of_others(sandbox):
     """/proc/self/net/unix lists the sockets of a network namespace."""
     speak = "import socket, time\ns = socket.socket(socket.AF_UNIX); s.bind('/tmp/spoken word')\ntime.sleep(1.5)"
     listen = "import time\ntime.sleep(0.7)\nprint('spoken' in open('/proc/self/net/unix').read())"
@@ -229,7 +229,7 @@ print(json.dumps([
     assert await output_of(sandbox, code) == [False, False, False, True]
 
 
-async def test_sympy_s_random_numbers_differ_between_calls_and_follow_the_seed(sandbox):
+async def test_random_numbers_of_sympy_differ_between_calls_and_follow_the_seed(sandbox):
     code = "import sympy\nprint(sympy.randprime(10**9, 10**12))"
     results = await asyncio.gather(*(sandbox.run(code, seed=seed) for seed in (None, None, None, 7, 7)))
     texts = [result.stdout for result in results]

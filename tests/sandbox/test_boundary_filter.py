@@ -90,7 +90,7 @@ IGNORED_ARGUMENTS = {
 }  # fmt: skip
 
 
-def test_arguments_are_checked(machine):
+def test_the_filter_checks_arguments(machine):
     program, arch = seccomp.build(machine), seccomp._AUDIT_ARCH[machine]
     for name, cases in REFUSED_ARGUMENTS.items():
         for arguments in cases:

@@ -228,7 +228,7 @@ async def test_hundreds_of_concurrent_calls_get_their_results(sandbox):
 
 
 @pytest.mark.slow
-async def test_a_full_queue_is_queue_timeout():
+async def test_a_call_that_waits_too_long_ends_as_queue_timeout():
     async with LocalSandbox(Limits(queue_timeout_s=0.3), workers=1) as sandbox:
         running = asyncio.create_task(sandbox.run("import time\nwhile time.process_time() < 2: pass"))
         await asyncio.sleep(0.1)

@@ -33,7 +33,7 @@ def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch,
     assert (monitor._idle_s > 0.5) is charged
 
 
-def test_the_outcome_is_known_although_the_supervisor_falls_silent():
+def test_the_outcome_is_known_if_the_supervisor_does_not_answer():
     async def silent() -> str | None:
         link = SupervisorConnection("bare", "bare", 1)
         link._pending_result = asyncio.get_running_loop().create_future()

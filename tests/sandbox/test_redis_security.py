@@ -60,7 +60,7 @@ async def test_signed_calls_run_and_unsigned_ones_do_not(redis, monkeypatch, cap
 
 
 @pytest.mark.slow
-async def test_a_result_that_is_not_signed_is_not_believed(redis, monkeypatch):
+async def test_an_unsigned_result_is_a_sandbox_error(redis, monkeypatch):
     monkeypatch.setenv(KEY, SECRET)
     async with RedisBackend(redis.url, wait_s=20) as client:
         call = asyncio.create_task(client.run(Call("1")))

@@ -152,7 +152,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_an_interpreter_that_cannot_be_forked_harms_nobody(sandbox, name):
+async def test_a_failed_fork_does_not_affect_other_sessions(sandbox, name):
     await sandbox.run(HOSTILE[name], session=name)
     with pytest.raises((ForkError, ValueError)):
         await sandbox.fork(name, 2)

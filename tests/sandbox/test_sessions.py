@@ -39,7 +39,7 @@ async def test_state_is_kept_and_values_are_echoed(sandbox):
     ]
 
 
-async def test_cells_are_not_replayed(sandbox):
+async def test_earlier_cells_are_not_run_again(sandbox):
     results = await cells(sandbox, "replay", "open('count', 'a').write('x')", "1", "2", "open('count').read()")
     assert results[-1].value == "'x'"
     results = await cells(sandbox, "replay", "print('once')", "3")

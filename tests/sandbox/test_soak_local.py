@@ -44,7 +44,7 @@ async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
 
 
 @pytest.mark.slow
-async def test_the_parts_of_a_sandbox_are_found():
+async def test_sandbox_parts_returns_zygotes_and_supervisors():
     others = sandbox_parts(os.getpid())  # of sandboxes that other tests of this process share
     async with LocalSandbox(workers=2) as sandbox:
         await asyncio.gather(*(sandbox.run("import math") for _ in range(4)))

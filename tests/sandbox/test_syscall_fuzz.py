@@ -1,4 +1,4 @@
-"""Fuzz tests: random sequences of the allowed system calls harm neither other calls nor the processes of the sandbox."""
+"""Fuzz tests: random sequences of allowed system calls do not affect other calls or the processes of the sandbox."""
 
 import asyncio
 import platform
@@ -72,7 +72,7 @@ async def check(batches: list[list[list[tuple]]]) -> None:
 
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
-def test_system_calls_harm_nobody(seed):
+def test_system_calls_do_not_affect_other_calls(seed):
     draw = random.Random(seed)
     asyncio.run(check([draw_batch(draw) for _ in range(2)]))
 
@@ -81,6 +81,6 @@ def test_system_calls_harm_nobody(seed):
 @pytest.mark.timeout(3600)
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
-def test_10000_sequences_of_system_calls_harm_nobody(seed):
+def test_10000_sequences_of_system_calls_do_not_affect_other_calls(seed):
     draw = random.Random(seed)
     asyncio.run(check([draw_batch(draw) for _ in range(16)]))

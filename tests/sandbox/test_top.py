@@ -33,7 +33,7 @@ def test_rates_are_computed_between_two_pages():
     assert values["in_flight"] == 7 and values["events"] == {"retry": 2}
 
 
-def test_no_calls_have_no_latency():
+def test_quantile_without_calls_is_none():
     assert quantile({}, 0.5) is None and quantile({0.1: 0.0}, 0.5) is None
 
 
