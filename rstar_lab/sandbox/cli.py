@@ -85,7 +85,7 @@ def serve(
     audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
 ) -> None:
-    """Serve /calls, code-judge's API and SandboxFusion's /run_code over HTTP. Code runs here, or on workers with --redis."""
+    """Serve the sandbox and the APIs of code-judge and SandboxFusion over HTTP. Code runs here, or on workers with --redis."""
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None

@@ -1,25 +1,27 @@
-"""The HTTP service: POST /calls, code-judge's API and SandboxFusion's /run_code over one Service."""
+"""The HTTP service: /calls, files of sessions, code-judge's API and SandboxFusion's /run_code over one Service."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
 from rstar_lab.sandbox.access import AccessMiddleware, BusyError
+from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 from rstar_lab.sandbox.service import Service
+from rstar_lab.sandbox.session_files import SessionFileError, SessionFiles
 from rstar_lab.sandbox.streaming import OnOutput, OutputDecoder
 from rstar_lab.sandbox.tenants import ACCOUNT, Account, Accounts, Tenant
 from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, result_to_dict
@@ -42,12 +44,43 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+SESSION = Field(min_length=1, max_length=256, description="name of the session; it is started if it does not exist")
+
+
 class Calls(BaseModel):
     """Request body of POST /calls."""
 
     model_config = ConfigDict(extra="forbid")
 
     calls: list[WorkModel] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class FilesToWrite(BaseModel):
+    """Request body of POST /files/write."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session: str = SESSION
+    files: dict[str, Base64Bytes] = Field(min_length=1, max_length=MAX_BATCH, description="path -> base64 content")
+
+
+class FileToRead(BaseModel):
+    """Request body of POST /files/read."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session: str = SESSION
+    path: str
+
+
+class ServiceFiles(SessionFiles):
+    """Files of the sessions of a service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def run_call(self, call: Call) -> CallResult:
+        return await self.service.run(call)
 
 
 class GoneError(Exception):
@@ -107,6 +140,10 @@ def make_app(
     @app.exception_handler(BusyError)
     async def busy(_: Request, error: BusyError) -> Response:
         return JSONResponse({"detail": str(error)}, error.status, headers={"Retry-After": str(error.retry_after_s)})
+
+    @app.exception_handler(SessionFileError)
+    async def file_error(_: Request, error: SessionFileError) -> Response:
+        return JSONResponse({"detail": str(error)}, 503 if error.outcome in INFRASTRUCTURE_FAILURES else 422)
 
     @app.exception_handler(GoneError)
     async def gone(_: Request, __: GoneError) -> Response:
@@ -191,6 +228,30 @@ def make_app(
         lines = result_lines(service, work, ACCOUNT.get(), streamed)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
+    @app.post("/files/write", tags=["files of sessions"], status_code=204)
+    async def write_files(request: Request, body: FilesToWrite) -> None:
+        """Write files of at most 48 MiB in a session. Paths are relative to its working folder; missing folders are created."""
+        await admitted(request, len(body.files), lambda: ServiceFiles(service).write_files(body.session, body.files))
+
+    @app.post(
+        "/files/read",
+        tags=["files of sessions"],
+        response_class=StreamingResponse,
+        responses={200: {"content": {"application/octet-stream": {}}}},
+    )
+    async def read_file(request: Request, body: FileToRead) -> Response:
+        """Return the content of a file of a session, at most 64 MiB."""
+        chunks = file_chunks(service, body, ACCOUNT.get())
+        first = await while_connected(request, anext(chunks))
+
+        async def content() -> AsyncIterator[bytes]:
+            async with aclosing(chunks):
+                yield first
+                async for chunk in chunks:
+                    yield chunk
+
+        return StreamingResponse(content(), media_type="application/octet-stream")
+
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE)
@@ -257,6 +318,16 @@ async def result_lines(
         service.release_bytes(unsent)
         unsent = 0
         service.release(len(work), account)
+
+
+async def file_chunks(service: Service, file: FileToRead, account: Account | None) -> AsyncGenerator[bytes, None]:
+    """Yield the content of a file of a session. The request counts as one call in flight until the end."""
+    service.admit(1)
+    try:
+        async for chunk in ServiceFiles(service).read_chunks(file.session, file.path):
+            yield chunk
+    finally:
+        service.release(1, account)
 
 
 class ResponseBudget:

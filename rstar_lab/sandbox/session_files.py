@@ -4,15 +4,18 @@ import base64
 import binascii
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.limits import MAX_STDIN_BYTES
 
 # Bytes that one cell returns: as base64 they must fit into its output.
 CHUNK_BYTES = 700_000
 # Largest file that is read.
 MAX_FILE_BYTES = 64 * 1024 * 1024
+# Largest file that is written: it is sent as base64 on the standard input of a cell.
+MAX_WRITTEN_BYTES = MAX_STDIN_BYTES // 4 * 3
 STEP_TIMEOUT_S = 10.0
 
 # These scripts run in the sandbox; their variables are separate from those of the session.
@@ -50,7 +53,14 @@ for path in paths:
 
 
 class SessionFileError(RuntimeError):
-    """A file or plot of a session cannot be written or read. The message names the file."""
+    """A file or plot of a session cannot be written or read. The message names the file.
+
+    outcome: of the cell that failed; None if the cell succeeded but its output is invalid.
+    """
+
+    def __init__(self, message: str, outcome: Outcome | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class SessionFiles(ABC):
@@ -65,28 +75,31 @@ class SessionFiles(ABC):
         """Run a call and return its result."""
 
     async def write_files(self, session: str, files: Mapping[str, bytes]) -> None:
-        """Write files (path -> content) in a session. Creates missing folders, and the session if it does not exist."""
+        """Write files (path -> content) of at most 48 MiB in a session. Creates missing folders, and the session if necessary."""
         for name, content in files.items():
+            if len(content) > MAX_WRITTEN_BYTES:
+                raise SessionFileError(f"{name}: larger than {MAX_WRITTEN_BYTES} bytes", Outcome.INVALID_ARGUMENTS)
             await _run_script(self, session, _WRITE, base64.b64encode(content).decode(), name=name)
 
     async def read_files(self, session: str, paths: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of files of a session: path -> content, at most 64 MiB each."""
-        contents = {}
-        for path in paths:
-            content = b""
-            while True:
-                result = await _run_script(self, session, _READ, name=path, start=len(content), size=CHUNK_BYTES)
-                try:
-                    part = base64.b64decode(result.stdout, validate=True)
-                except (binascii.Error, ValueError) as error:
-                    raise SessionFileError(f"{path}: the session did not return its content ({error})") from error
-                content += part
-                if len(content) > MAX_FILE_BYTES:
-                    raise SessionFileError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
-                if len(part) < CHUNK_BYTES:
-                    break
-            contents[path] = content
-        return contents
+        return {path: b"".join([chunk async for chunk in self.read_chunks(session, path)]) for path in paths}
+
+    async def read_chunks(self, session: str, path: str) -> AsyncGenerator[bytes, None]:
+        """Yield the content of a file of a session, at most 64 MiB, in one or more chunks of at most 700 kB."""
+        size = 0
+        while True:
+            result = await _run_script(self, session, _READ, name=path, start=size, size=CHUNK_BYTES)
+            try:
+                chunk = base64.b64decode(result.stdout, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise SessionFileError(f"{path}: the session did not return its content ({error})") from error
+            size += len(chunk)
+            if size > MAX_FILE_BYTES:
+                raise SessionFileError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+            yield chunk
+            if len(chunk) < CHUNK_BYTES:
+                return
 
     async def plots(self, session: str) -> list[bytes]:
         """Return the open matplotlib figures of a session as PNG files, and close them. No figures: an empty list."""
@@ -108,5 +121,5 @@ async def _run_script(sandbox: SessionFiles, session: str, script: str, stdin: s
     if result.outcome is not Outcome.OK:
         lines = result.stderr.strip().splitlines()
         where = names.get("name", "plots")
-        raise SessionFileError(f"{where}: {lines[-1] if lines else result.outcome}")
+        raise SessionFileError(f"{where}: {lines[-1] if lines else result.outcome}", result.outcome)
     return result

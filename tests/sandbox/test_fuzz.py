@@ -23,7 +23,7 @@ QUICK = settings(
 
 OPERATIONS = [("GET", "/ping"), ("GET", "/status"), ("GET", "/metrics"), ("POST", "/run"), ("POST", "/run/batch"),
               ("POST", "/run/long-batch"), ("POST", "/judge"), ("POST", "/judge/batch"), ("POST", "/judge/long-batch"),
-              ("POST", "/run_code"), ("POST", "/calls")]  # fmt: skip
+              ("POST", "/run_code"), ("POST", "/calls"), ("POST", "/files/write"), ("POST", "/files/read")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ JSON = st.recursive(
     max_leaves=12,
 )
 FIELDS = ["type", "solution", "input", "expected_output", "options", "sub_id", "submissions", "calls", "code", "stdin",
-          "seed", "timeout_s", "memory_mb", "session", "kind", "language", "run_timeout", "files"]  # fmt: skip
+          "seed", "timeout_s", "memory_mb", "session", "kind", "language", "run_timeout", "files", "path"]  # fmt: skip
 BODIES = st.binary(max_size=60) | st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8).map(
     lambda value: json.dumps(value).encode()
 )
-PATHS = ["/run", "/judge", "/run/batch", "/judge/long-batch", "/run_code", "/calls"]
+PATHS = ["/run", "/judge", "/run/batch", "/judge/long-batch", "/run_code", "/calls", "/files/write", "/files/read"]
 
 
 @settings(QUICK, max_examples=80)

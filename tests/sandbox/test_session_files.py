@@ -1,12 +1,13 @@
 """Tests of files and plots of sessions."""
 
+import base64
 import os
 
 import pytest
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
-from rstar_lab.sandbox.session_files import CHUNK_BYTES, SessionFileError
+from rstar_lab.sandbox.session_files import CHUNK_BYTES, MAX_WRITTEN_BYTES, SessionFileError
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
@@ -21,6 +22,8 @@ async def check_files(sandbox: LocalSandbox | SandboxClient) -> None:
     assert files == {"out": b"\x00\xff\n" * 2, "large": large, "empty": b""}
     with pytest.raises(SessionFileError, match="missing: FileNotFoundError"):
         await sandbox.read_files("files", ["missing"])
+    with pytest.raises(SessionFileError, match="x: larger than 50331648 bytes"):
+        await sandbox.write_files("files", {"x": bytes(MAX_WRITTEN_BYTES + 1)})
     with pytest.raises(SessionFileError, match="/etc/new: "):
         await sandbox.write_files("files", {"/etc/new": b""})
     assert (await sandbox.run("len(content)", session="files")).value == "3"
@@ -36,6 +39,25 @@ async def test_files_of_a_session_of_an_embedded_sandbox():
 async def test_files_of_a_session_of_a_service(service):
     async with SandboxClient(service["url"]) as client:
         await check_files(client)
+
+
+async def test_files_over_http(http):
+    large = os.urandom(2 * CHUNK_BYTES)
+    contents = {"in/data": b"\x00\xff", "large": large, "empty": b""}
+    body = {
+        "session": "http",
+        "files": {path: base64.b64encode(content).decode() for path, content in contents.items()},
+    }
+    assert http.post("/files/write", json=body).status_code == 204
+    for path, content in contents.items():
+        reply = http.post("/files/read", json={"session": "http", "path": path})
+        assert (reply.status_code, reply.content) == (200, content)
+    missing = http.post("/files/read", json={"session": "http", "path": "missing"})
+    assert missing.status_code == 422 and "missing: FileNotFoundError" in missing.json()["detail"]
+    forbidden = http.post("/files/write", json={"session": "http", "files": {"/etc/new": ""}})
+    assert forbidden.status_code == 422 and "/etc/new: " in forbidden.json()["detail"]
+    assert http.post("/files/write", json={"session": "http", "files": {"x": "abc"}}).status_code == 422
+    assert "rstar_lab_sandbox_in_flight 0.0" in http.get("/metrics").text
 
 
 async def test_a_session_that_returns_something_else_is_an_error():
