@@ -96,11 +96,21 @@ def test_page_shows_the_tables_of_the_recorded_runs(record):
     assert learning_table(recorded_curves(record)).to_markdown().strip() in PAGE
 
 
-def test_recorded_runs_support_the_sentence_of_the_page():
-    table = learning_table(recorded_curves()).table.set_index("arm").drop("sync")
+def test_recorded_runs_support_the_sentences_of_the_page():
+    curves = recorded_curves()
+    table = learning_table(curves).table.set_index("arm").drop("sync")
     assert set(table.seeds) == {5}
-    assert (table.difference_tokens.abs() < 0.01).all() and (table.low_tokens > -0.05).all()
-    assert (table.low_tokens < 0).all() and (table.high_tokens > 0).all()
+    same = table.loc[["one step off", "async, staleness 1", "async, staleness 2", "async, staleness 4"]]
+    assert same.difference_tokens.abs().max() < 0.012 and same.low_tokens.min() > -0.05
+    assert same.difference_seconds.between(0, 0.02).all()
+    uncorrected = "async, staleness 2, no correction"
+    last = curves[(curves.arm == uncorrected) & (curves.step == 30)].pass1.sort_values()
+    assert [round(100 * value) for value in last[:2]] == [9, 29] and last.iloc[2] > 0.48
+    assert round(100 * table.difference_tokens[uncorrected]) == -20
+    without_roc = table.loc[["sync, no RoC", "async, staleness 2, no RoC"]]
+    assert without_roc.difference_tokens.between(-0.025, -0.015).all()
+    for at in ("tokens", "seconds"):
+        assert (table[f"low_{at}"] < 0).all() and (table[f"high_{at}"] > 0).all()
 
 
 @pytest.mark.slow
