@@ -137,6 +137,14 @@ Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromke
 plot_frontier(recorded)
 
 # %% [markdown]
+# ## The recorded grid of newer options
+#
+# RoC alone, and with a token baseline (OTB), with a loss on tool responses (ECHO) or with branching after tool responses.
+
+# %%
+plot_frontier(recorded_sums("ablation-options"))
+
+# %% [markdown]
 # ## The recorded grid of sandbox failures
 #
 # A share of the calls fails in the sandbox. RoC either leaves these calls out of its penalty or counts them as errors of the

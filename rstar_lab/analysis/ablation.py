@@ -92,7 +92,8 @@ def _of_trainer(runs: Runs) -> pd.DataFrame:
 def recorded_sums(name: str = "ablation") -> pd.DataFrame:
     """Return the recorded result of `ablation_sums` from which a table of docs/ablation.md is computed.
 
-    name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-faults`, with failures of the sandbox.
+    name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-options`, RoC with newer options of
+    the recipe; `ablation-faults`, with failures of the sandbox.
     """
     return load_sums(RECORDS / f"{name}.parquet")
 
@@ -249,7 +250,7 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
             values = {name: part[f"{name}_numerator"].sum() / part[f"{name}_denominator"].sum() for name in PLOTTED}
             rows.append({"arm": arm, "seed": seed, "step": step, "tokens": tokens[part.index[-1]]} | values)
     frame = pd.DataFrame(rows)
-    order = list(arms) if arms else list(dict.fromkeys(frame.arm))
+    order = list(arms) if arms else list(dict.fromkeys(sums.arm))
     figure = _plot_lines(frame, "arm", order, "step", "tokens", "%{x:,.0f} tokens")
     figure.update_xaxes(title_text="tokens generated and trained on", tickformat="~s")
     return Figure(figure, frame, mode)

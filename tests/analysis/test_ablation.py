@@ -212,6 +212,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("ablation", "2x at random", None),
         ("ablation-clean", "2x at random", None),
+        ("ablation-options", "RoC (paper)", None),
         ("ablation-faults", "0%", list(fault_arms())),
     ],
 )
@@ -238,9 +239,25 @@ def test_recorded_runs_support_the_sentences_of_the_page():
     assert training.loc["2x, quotas", "value"] == pytest.approx(0.92, abs=0.005)
     tokens = sums.groupby("arm").tokens.sum()
     assert tokens["GRPO"] / tokens["RoC (paper)"] == pytest.approx(2 / 3, abs=0.08)
-    clean = ablation_report(recorded_sums("ablation-clean"), control="2x at random").table
-    rows = clean.set_index(["arm", "metric"]).drop(columns=["p_holm"])
-    assert rows.loc["2x, quotas"].equals(rows.loc["RoC (paper)"])
+
+
+def test_recorded_clean_runs_support_the_sentences_of_the_page():
+    table = ablation_report(recorded_sums("ablation-clean"), control="2x at random").table
+    assert set(table.seeds) == {4}
+    assert table.value[table.metric == "tool_error_rate_correct"].max() < 0.0005
+    trained = table.metric == "informative_groups"
+    assert (table.p_holm[~trained].dropna() >= 0.05).all()
+    quotas = table[trained & ~table.arm.isin(["2x at random", "GRPO"])]
+    assert len(quotas) == 5 and (quotas.p_holm < 0.05).all() and (quotas.difference > 0).all()
+
+
+def test_recorded_options_support_the_sentences_of_the_page():
+    table = ablation_report(recorded_sums("ablation-options"), control="RoC (paper)").table.set_index(["arm", "metric"])
+    assert set(table.seeds) == {5}
+    held_out, duplicates = table.loc[("RoC, ECHO", "held_out")], table.loc[("RoC, ECHO", "duplicate_answers")]
+    assert round(100 * held_out.difference) == -12 and held_out.p_holm < 0.05
+    assert duplicates.value > 2 * table.value["RoC (paper)", "duplicate_answers"] and duplicates.p_holm < 0.05
+    assert (table.loc[["RoC, OTB", "RoC, branching"]].p_holm >= 0.05).all()
 
 
 def test_recorded_faults_support_the_sentences_of_the_page():
