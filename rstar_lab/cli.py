@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from typing import Any
 
 
 def main() -> None:
@@ -19,6 +20,15 @@ def main() -> None:
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     run()
+
+
+def __getattr__(name: str) -> Any:
+    """Return `app`, the Typer application with all commands, or `mount`; they are imported when they are first used."""
+    if name not in ("app", "mount"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rstar_lab.commands import app
+
+    return getattr(app, name)
 
 
 if __name__ == "__main__":

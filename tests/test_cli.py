@@ -168,3 +168,12 @@ def test_every_command_has_examples_that_parse(monkeypatch):
             command.make_context(path[-1], words[len(path) :])
             seen += 1
     assert seen > 20
+
+
+def test_the_entry_point_gives_the_application_to_importers():
+    from rstar_lab import cli
+    from rstar_lab.commands import app
+
+    assert cli.app is app.app and cli.mount is app.mount
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = cli.other

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rstar_lab import analysis, cli
+from rstar_lab import analysis
+from rstar_lab.commands.app import app
 from rstar_lab.faults import FAULTS, trl_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_every_fault_is_noticed_within_three_steps():
-    result = CliRunner().invoke(cli.app, ["inject", "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["inject", "--json"], catch_exceptions=False)
     last = json.loads(result.stdout.splitlines()[-1])
     assert result.exit_code == 0, last
     assert last["noticed"] == last["of"] == 8
@@ -27,7 +28,7 @@ def test_every_fault_is_noticed_within_three_steps():
 @pytest.mark.timeout(1200)
 def test_trl_trains_with_a_fault_and_without():
     command = ["inject", "stale-weights", "no-log-probs", "none", "--trainer", "trl", "--json"]
-    result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
     stale, no_log_probs, none = json.loads(result.stdout.splitlines()[-1])["faults"]
     assert result.exit_code == 0 and none["noticed"] is False and none["metrics"]["tools/call_frequency"] > 0
     assert no_log_probs["noticed"] is None and "only with vLLM" in no_log_probs["message"]
@@ -51,5 +52,5 @@ def test_the_page_shows_the_recorded_findings_of_trl():
     ],
 )
 def test_an_unknown_fault_or_trainer_is_an_error_that_lists_the_known(arguments, message):
-    result = CliRunner().invoke(cli.app, ["inject", *arguments])
+    result = CliRunner().invoke(app, ["inject", *arguments])
     assert message in str(result.exception)

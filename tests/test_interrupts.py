@@ -24,6 +24,7 @@ def interrupt(arguments, folder, *, ready=None, after_s=0.0, path=()):
         [*CLI, *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores it
     )  # fmt: skip
     while ready and ready not in (line := command.stdout.readline()):
         assert line, command.stderr.read()
