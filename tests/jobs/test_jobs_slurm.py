@@ -116,7 +116,7 @@ def test_a_job_is_requeued_before_its_wall_time_and_continues(cluster, tmp_path,
         path = pathlib.Path({str(tmp_path)!r}) / "steps"
         first = int(path.read_text()) if path.exists() else 0
         print("starts at step", first, "with a secret of", len(os.environ["WANDB_API_KEY"]), flush=True)
-        for step in range(first, 105):  # longer than Slurm may take to send the signal
+        for step in range(first, 65):  # longer than Slurm may take to send the signal; it waits two minutes after a requeue
             time.sleep(1)
             path.write_text(str(step + 1))
         print("all steps done")
