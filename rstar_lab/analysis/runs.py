@@ -115,7 +115,7 @@ class Runs:
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """Return one row per tool call. Warns of runs that did not store their calls; raises RunStoreError if no run stored them."""
+        """Return one row per tool call. Warns about runs without stored calls; raises RunStoreError if no run has stored calls."""
         return self._query(f"SELECT {_names(columns)} FROM calls", where, order_by, limit, offset)
 
     def rewards(self, where: Where = None) -> pd.DataFrame:

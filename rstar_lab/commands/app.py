@@ -105,8 +105,9 @@ def version() -> None:
 
 
 def mount() -> None:
-    """Add the command groups of the other packages; a second call does nothing. A group whose extra is not installed
-    gets a command that names the extra.
+    """Add the command groups of the other packages. A second call does nothing.
+
+    If the packages that a group requires are not installed, the group becomes a command that fails and names the extra to install.
     """
     if any(group.name in GROUPS for group in app.registered_groups):
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
-STATES_S = 1.0
+STATES_S = 1.0  # maximum age in seconds of the states that are read with one squeue
 _states: dict[str, str] = {}
 _states_read = -math.inf
 

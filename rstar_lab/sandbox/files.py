@@ -33,7 +33,7 @@ print(os.getcwd(), end="")
 """
 READ_FILES = """
 import base64, contextlib, gc, io, json, os
-for item in gc.get_objects():  # files that the program did not close
+for item in gc.get_objects():  # flush the files that the program did not close
     with contextlib.suppress(Exception):
         if isinstance(item, io.IOBase):
             item.flush()

@@ -223,7 +223,7 @@ class GvisorPool:
         container.close()
 
     async def start_supervisor(self, tier: str, *, session: bool = False) -> Container:
-        """Start a container; return when its supervisor is ready for a call. Raises SupervisorDied if the container ends."""
+        """Start a container and wait until its supervisor can accept a call. Raises SupervisorDied if the container ends first."""
         number = next(self._numbers)
         bundle = self._folder / f"bundle-{number}"
         bundle.mkdir()

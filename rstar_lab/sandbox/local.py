@@ -1,4 +1,4 @@
-"""The embedded sandbox: runs calls in processes of this machine, without a server or Redis."""
+"""LocalSandbox: runs calls in processes on this machine, without a server or Redis."""
 
 import asyncio
 import contextlib

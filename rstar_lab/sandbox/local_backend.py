@@ -15,8 +15,8 @@ from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work
 from rstar_lab.verify import verify, warm_up
 from rstar_lab.verify_workers import Undecided
 
-# CPU seconds for the first attempt to verify an answer; an ordinary answer uses about 0.01. If they do not suffice, it is
-# verified again in separate threads, without this limit.
+# Limit in CPU seconds of the first attempt to verify an answer; most answers need about 0.01. An answer that needs more is
+# verified again without this limit, in other threads, so that it does not delay short ones.
 QUICK_CPU_S = 0.1
 
 

@@ -212,7 +212,7 @@ class Worker:
             await pipe.execute()
 
     async def claim_stale_calls(self) -> None:
-        """Take over calls of dead workers, as many as this worker has room for."""
+        """Take over calls of dead workers, up to the number of calls that this worker may still accept."""
         await asyncio.sleep(transport.HEARTBEAT_S)
         room = self.backend.prefetch_limit - len(self.in_flight)
         if room <= 0:

@@ -234,7 +234,7 @@ def decode_seconds(model: Architecture, rl: RlSection, profile: Profile) -> Call
         weights = 2 * (model.active_parameters + share * experts)
         return weights + batch * context * model.kv_bytes(engine.kv_cache_dtype_bytes)
 
-    @functools.cache  # the step simulator calls it for every token event
+    @functools.cache  # the step simulator calls it at every event
     def seconds(batch: float) -> float:
         return max(read_bytes(batch) / bandwidth, model.forward_flops(batch, context) / flops)
 

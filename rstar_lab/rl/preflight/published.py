@@ -1,7 +1,7 @@
 """Compare the step-time estimate with published steps of other systems: `python -m rstar_lab.rl.preflight.published`.
 
-The settings are those that the sources state. Where a source gives no value, the estimate uses the defaults of `Measured` and a mean
-response of 45% of the limit; `assumed` names these assumptions.
+The settings come from the sources. For a value that a source does not give, the estimate uses the default of `Measured`; the mean response
+length is 45% of the limit. `assumed` lists these assumptions.
 """
 
 from dataclasses import dataclass

@@ -151,7 +151,7 @@ class CallMonitor:
             # In a random sample, a thread that was not measured before is counted from the next check on.
             new = (0.0, 0.0) if len(tasks) < MEASURED_TASKS else stat
             ran_before_s, delayed_before_s = self._schedstat.get(task, new)
-            # While other threads of the call ran, this thread waited for them and not for other calls.
+            # The time in which other threads of the same call ran is subtracted: only waiting for other calls is starvation.
             siblings_s = max(0.0, cpu_s - (stat[0] - ran_before_s))
             starved_s = max(starved_s, stat[1] - delayed_before_s - siblings_s)
         self._starved_s += min(starved_s, elapsed_s)
