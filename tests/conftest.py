@@ -1,6 +1,8 @@
 """Settings of all tests."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.path.parent.name != "notebooks",
         )
     )
+
+
+@pytest.fixture(scope="session")
+def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the runs of `make demo` (7 minutes). The variable RSTAR_LAB_DEMO names such a folder of an earlier demo."""
+    if earlier := os.environ.get("RSTAR_LAB_DEMO"):
+        return Path(earlier)
+    folder = tmp_path_factory.mktemp("demo")
+    subprocess.run([sys.executable, "-m", "rstar_lab.cli", "demo"], cwd=folder, check=True)
+    return folder / "runs"

@@ -289,12 +289,15 @@ class Runs:
 
     # Queries
 
-    def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
+    def sql(
+        self, query: str, parameters: Sequence[Any] | None = None, *, steps: Sequence[tuple[str, int]] | None = None
+    ) -> pd.DataFrame:
         """Run a DuckDB query over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
-        Each `?` in the query takes the next parameter. Raises RunStoreError with DuckDB's message if the query fails.
+        Each `?` in the query takes the next parameter. steps: pairs (run_id, step) to which `trajectories` is limited; only
+        their files are read. Raises RunStoreError with DuckDB's message if the query fails.
         """
-        return self._views.sql(query, parameters)
+        return self._views.sql(query, parameters, steps)
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """Like `sql`, but return an Arrow table, which is much faster for lists of numbers."""

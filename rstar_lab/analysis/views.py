@@ -3,7 +3,7 @@
 import re
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from rstar_lab.runs.tables import ROLLUP
 _TABLES = {"runs", "steps", "rewards", "rollup", *LEVELS}
 _SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
+Steps = Iterable[tuple[str, int]]  # (run_id, step)
 
 
 class Views:
@@ -46,9 +47,12 @@ class Views:
         """The opened folders as text."""
         return str(self._root) if self._root is not None else ", ".join(map(str, self._given))
 
-    def sql(self, query: str, parameters: Sequence[Any] | None = None) -> pd.DataFrame:
-        """Run a DuckDB query over the tables. Raises RunStoreError with DuckDB's message if it fails."""
-        return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df())
+    def sql(self, query: str, parameters: Sequence[Any] | None = None, steps: Steps | None = None) -> pd.DataFrame:
+        """Run a DuckDB query over the tables. Raises RunStoreError with DuckDB's message if it fails.
+
+        steps: the query's `trajectories` are only those of these steps, and only their files are read.
+        """
+        return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df(), steps)
 
     def state(self) -> tuple:
         """Return a value that changes when one of the runs changes."""
@@ -61,8 +65,12 @@ class Views:
     def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
         """Return the files of the steps that match a condition on run_id, stage and step, limited to these steps."""
         rows = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
+        return self._files(level, zip(rows["run_id"], rows["step"], strict=True))
+
+    def _files(self, level: str, steps: Steps) -> list[StoredFile]:
+        """Return the files of these steps, limited to them."""
         chosen: dict[str, set[int]] = {}
-        for run_id, step in zip(rows["run_id"], rows["step"], strict=True):
+        for run_id, step in steps:
             chosen.setdefault(run_id, set()).add(step)
         narrowed = []
         for reader in self.readers():
@@ -77,12 +85,21 @@ class Views:
         return self._run(query, parameters, lambda rows: rows.to_arrow_table())
 
     def _run(
-        self, query: str, parameters: Sequence[Any] | None, fetch: Callable[[duckdb.DuckDBPyRelation], Any]
+        self,
+        query: str,
+        parameters: Sequence[Any] | None,
+        fetch: Callable[[duckdb.DuckDBPyRelation], Any],
+        steps: Steps | None = None,
     ) -> Any:
         for _ in range(3):
             cursor = self._prepare(query)
+            rows = (
+                ""
+                if steps is None
+                else f"WITH trajectories AS ({self._trajectories(self._files('trajectories', steps))}) "
+            )
             try:
-                return fetch(cursor.sql(query, params=list(parameters or [])))
+                return fetch(cursor.sql(rows + query, params=list(parameters or [])))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()
                 error: duckdb.Error = caught
@@ -107,9 +124,8 @@ class Views:
 
     def _make_view(self, name: str) -> None:
         if name in LEVELS:
-            rows = self._parquet(name)
-            if name == "trajectories":
-                rows = f"SELECT *, {self._correctness_columns()} FROM ({rows})"
+            files = self._stored_files(name)
+            rows = self._trajectories(files) if name == "trajectories" else select_files_sql(name, files)
             self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
             return
         if name == "rollup":
@@ -122,6 +138,10 @@ class Views:
         self._connection.register("rows_in_memory", table)
         self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
         self._connection.unregister("rows_in_memory")
+
+    def _trajectories(self, files: Sequence[StoredFile]) -> str:
+        """Return a SELECT of the trajectories in these files, with the columns that tell a positive reward from a correct answer."""
+        return f"SELECT *, {self._correctness_columns()} FROM ({select_files_sql('trajectories', files)})"
 
     def _correctness_columns(self) -> str:
         """SQL of the columns rewarded, verified and correct, which tell a positive reward from a correct answer."""
@@ -155,7 +175,8 @@ class Views:
             self._rollups[reader.run_dir] = (state, reader.rollup())
         return self._rollups[reader.run_dir][1]
 
-    def _parquet(self, level: str) -> str:
+    def _stored_files(self, level: str) -> list[StoredFile]:
+        """Return the files of all runs. Warns of runs that lack them; raises RunStoreError if all do."""
         readers = self.readers()
         files: list[StoredFile] = []
         lacking = []
@@ -179,7 +200,7 @@ class Views:
             )
         if lacking:
             warnings.warn(f"no {level} are stored in {', '.join(lacking)}: skipped", stacklevel=2)
-        return select_files_sql(level, files)
+        return files
 
     def readers(self) -> list[RunReader]:
         folders = list(self._given)

@@ -1,5 +1,6 @@
 """Jobs on a running Ray cluster, through its job API. The submitter and all nodes must see the runs folder."""
 
+import math
 import os
 import shlex
 import time
@@ -13,7 +14,9 @@ from rstar_lab.profiles import load_profile
 
 AGENT_TIMEOUT_S = 60
 # A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
+STATES_S = 1.0  # maximum age in seconds of the states that are read with one request
 ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
+_states: dict[str, tuple[float, dict[str, str]]] = {}  # address -> time of the request, {job id: state}
 
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
@@ -52,11 +55,7 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
 def state(folder: JobFolder, spec: JobSpec) -> str:
     """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
     knows the job."""
-    client = _client(spec)
-    try:
-        status = str(client.get_job_status(spec.id).value)
-    except Exception as error:  # RuntimeError for an unknown job, and the exceptions of requests
-        raise UserError(f"Ray does not know job {spec.id}: {_short(error)}") from error
+    status = _states_of_jobs(spec).get(spec.id) or _state_of_job(spec)
     if status == "PENDING":
         return "queued"
     if status == "RUNNING":
@@ -71,6 +70,28 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
     deadline = time.monotonic() + 60
     while not client.get_job_status(spec.id).is_terminal() and time.monotonic() < deadline:
         time.sleep(0.2)
+    _states.pop(_address(spec), None)
+
+
+def _states_of_jobs(spec: JobSpec) -> dict[str, str]:
+    """Return {job id: state} of the job's cluster, read at most STATES_S ago: one request however many jobs a board has."""
+    read_at, states = _states.get(_address(spec), (-math.inf, {}))
+    if time.monotonic() - read_at > STATES_S:
+        client = _client(spec)
+        try:
+            states = {job.submission_id: str(job.status.value) for job in client.list_jobs() if job.submission_id}
+        except Exception as error:  # RuntimeError and the exceptions of requests
+            raise UserError(f"Ray at {_address(spec)} does not list its jobs: {_short(error)}") from error
+        _states[_address(spec)] = time.monotonic(), states
+    return states
+
+
+def _state_of_job(spec: JobSpec) -> str:
+    client = _client(spec)
+    try:
+        return str(client.get_job_status(spec.id).value)
+    except Exception as error:  # RuntimeError for an unknown job, and the exceptions of requests
+        raise UserError(f"Ray does not know job {spec.id}: {_short(error)}") from error
 
 
 def logs(folder: JobFolder, spec: JobSpec) -> str | None:
@@ -86,7 +107,7 @@ def _client(spec: JobSpec) -> Any:
     token = os.environ.get("RAY_AUTH_TOKEN") or (Path(path).read_text().strip() if path and Path(path).exists() else "")
     headers = {"Authorization": f"Bearer {token}"} if token else None
 
-    address = spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
+    address = _address(spec)
     saved_address = os.environ.pop("RAY_ADDRESS", None)  # the client would prefer this variable to its argument
     try:
         return JobSubmissionClient(address, headers=headers)
@@ -98,6 +119,10 @@ def _client(spec: JobSpec) -> Any:
     finally:
         if saved_address is not None:
             os.environ["RAY_ADDRESS"] = saved_address
+
+
+def _address(spec: JobSpec) -> str:
+    return spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
 
 
 def _short(error: Exception) -> str:

@@ -78,7 +78,7 @@ class LabPage:
     def command(self, name: str) -> None:
         self.page.evaluate("name => { void window.jupyterapp.commands.execute(name); }", name)
 
-    def run_all(self) -> None:
+    def run_all(self, timeout_s: float = CELL_S) -> None:
         """Run all cells and wait for the last. Fails with the error of the first cell that fails."""
         error = self.page.evaluate(
             """async seconds => {
@@ -89,7 +89,7 @@ class LabPage:
               const failed = cells.flatMap(cell => cell.outputs).find(output => output.output_type === 'error');
               return failed ? `${failed.ename}: ${failed.evalue}` : null;
             }""",
-            CELL_S,
+            timeout_s,
         )
         assert error is None, f"a cell of {self.path} failed: {error}"
 

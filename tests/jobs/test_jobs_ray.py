@@ -13,6 +13,7 @@ import yaml
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
+from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
 from rstar_lab.local_ray import LocalRay
@@ -124,6 +125,19 @@ def test_a_failing_ray_job_has_status_failed(cluster, tmp_path):
     job = start_job(cluster, tmp_path, "raise SystemExit(3)", job_id="ray-3")
     assert job.wait(timeout_s=900) == JobStatus.FAILED
     assert job.exit_code == 3
+
+
+def test_a_board_reads_the_states_of_all_ray_jobs_with_one_request(cluster, tmp_path, monkeypatch):
+    for number in (5, 6):
+        start_job(cluster, tmp_path, "import time; time.sleep(600)", job_id=f"ray-{number}")
+    clients = []
+    connect = ray_jobs._client
+    monkeypatch.setattr(ray_jobs, "_client", lambda spec: clients.append(spec.id) or connect(spec))
+    monkeypatch.setattr(ray_jobs, "_states", {})
+    assert {row.status for row in JobBoard(tmp_path).rows()} <= {"queued", "running"}
+    assert len(clients) == 1
+    for number in (5, 6):
+        assert attach(f"ray-{number}", runs_dir=tmp_path).stop() == JobStatus.STOPPED
 
 
 def test_a_ray_job_runs_in_the_container_of_the_profile(cluster, podman_log, tmp_path):

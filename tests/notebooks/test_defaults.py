@@ -1,9 +1,6 @@
 """Tests that the notebooks which show the demo's runs work with their defaults from any folder of the project."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import papermill
@@ -14,15 +11,12 @@ NAMES = ("00_quickstart", "04_evaluate", "05_inspect", "07_tokens", "14_counterf
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with notebooks/ and the runs of `make demo` (7 minutes). RSTAR_LAB_DEMO: a folder of runs of an earlier demo."""
+def project(tmp_path_factory: pytest.TempPathFactory, demo_runs: Path) -> Path:
+    """A folder with notebooks/ and the runs of `make demo`."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(NOTEBOOKS, folder / "notebooks")
+    shutil.copytree(demo_runs, folder / "runs")
     (folder / "copies" / "mine").mkdir(parents=True)
-    if earlier := os.environ.get("RSTAR_LAB_DEMO"):
-        shutil.copytree(earlier, folder / "runs")
-    else:
-        subprocess.run([sys.executable, "-m", "rstar_lab.cli", "demo"], cwd=folder, check=True)
     return folder
 
 

@@ -28,7 +28,8 @@ LIST_COLUMNS = (
 )  # fmt: skip
 _MAX_SORTED_ROWS = 5_000  # if more rows than this share one value, they are read by step and run instead of sorted
 _CACHED_FILTERS = 8  # number of filters whose counts are cached
-Part = tuple[str, str, int, int]  # condition, order, offset, limit
+# Condition, order, offset, limit, and (run_id, step) of all rows of the condition, None if they are not known.
+Part = tuple[str, str, int, int, list[tuple[str, int]] | None]
 
 
 class Listing:
@@ -71,25 +72,22 @@ class Listing:
             (key, down), *ties = self._keys(sort)
             if self._columns.get(key) in ("FLOAT", "DOUBLE"):
                 key = f"nullif({key}, 'nan')"  # NaN counts as missing
-            parts = iter([(where, _order([(key, down), *ties]), offset, limit)])
+            parts = iter([(where, _order([(key, down), *ties]), offset, limit, None)])
         else:
             parts = self._by_value(where, sort, offset, limit) if sort else self._by_block(where, offset, limit)
         page = []
-        for condition, order, before, rows in parts:
-            page += to_json_rows(
-                *self._rows(
-                    f"SELECT {names} FROM trajectories WHERE {condition} ORDER BY {order} LIMIT {rows} OFFSET {before}"
-                )
-            )
+        for condition, order, before, rows, steps in parts:
+            query = f"SELECT {names} FROM trajectories WHERE {condition} ORDER BY {order} LIMIT {rows} OFFSET {before}"
+            page += to_json_rows(*self._rows(query, steps))
         return page
 
     def _sql(self, query: str) -> pd.DataFrame:
         with query_errors():
             return self._table.sql(query)
 
-    def _rows(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _rows(self, query: str, steps: list[tuple[str, int]] | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
         with query_errors():
-            return self._table.rows(query)
+            return self._table.rows(query, steps)
 
     def index_of(self, traj_id: str, where: str, sort: Sequence[Any]) -> int | None:
         """Return the index of a trajectory in the list, or None if the filter excludes it."""
@@ -135,8 +133,10 @@ class Listing:
         blocks = self.blocks(where)
         held, before = _overlapping([n for *_, n in blocks], offset, limit)
         if held:
-            chosen = _block_condition([blocks[i] for i in held])
-            yield f"({where}) AND {chosen}", _order(DEFAULT_ORDER), offset - before, limit
+            chosen = [blocks[i] for i in held]
+            numbered = not any(pd.isna(step) for step, *_ in chosen)
+            steps = [(run_id, int(step)) for step, run_id, _ in chosen] if numbered else None
+            yield f"({where}) AND {_block_condition(chosen)}", _order(DEFAULT_ORDER), offset - before, limit, steps
 
     def _by_value(self, where: str, sort: Sequence[Any], offset: int, limit: int) -> Iterator[Part]:
         """Yield the queries of a page sorted by a column: one per value that many rows share, one per range of other values."""
@@ -157,7 +157,7 @@ class Listing:
             if alone[at]:
                 yield from self._by_block(part, skipped, wanted)
             else:
-                yield part, _order(keys), skipped, wanted
+                yield part, _order(keys), skipped, wanted, None
             before, at = before + rows, end
 
     def _counted(self, where: str, sort: Sequence[Any]) -> pd.DataFrame:

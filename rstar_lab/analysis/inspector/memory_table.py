@@ -1,6 +1,7 @@
 """A copy of a store's trajectories in memory, which answers the inspector's queries faster than the run's files."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -54,10 +55,15 @@ class MemoryTable:
             return self._store.sql(query)
         return self._connection.execute(query).df()
 
-    def rows(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Run a query on trajectories and return its column names and rows. Faster than `sql` for a page of rows."""
+    def rows(
+        self, query: str, steps: Sequence[tuple[str, int]] | None = None
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Run a query on trajectories and return its column names and rows. Faster than `sql` for a page of rows.
+
+        steps: (run_id, step) of all rows that the query can return. A store of files reads only the files of these steps.
+        """
         if self._connection is None:
-            return frame_rows(self._store.sql(query))
+            return frame_rows(self._store.sql(query, steps=steps))
         cursor = self._connection.execute(query)
         return [str(column[0]) for column in cursor.description], cursor.fetchall()
 

@@ -25,7 +25,7 @@ _SNIPPET = 48
 class Store(Protocol):
     """Interface that an inspector needs from `open_runs(...)`: SQL on trajectories and transcripts, and one transcript."""
 
-    def sql(self, query: str) -> pd.DataFrame: ...
+    def sql(self, query: str, *, steps: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame: ...
 
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
 
@@ -42,7 +42,7 @@ class Frames:
         if transcripts is not None:
             self._connection.register("transcripts", transcripts)
 
-    def sql(self, query: str) -> pd.DataFrame:
+    def sql(self, query: str, *, steps: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame:
         return self._connection.execute(query).df()
 
     def copied_questions(self) -> dict[str, dict[str, str]]:
