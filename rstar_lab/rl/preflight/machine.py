@@ -217,7 +217,24 @@ def versions(context: CheckContext) -> str:
     summary = ", ".join(f"{name} {version}" for name, version in installed.items())
     if context.profile.trainer == "verl" and not installed["verl"].startswith("0.9."):
         raise Warn(f"{summary}: the adapters were tested with verl 0.9.1")
+    if context.profile.trainer == "verl":
+        _check_trl()
     return f"{summary}; attention: {attention_implementation(context.profile)}"
+
+
+def _check_trl() -> None:
+    """Raise UserError if TRL is installed without the class that verl imports from it when it builds a model.
+
+    verl imports AutoModelForCausalLMWithValueHead from trl.experimental.ppo or from trl (models/transformers/monkey_patch.py).
+    """
+    found = importlib.util.find_spec("trl")
+    for folder in map(Path, (found and found.submodule_search_locations) or ()):
+        exported = (folder / "__init__.py").read_text() if (folder / "__init__.py").exists() else ""
+        if "AutoModelForCausalLMWithValueHead" not in exported and not (folder / "experimental" / "ppo").exists():
+            raise UserError(
+                f"verl cannot build a model beside the TRL in {folder}, which has no AutoModelForCausalLMWithValueHead; "
+                "run `pip uninstall trl` in this environment"
+            )
 
 
 def attention_implementation(profile: Profile) -> str:
