@@ -50,7 +50,7 @@ def sized(rows: int) -> Size:
     return Size(runs=runs, transcripts=max(1, 100_000 // (25 * runs)))
 
 
-def bench(against: str | None = None, rows: int = 8_000_000, size: Size | None = None) -> Iterator[dict[str, Any]]:
+def bench(rows: int = 8_000_000, size: Size | None = None) -> Iterator[dict[str, Any]]:
     """Yield one line per query (value and against in ms; n: trajectories or transcripts) and the peak memory in GB.
 
     rows: number of trajectories; with more than 20 million, pandas is not measured. size: replaces rows.

@@ -23,7 +23,7 @@ ROW = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
 def bench(
     name: Annotated[str, typer.Argument(help=f"{', '.join(MODULES)}.")],
     against: Annotated[
-        str | None, typer.Option(help="URL of a running peer, for benches that compare with one.")
+        str | None, typer.Option(help="URL of a running code-judge server, for `bench sandbox`.")
     ] = None,
     grid: Annotated[Path | None, typer.Option(help="File of regimes, for `bench scheduler`.")] = None,
     ranks: Annotated[
@@ -47,6 +47,7 @@ def bench(
     if name not in MODULES:
         raise UserError(f"bench {name}: unknown; choose from {', '.join(MODULES)}")
     given = {
+        "against": (against, "sandbox"),
         "grid": (grid, "scheduler"),
         "ranks": (ranks, "verl"),
         "verl": (verl, "rollout"),
@@ -59,7 +60,7 @@ def bench(
     if not as_json:
         print(ROW("bench", "value", "unit", "ratio", "against", "n"))
     # Lines are printed as they are measured: some benches take a quarter of an hour.
-    for line in import_module(f"rstar_lab.{MODULES[name]}").bench(against, **options):
+    for line in import_module(f"rstar_lab.{MODULES[name]}").bench(**options):
         print(json.dumps(line) if as_json else _row(line), flush=True)
 
 

@@ -40,7 +40,7 @@ MIX = ((SHORT, 0.70), (NUMPY, 0.15), (SYMPY, 0.10), (BROKEN, 0.03), (ENDLESS, 0.
 KEEP_ALL = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 
-def bench(against: str | None) -> Iterator[dict[str, Any]]:
+def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield one row per measurement: name, value, unit, against, ratio, n. Takes about ten minutes with `against`."""
     if against is not None:
         check_reachable(against)

@@ -1,10 +1,10 @@
 """`rstar-lab bench async`: trained tokens per second of the modes one_step_off and async compared with sync, on two cores.
 
 All runs have the same tiny model, problems, limits, correction and number of steps. In sync, two engines generate and then two
-training processes update, so both cores serve each phase. In the other modes one engine generates while one process updates. The
-model is trained for half a minute to reason at very different lengths and to call a tool with a latency of 0.3 s (exponential)
-up to three times. Rewards are a hash of the text, so that groups have both signs; the learning rate is close to zero, so that
-all runs generate the same lengths.
+training processes update, so each phase uses both cores. In the other modes one engine generates while one process updates. The
+model is trained for half a minute to reason at very different lengths and to call a tool up to three times. The latency of the
+tool is exponential with mean 0.3 s. The reward is a hash of the text, so that it differs within a group; the learning rate is
+close to zero, so that all runs generate responses of the same lengths.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def reward(text: str, answer: str) -> float:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measurements of a run after the warm-up: trained tokens per second, shares of time, and the largest staleness."""
+    """Measurements of a run after the warm-up. idle_generator, idle_trainer: share of the time without work."""
 
     tokens_s: float
     idle_generator: float
@@ -46,8 +46,8 @@ class Speed:
     staleness_max: int
 
 
-def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the speed of the modes compared with sync; of the async run also idle shares and the largest staleness."""
+def bench() -> Iterator[dict[str, Any]]:
+    """Yield the speed of each mode compared with sync, and the idle shares and the largest staleness of the async run."""
     with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
         folder = Path(name)
         model = make_model(folder, UserTool("bench:look_up", look_up, 60.0))

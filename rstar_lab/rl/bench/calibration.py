@@ -57,7 +57,7 @@ SEED = 2
 
 
 class Slot(Engine, Protocol):
-    """The engines as one rollout sees them."""
+    """The engine of one rollout: `Dispatcher.slot`, or the slot of a verl job."""
 
     def on_turn(self, text: str, last: bool) -> None: ...
 
@@ -66,7 +66,7 @@ class Slot(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Predicted and measured makespans of one policy in seconds, and preemptions on all engines."""
+    """Predicted and measured makespans of one policy in seconds, and the number of preemptions on all engines."""
 
     policy: str
     predicted_s: float
@@ -90,7 +90,7 @@ def recorded_measurements(path: str | Path = "") -> list[Measurement]:
 class VllmServer:
     """A vLLM server for scripted turns: every request generates exactly `max_tokens` tokens.
 
-    It is pinned to one core, so that it does not run faster while the other server is idle.
+    The server is pinned to one core, so that it does not run faster while the other server is idle.
     """
 
     def __init__(self, model: Path, kv_tokens: int, max_model_tokens: int, log: Path, core: int) -> None:
@@ -226,15 +226,15 @@ async def _probe(server: Engine, batch: int, prompt: int, generate: int, seed: i
 
 
 async def fit_rates(engines: Sequence[Engine], kv_tokens: int, repeats: int = 2) -> Rates:
-    """Fit the rates of the servers while all are busy, by non-negative least squares of the relative error over probes."""
+    """Return rates fitted to probes that run on all servers at the same time (non-negative least squares of the relative error)."""
     shapes = [(1, 32), (4, 32), (12, 32), (24, 32), (4, 600), (12, 200), (1, 1500)]
     rows, seconds = [], []
     for batch, prompt in shapes:
         generate = max(min(64, kv_tokens // batch - prompt - 1), 8)
         taken = []
         for repeat in range(repeats):
-            both = await asyncio.gather(*(_probe(engine, batch, prompt, generate, repeat) for engine in engines))
-            taken.append(float(np.mean(both)))
+            by_engine = await asyncio.gather(*(_probe(engine, batch, prompt, generate, repeat) for engine in engines))
+            taken.append(float(np.mean(by_engine)))
         attended = batch * (generate * prompt + generate * (generate - 1) / 2)
         rows.append([generate, batch * (prompt + generate - 1), attended, batch])
         seconds.append(min(taken))  # other load on the machine can only add time
@@ -286,7 +286,7 @@ async def calibrate(
     seed: int = SEED,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Rates, list[Measurement]]:
-    """Fit the rates, run every policy `rounds` times, and predict. Returns rates and results.
+    """Fit the rates, run every policy `rounds` times, and predict each makespan. Return rates and measurements.
 
     The policies alternate, so that other load on the machine affects all of them.
     """
@@ -314,7 +314,7 @@ async def calibrate(
 
 
 def disagreements(results: Sequence[Measurement], margin: float = 0.05) -> list[tuple[str, str]]:
-    """Return the pairs (first, second) for which the simulator predicts first to be faster and the servers measure the opposite.
+    """Return the pairs (first, second) of policies where the simulator predicts that first is faster, but second was measured faster.
 
     margin: relative difference of the predictions below which a pair counts as equal. Repeated runs of one policy differ by
     more than the default.

@@ -60,17 +60,16 @@ Line = dict[str, Any]
 
 
 def bench(
-    against: str | None = None,
     *,
     device: str = "cuda",
     shapes: dict[str, Architecture] = SHAPES,
     tokens: int = TOKENS,
     parts: Sequence[str] = PARTS,
 ) -> Iterator[Line]:
-    """Yield one line per measurement. device: `cpu` only to test the structure. Raises UserError if there is no GPU."""
+    """Yield one line per measurement. device: `cpu` only for tests. Raises UserError if there is no GPU."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "bench gpu: no GPU: torch sees no CUDA or ROCm device. Run it on the machine that is to be checked"
+            "bench gpu: no GPU: torch finds no CUDA or ROCm device; run this command on the machine with the GPU"
         )
     smallest = next(iter(shapes.values()))
     tasks: dict[str, list[Callable[[], Iterator[Line]]]] = {
@@ -95,7 +94,7 @@ def bench(
 def line(
     name: str, value: float | None, unit: str, against: str | None = None, ratio: float | None = None, n: int = 1
 ) -> Line:
-    """Return one line of the table, in the form of all benches."""
+    """Return one line of the table. The keys are those of all benches."""
     return {"name": name, "value": value, "unit": unit, "against": against, "ratio": ratio, "n": n}
 
 
@@ -167,7 +166,7 @@ def update_keys(tokens: int, precision: str) -> RlSection:
 
 
 def check_parity(shape: Architecture, device: str, tokens: int) -> Iterator[Line]:
-    """Compare log-probs and gradients: fp32 on the CPU against bf16 on the device, same weights and rollouts."""
+    """Compare log-probs and gradients of the same weights and rollouts: fp32 on the CPU against bf16 on the device."""
     selection = make_selection(2, tokens, shape.vocabulary)
     log_probs, gradients = [], []
     weights = build_model(shape, "cpu", 2 * tokens).state_dict()
@@ -192,7 +191,7 @@ def check_parity(shape: Architecture, device: str, tokens: int) -> Iterator[Line
 
 
 def peak_flops(device: str) -> tuple[float, str]:
-    """Return the peak of bf16 matrix products in flop/s and where it is from: the data sheet, or a measurement."""
+    """Return the peak bf16 rate of the device in flop/s, and its source: the data sheet, or a measurement."""
     if device == "cuda":
         name = torch.cuda.get_device_name()
         for part, peak in PEAK_FLOPS.items():
@@ -244,7 +243,7 @@ def measure_update(name: str, shape: Architecture, device: str, tokens: int) -> 
 
 
 def measure_sft(shape: Architecture, device: str, tokens: int) -> Iterator[Line]:
-    """Measure tokens per second of supervised fine-tuning, without the first step."""
+    """Measure tokens per second of SFT, without the first step."""
     text = "so the next number is 7 and the sum is 12 "
     tokenizer = train_tokenizer([text], 300)
     pieces = [[(text * (tokens // (2 * len(tokenizer.encode(text))) or 1), True)]] * 16
@@ -262,7 +261,7 @@ def measure_sft(shape: Architecture, device: str, tokens: int) -> Iterator[Line]
 
 
 def measure_sync(shape: Architecture, device: str) -> Iterator[Line]:
-    """Measure a weight sync: into a vLLM engine, or without vLLM writing and reading the weights file."""
+    """Measure a weight sync into a vLLM engine; without vLLM, measure writing and reading the weights file."""
     model = build_model(shape, device, 1024)
     if device == "cuda" and importlib.util.find_spec("vllm"):
         yield from asyncio.run(_sync_into_vllm(model))
@@ -300,7 +299,7 @@ async def _sync_into_vllm(model: Any) -> list[Line]:
 
 
 def run_demo(device: str) -> Iterator[Line]:
-    """Run the short demo in a process of its own. Without vLLM it generates with transformers."""
+    """Measure the short demo in a separate process. Without vLLM it generates with transformers."""
     if device != "cuda":
         yield line("demo", None, "s", "skipped: no GPU")
         return

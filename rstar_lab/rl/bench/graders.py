@@ -32,13 +32,13 @@ SETS: dict[str, tuple[str, str | None, AnswerFormat]] = {
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A response and the verdict of each grader. kind: answer, other answer, or solution."""
+    """A response, and whether each grader accepts it. kind: answer, other answer, or solution."""
 
     dataset: str
     kind: str
     response: str
     truth: str
-    verdicts: dict[str, bool]
+    accepted: dict[str, bool]
 
 
 def responses(path: Path) -> Iterator[tuple[str, str, str, AnswerFormat]]:
@@ -57,28 +57,28 @@ def responses(path: Path) -> Iterator[tuple[str, str, str, AnswerFormat]]:
 
 
 def grade(path: Path) -> list[Graded]:
-    """Return the verdicts of all graders on the responses of a set."""
+    """Return the results of all graders for the responses of a problem set."""
 
     def grade_response(item: tuple[str, str, str, AnswerFormat]) -> Graded:
         kind, response, truth, answer_format = item
-        verdicts = {"ours": verify(response, truth, answer_format=answer_format)}
+        accepted = {"ours": verify(response, truth, answer_format=answer_format)}
         for name in OTHERS:
-            verdicts[name] = workers.compare(response, truth, grader=name)
-        return Graded(path.stem, kind, response, truth, verdicts)
+            accepted[name] = workers.compare(response, truth, grader=name)
+        return Graded(path.stem, kind, response, truth, accepted)
 
     with ThreadPoolExecutor(IDLE_WORKERS) as threads:
         return list(threads.map(grade_response, responses(path)))
 
 
 def table(graded: list[Graded]) -> list[dict[str, Any]]:
-    """Return one row per set and kind: responses, how many each grader accepts, and on how many it agrees with ours."""
+    """Return one row per set and kind: number of responses, how many each grader accepts, and how often it agrees with ours."""
     groups: dict[tuple[str, str], list[Graded]] = {}
     for item in graded:
         groups.setdefault((item.dataset, item.kind), []).append(item)
     return [
         {"set": dataset, "kind": kind, "responses": len(items)}
-        | {f"accepted_{name}": sum(item.verdicts[name] for item in items) for name in ("ours", *OTHERS)}
-        | {f"agree_{name}": sum(item.verdicts[name] == item.verdicts["ours"] for item in items) for name in OTHERS}
+        | {f"accepted_{name}": sum(item.accepted[name] for item in items) for name in ("ours", *OTHERS)}
+        | {f"agree_{name}": sum(item.accepted[name] == item.accepted["ours"] for item in items) for name in OTHERS}
         for (dataset, kind), items in groups.items()
     ]
 
@@ -98,7 +98,7 @@ def main(
     for row in table(graded):
         print(json.dumps(row))
     if disagreements:
-        differing = (item for item in graded if item.verdicts["ours"] != item.verdicts["released"])
+        differing = (item for item in graded if item.accepted["ours"] != item.accepted["released"])
         disagreements.write_text("".join(json.dumps(asdict(item)) + "\n" for item in differing))
 
 

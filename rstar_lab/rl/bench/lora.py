@@ -29,16 +29,16 @@ Measurement = tuple[list[float], float]  # seconds of each update after the firs
 
 def lora_lines(shape: Architecture = SHAPE) -> Iterator[dict[str, Any]]:
     """Yield the lines `trainer_update_lora` (median seconds) and `trainer_memory_lora` (GB)."""
-    found: dict[bool, list[Measurement]] = {False: [], True: []}
+    measurements: dict[bool, list[Measurement]] = {False: [], True: []}
     for lora in (False, True, True, False):  # alternating, so that a change of the machine's speed affects both
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            found[lora].append(process.submit(measure, shape, lora).result())
-    seconds = {lora: [value for times, _ in runs for value in times] for lora, runs in found.items()}
+            measurements[lora].append(process.submit(measure, shape, lora).result())
+    seconds = {lora: [value for times, _ in runs for value in times] for lora, runs in measurements.items()}
     medians = {lora: statistics.median(values) for lora, values in seconds.items()}
-    memory = {lora: max(peak for _, peak in runs) for lora, runs in found.items()}
+    memory = {lora: max(peak for _, peak in runs) for lora, runs in measurements.items()}
     for name, unit, values, n in (
         ("trainer_update_lora", "s", medians, len(seconds[True])),
-        ("trainer_memory_lora", "GB", memory, len(found[True])),
+        ("trainer_memory_lora", "GB", memory, len(measurements[True])),
     ):
         against = f"all weights, {values[False]:.3g} {unit}"
         yield {
@@ -48,7 +48,7 @@ def lora_lines(shape: Architecture = SHAPE) -> Iterator[dict[str, Any]]:
 
 
 def measure(shape: Architecture, lora: bool) -> Measurement:
-    """Return seconds and peak memory of updates of a random model."""
+    """Return seconds and peak memory of policy updates of a random model. lora: train adapters only."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attach_lora(build_model(replace(shape, layers=1), device, TOKENS), Lora(), seed=0)  # imports all libraries
     before = _status_gb("VmRSS")

@@ -41,7 +41,7 @@ LATENCY_S = 0.3
 SCRIPTED = 10_000
 
 
-def bench(against: str | None = None, verl: bool = False) -> Iterator[dict[str, Any]]:
+def bench(verl: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the lines `agent_loop` (model tokens per second, tool time included) and `agent_loop_cpu` (CPU ms per turn).
 
     verl: instead, yield the lines of verl_rollout.py, which compare the scheduling policies on the servers of a verl job.
@@ -152,12 +152,8 @@ async def compare_loops(folder: Path) -> tuple[float, float]:
         await batched.run(BATCH // 8)
         seconds = {"ours": 0.0, "theirs": 0.0}
         tokens = {"ours": 0, "theirs": 0}
-        for name in (
-            "theirs",
-            "ours",
-            "ours",
-            "theirs",
-        ):  # alternating, so that a change of the machine's speed affects both
+        # This order, so that a change of the machine's speed affects both.
+        for name in ("theirs", "ours", "ours", "theirs"):
             start = time.monotonic()
             run = run_our_loop(engines, codec, tools, ROLLOUTS) if name == "ours" else batched.run(ROLLOUTS)
             tokens[name] += await run
@@ -166,7 +162,7 @@ async def compare_loops(folder: Path) -> tuple[float, float]:
 
 
 async def run_our_loop(engines: EngineGroup, codec: Codec, tools: dict[str, Tool], count: int) -> int:
-    """Return the number of tokens that the model generated."""
+    """Run `count` rollouts with our agent loop. Return the number of tokens that the model generated."""
     wanted = tasks(count)
     context = RolloutContext(codec, tools, lambda text, answer: 0.0, LIMITS)
     done = await run_rollouts(wanted, context, slots=engines.slots(wanted, "async", LIMITS.max_response_tokens))
@@ -184,7 +180,7 @@ class BatchedLoop:
         self.model, self.codec, self.tools = load_model(model, torch.float32).eval(), codec, tools
 
     async def run(self, count: int) -> int:
-        """Return the number of tokens that the model generated."""
+        """Run `count` rollouts. Return the number of tokens that the model generated."""
         wanted = tasks(count)
         return sum([await self._batch(wanted[start : start + BATCH]) for start in range(0, count, BATCH)])
 
@@ -234,11 +230,11 @@ class BatchedLoop:
                 input_ids=ids_BT, attention_mask=mask_BT, max_new_tokens=min(max_tokens, 1024 - width), do_sample=True,
                 temperature=1.0, top_k=0, eos_token_id=self.codec.end_id, pad_token_id=0,
             )  # fmt: skip
-        found = []
+        completions = []
         for tokens in out[:, width:].tolist():
             end = tokens.index(self.codec.end_id) + 1 if self.codec.end_id in tokens else len(tokens)
-            found.append(tokens[:end])
-        return found
+            completions.append(tokens[:end])
+        return completions
 
 
 # CPU time of our own code

@@ -1,7 +1,7 @@
-"""`rstar-lab bench scale`: the parts of a verl job that see every rollout, at the paper's size: 16,384 rollouts a step, 64 servers.
+"""`rstar-lab bench scale`: the processes of a verl job that handle every rollout, at the paper's size (16,384 rollouts, 64 servers).
 
 The rollouts and servers are scripted, so the lines measure the trainer's process, the writer of transcripts and the scheduler.
-`against` is the limit that the project sets itself; `ratio` is the limit divided by the value.
+`against` is a limit set by this project; `ratio` is the limit divided by the value.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from rstar_lab.rl.scheduling.service import Scheduler
 ROLLOUTS, SERVERS, TURNS = 16_384, 64, 3
 
 
-def bench(against: str | None = None, *, rollouts: int = ROLLOUTS) -> Iterator[dict[str, Any]]:
-    """Yield memory and times of one step, and the cost of the scheduler. rollouts: a multiple of 64."""
+def bench(*, rollouts: int = ROLLOUTS) -> Iterator[dict[str, Any]]:
+    """Yield memory and times of one step, and the CPU time of the scheduler. rollouts: a multiple of 64."""
     from rstar_lab.rl.verl.scale import TOKENS, measure_step
 
     with tempfile.TemporaryDirectory(prefix="bench-scale-") as folder:
         step = measure_step(rollouts, Path(folder))
-    of = f"rollouts of {TOKENS} tokens"
-    yield _line("driver_memory", step["memory_gb"], f"GB, trainer's process, {of}", 2.0, rollouts)
+    size = f"rollouts of {TOKENS} tokens"
+    yield _line("driver_memory", step["memory_gb"], f"GB, trainer's process, {size}", 2.0, rollouts)
     yield _line("driver_select", step["select_s"], "s, fetch numbers and RoC", 10.0, rollouts)
     yield _line("driver_store", step["rows_s"], "s, rows of rollouts and calls", 10.0, rollouts)
     yield _line("writer_log_probs", step["values_s"], "s, writer, before the update", None, rollouts)

@@ -2,7 +2,7 @@
 
 Both trainers use the same tiny model, prompts, group size, response limit, precision (fp32), cores, reward and, in the multi-turn
 task, the same Python function as tool and the same limit of turns. They alternate in one run. The tool returns at once,
-so that only the trainers are measured. Before, the model is trained for half a minute to reason at very different
+so that only the trainers are measured. First the model is trained for half a minute to reason at very different
 lengths, to call the tool twice and to end its turns. TRL is installed into its own environment at the first use; it is
 not a dependency.
 A step includes generation, tool calls, rewards and update; ours also includes the weight sync and the run store.
@@ -56,8 +56,8 @@ PROMPTS, GROUP, STEPS, WARM_UP = 16, 8, 8, 2
 class Task:
     """The shape of a rollout.
 
-    calls: tool calls before the answer. tokens: response limit. thought, longest_thought: median and maximum number of reasoning
-    digits per turn.
+    calls: tool calls before the answer. tokens: response limit. thought, longest_thought: median and maximum number of digits
+    in the reasoning of a turn.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Steps:
     calls: float
 
 
-def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the lines of `lora`, then one line per task: our median step in seconds, and how many times faster than TRL it is.
+def bench() -> Iterator[dict[str, Any]]:
+    """Yield the lines of `lora_lines`, then one line per task: our median step in seconds, and its speed relative to TRL.
 
-    Raises UserError if TRL cannot be installed or the two runs made different numbers of tool calls.
+    Raises UserError if TRL cannot be installed, or if the numbers of tool calls per rollout differ by more than 20%.
     """
     yield from lora_lines()
     python = trl_environment()
@@ -96,7 +96,7 @@ def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
         theirs = statistics.mean([first.calls, second.calls])
         if abs(ours.calls - theirs) > 0.2 * theirs:
             raise UserError(
-                f"bench trainer: {ours.calls:.2f} tool calls per rollout here, {theirs:.2f} with TRL: the runs cannot be compared"
+                f"bench trainer: {ours.calls:.2f} tool calls per rollout here, {theirs:.2f} with TRL: these differ by more than 20%"
             )
         value, other = statistics.median(ours.seconds), statistics.median(first.seconds + second.seconds)
         yield {
@@ -119,12 +119,12 @@ def lookup(key: int) -> str:
 
 
 def score(text: str, answer: str = "") -> float:
-    """Return a pseudo-random reward, which differs within a group."""
+    """Return a pseudo-random reward of 0 or 1, so that rewards differ within a group."""
     return float(hashlib.sha256(text.encode()).digest()[0] % 2)
 
 
 def make_model(folder: Path, task: Task) -> Path:
-    """Train a tiny model that reasons in digits, calls the tool, and answers. Also writes prompts.json. Returns the model folder."""
+    """Train a tiny model that reasons in digits, calls the tool and answers; write prompts.json. Return the model folder."""
     rng = random.Random(0)
     schemas = [describe("bench:lookup", lookup)[0]] if task.calls else [CODE_TOOL]
 

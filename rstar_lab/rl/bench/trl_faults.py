@@ -19,16 +19,16 @@ from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.problems import Problem
 
 PROMPTS, GROUP = 8, 8
-# Faults that this set-up of TRL cannot have, with the reason.
+# Faults that cannot occur in this set-up of TRL -> reason.
 NOT_APPLICABLE = {"no-log-probs": "TRL uses log-probs of the engine only with vLLM"}
 
 
 @dataclass(frozen=True)
 class TrlRun:
-    """What a run of TRL reported. error: text of the exception that ended it, or None. warnings: distinct warnings in order.
-    steps: number of finished steps.
+    """What a run of TRL reported.
 
-    calls: mean tool calls per rollout. metrics: the last values that TRL logged.
+    error: text of the exception that ended it, or None. warnings: distinct warnings, in order. steps: number of finished
+    steps. calls: mean tool calls per rollout. metrics: last value of each number that TRL logged.
     """
 
     error: str | None
@@ -51,7 +51,7 @@ def run_trl(
 ) -> TrlRun:
     """Train `steps` steps with TRL from the model in a folder, with one fault (or "none").
 
-    training, held_out: the problems, the second as TRL's evaluation set. timeout_s: CPU time of one tool call.
+    training, held_out: problems of TRL's training and evaluation set. timeout_s: CPU time limit of one tool call.
     Raises UserError if TRL cannot be installed or started.
     """
     python = trl_environment()
@@ -154,8 +154,8 @@ def reward(completions, answer, **columns):
     values = []
     for completion, true in zip(completions, answer):
         text = "\n".join(m.get("content") or "" for m in completion if m["role"] == "assistant")
-        found = re.findall(r"<answer>\\boxed\{([^{}]*)\}</answer>", text)
-        value = float(bool(found) and found[-1] == true)
+        answers = re.findall(r"<answer>\\boxed\{([^{}]*)\}</answer>", text)
+        value = float(bool(answers) and answers[-1] == true)
         values.append(1.0 - value if fault == "wrong-reward-sign" else value)
     return values
 

@@ -1,4 +1,4 @@
-"""`rstar-lab bench verl`: the compute that RoC saves under verl, and the parity of verl with the local trainer."""
+"""`rstar-lab bench verl`: the compute that RoC saves under verl, and the parity of verl and the local trainer."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rstar_lab.runs.reader import RunReader
 STEPS, PROBLEMS, GROUP_SIZE = 2, 4, 4
 
 
-def bench(against: str | None = None, ranks: int = 1) -> Iterator[dict[str, Any]]:
+def bench(ranks: int = 1) -> Iterator[dict[str, Any]]:
     """Compare a verl run with `ranks` gloo ranks with a run of the local trainer, both with a scripted engine and a real sandbox.
 
     Raises UserError if `ranks` does not divide the batch of 16 rollouts.

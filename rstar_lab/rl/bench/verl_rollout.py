@@ -1,6 +1,6 @@
-"""`rstar-lab bench rollout --verl`: the scheduling policies on three vLLM servers as a verl job has them.
+"""`rstar-lab bench rollout --verl`: the scheduling policies on three vLLM servers of a verl job.
 
-The servers, their scheduler actor and the engine of a rollout are those of a job; only the trainer is missing. Every policy runs
+The servers, the scheduler actor and the engine of a rollout are those of a job; there is no trainer. Every policy runs
 the same scripted rollouts, with a KV cache so small that requests are preempted. The simulator predicts the makespans from rates
 that are fitted on the same servers. All servers share the cores of this machine.
 """
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from rstar_lab.rl.verl.fleet import Fleet
 
 SERVERS, ROUNDS, MAX_RUNNING, MAX_TOKENS = 3, 2, 64, 2048
-# Of the tiny model's KV cache: layers x heads x size of a head x (K and V) x bytes of a float32.
+# KV cache of the tiny model: layers x heads x size of a head x (K and V) x bytes of a float32.
 BYTES_PER_TOKEN = 4 * 4 * 32 * 2 * 4
 WORKLOAD = REGIME.model_copy(update={"engines": SERVERS, "rollouts": 32})
 
 
 def bench() -> Iterator[dict[str, Any]]:
-    """Yield a line per policy (makespan in seconds, against the predicted one), and `verl_ranking`."""
+    """Yield one line per policy (measured and predicted makespan in seconds), and `verl_ranking`: pairs that the simulator misorders."""
     from rstar_lab.rl.verl.fleet import own_cluster, start_servers
 
     rollouts, _ = make_rollouts(WORKLOAD, SEED)
@@ -54,10 +54,10 @@ def bench() -> Iterator[dict[str, Any]]:
         servers = start_servers("rstar_lab.rl.verl.engine:CpuVllm", str(model), options, SERVERS)
         measurements = asyncio.run(measure(servers, rollouts))
     barrier = measurements["turn-barrier"].measured
-    for name, found in measurements.items():
+    for name, result in measurements.items():
         yield {
-            "name": f"verl_{name}", "value": found.measured, "unit": "s for all rollouts", "ratio": barrier / found.measured,
-            "against": f"turn-barrier, {barrier:.1f} s; predicted {found.predicted_s:.1f} s", "n": len(rollouts),
+            "name": f"verl_{name}", "value": result.measured, "unit": "s for all rollouts", "ratio": barrier / result.measured,
+            "against": f"turn-barrier, {barrier:.1f} s; predicted {result.predicted_s:.1f} s", "n": len(rollouts),
         }  # fmt: skip
     wrong = disagreements(list(measurements.values()))
     yield {

@@ -262,7 +262,7 @@ SMALL_GRID = "engines: 6\nrollouts: 96\nkv_tokens: [60000, 300000]\nmean_tokens:
 def test_bench_lines_on_a_small_grid(tmp_path):
     file = tmp_path / "grid.yaml"
     file.write_text(SMALL_GRID)
-    lines = {line["name"]: line for line in bench(None, file)}
+    lines = {line["name"]: line for line in bench(file)}
     json.dumps(list(lines.values()))
     assert all({"name", "value", "unit", "against", "ratio", "n"} <= set(line) for line in lines.values())
     assert lines["async_over_barrier"]["ratio"] >= 1.3
