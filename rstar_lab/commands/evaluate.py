@@ -38,7 +38,7 @@ def evaluate(
     fields: Annotated[str, typer.Option(help="Columns of the file: question=problem,answer=final_answer.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe with sampling, engine and sandbox settings.")] = "evaluate",
     limit: Annotated[int | None, typer.Option(help="Use only the first N problems.")] = None,
-    name: Annotated[str | None, typer.Option(help="Run id. Default: made from the model and the problems.")] = None,
+    name: Annotated[str | None, typer.Option(help="Prefix of the run id. Default: evaluate-SET.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder of the servers' tokenizer, if the servers' model is not on this machine."),

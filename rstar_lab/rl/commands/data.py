@@ -1,4 +1,4 @@
-"""`rstar-lab data`: synthesize problems, prepare problem sets, convert and check conversations."""
+"""`rstar-lab data`: generate problems, prepare problem sets, convert and check conversations."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 app = typer.Typer()
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-Fields = Annotated[str, typer.Option(help="Columns of plain files: question=problem,answer=final_answer.")]
+Fields = Annotated[str, typer.Option(help="Column names of files: question=problem,answer=final_answer.")]
 
 
 @app.command(epilog="Example:\n\n`rstar-lab data synthesize --seed 1 --count 2000 --out problems.jsonl`")
@@ -23,11 +23,11 @@ def synthesize(
     ] = None,
     exclude: Annotated[
         list[Path] | None,
-        typer.Option(help="File of problems whose questions are excluded. Can be repeated."),
+        typer.Option(help="Problem file whose questions are not used. Can be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write synthetic problems with integer answers, of the families that the tiny recipes train on."""
+    """Generate problems with integer answers, from the families that the tiny recipes train on."""
     from rstar_lab.rl.problems import load_problems, write_problems
     from rstar_lab.rl.synthetic import families as tiny
 
@@ -46,25 +46,30 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="A known set (dapo, openmathreasoning ..., downloaded), NAME=FILE (a file with that set's columns), "
-            "FILE, or FILE:question=problem,answer=solution.",
+            help="Name of a data set (dapo, openmathreasoning, ...; downloaded from the Hugging Face hub), NAME=FILE (a file "
+            "with the columns of that data set), FILE, or FILE:question=problem,answer=solution.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Output file (.parquet or .jsonl). The data card is written beside it.")],
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Evaluation set whose problems are removed, written like a SOURCE. Can be repeated."),
+        typer.Option(
+            help="Evaluation set, written like a SOURCE. Problems that overlap with it are removed. Can be repeated."
+        ),
     ] = None,
     fields: Fields = "",
     any_answer: Annotated[bool, typer.Option("--any-answer", help="Also keep answers that are not integers.")] = False,
-    similarity: Annotated[
-        float, typer.Option(help="Similarity from which a question counts as a near-duplicate.")
-    ] = 0.8,
-    ngram: Annotated[int, typer.Option(help="Number of equal consecutive words that counts as contamination.")] = 8,
+    similarity: Annotated[float, typer.Option(help="Minimum similarity of near-duplicates, 0 to 1.")] = 0.8,
+    ngram: Annotated[
+        int,
+        typer.Option(help="Number of consecutive shared words that counts as contamination."),
+    ] = 8,
     answers: Annotated[
         Path | None, typer.Option(help="Answers of a strong model: rows with problem_id (or question) and answers.")
     ] = None,
-    min_agree: Annotated[int, typer.Option(help="How many of the 16 answers must agree with a label.")] = 2,
+    min_agree: Annotated[
+        int, typer.Option(help="Minimum number of those answers, of at most 16, that agree with the label.")
+    ] = 2,
     difficulty: Annotated[
         Path | None,
         typer.Option(
@@ -72,15 +77,18 @@ def prepare(
         ),
     ] = None,
     drop_solved: Annotated[
-        bool, typer.Option("--drop-solved", help="Drop problems that every rollout solved.")
+        bool, typer.Option("--drop-solved", help="Drop problems that every rollout of --difficulty solved.")
     ] = False,
     drop_bad_rows: Annotated[
         bool,
-        typer.Option("--drop-bad-rows", help="List invalid rows in the card instead of stopping at the first one."),
+        typer.Option(
+            "--drop-bad-rows",
+            help="Skip invalid rows and list them in the card. Default: stop at the first invalid row.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a problem set for RL from sources, with a data card that counts what was dropped and why.
+    """Make a problem set for RL. A data card lists how many problems each filter dropped, with examples.
 
     Keeps integer answers and one label per question, removes duplicates, near-duplicates and problems of evaluation sets,
     checks labels against answers of a strong model, and stores the difficulty.
@@ -122,9 +130,9 @@ def convert(
     out: Annotated[Path, typer.Option(help="Output file: .jsonl, or .parquet in the format of verl's SFT.")],
     as_json: AsJson = False,
 ) -> None:
-    """Convert a public conversation set to SFT data: one message schema with tools, each conversation checked.
+    """Convert a public conversation data set to SFT data and check each conversation.
 
-    Prints the number of rows that could not be converted by reason, with an example row.
+    Prints the number of rejected rows for each reason, with an example.
     """
     from rstar_lab.errors import UserError
     from rstar_lab.rl.chat_format.conversations import write_conversations
@@ -140,7 +148,7 @@ def convert(
     else:
         print(f"{report.converted:,} of {report.rows:,} conversations in {out}")
         for reason, count in report.refused.most_common():
-            print(f"{count:>9,} refused: {reason} (example: {report.examples[reason]})")
+            print(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})")
     raise typer.Exit(0 if report.converted else 1)
 
 
@@ -148,11 +156,12 @@ def convert(
 def lint(
     file: Annotated[Path, typer.Argument(help="File of conversations, as `data convert` writes it.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Model folder. Checks that the loss mask covers only tokens of the assistant.")
+        Path | None,
+        typer.Option(help="Model folder. Also check that the loss mask covers exactly the tokens of the assistant."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check SFT conversations: roles, tool calls, format, template, loss mask. Exits with 1 if it finds faults."""
+    """Check SFT conversations: roles, tool calls, format, round trip, loss mask. The exit code is 1 if there are faults."""
     from rstar_lab.rl.chat_format.conversations import read_conversations
     from rstar_lab.rl.data.lint import lint as check
 

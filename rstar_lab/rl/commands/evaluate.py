@@ -1,4 +1,4 @@
-"""`rstar-lab evaluate`: evaluate a model folder, a run's last model, or a model behind servers."""
+"""`rstar-lab evaluate`: evaluate a model folder, the last model of a run, or a model on inference servers."""
 
 import itertools
 from collections.abc import Sequence
@@ -41,7 +41,8 @@ async def evaluate_command(
     """Evaluate a model, print the result, and return the last line of `evaluate --json`.
 
     models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`.
-    environment: of all problems, see `with_environment`. force: sample again in a new run if a finished run with the same identity exists.
+    environment: environment of all problems, see `with_environment`. force: if a finished run with the same identity exists, sample
+    again in a new run.
     """
     if environment:
         recipe, environment = with_environment(recipe, environment)
@@ -98,8 +99,8 @@ def _unused_suffix(recipe: Recipe, suffix: str) -> str:
 def with_environment(recipe: Recipe, environment: str) -> tuple[Recipe, str]:
     """Return the recipe with an entry for an environment, and the name of the entry.
 
-    environment: name of an entry of `rl.environments`, or `module:name` of an environment, for which an entry without further
-    tools is added. Raises UserError for an unknown name.
+    environment: name of an entry of `rl.environments`, or `module:name`, for which an entry is added. Raises UserError for an
+    unknown name.
     """
     names = [entry.name for entry in recipe.rl.environments]
     if environment in names:
@@ -116,11 +117,11 @@ def with_environment(recipe: Recipe, environment: str) -> tuple[Recipe, str]:
 
 
 def load(source: str, fields: str, limit: int | None, environment: str = "") -> tuple[str, list[Problem]]:
-    """Return the name of a problem set and its problems. environment: that of all problems, which then need no answer; default:
-    that of each row. Raises ProblemError, or UserError for an empty set or equal ids."""
-    reading = parse_source(source, parse_fields(fields))
+    """Return the name of a problem set and its problems. environment: environment of all problems, which
+    then need no answer; default: the field of each row. Raises ProblemError, or UserError for an empty set or equal ids."""
+    parsed = parse_source(source, parse_fields(fields))
     problems: list[Problem] = []
-    for candidate in read_source(reading, answers=not environment):
+    for candidate in read_source(parsed, answers=not environment):
         if limit is not None and len(problems) >= limit:
             break
         problem = candidate.problem
@@ -132,11 +133,11 @@ def load(source: str, fields: str, limit: int | None, environment: str = "") -> 
         if problem.problem_id in seen:
             raise UserError(f"{source}: two problems have the id {problem.problem_id}")
         seen.add(problem.problem_id)
-    return reading.source.name, problems
+    return parsed.source.name, problems
 
 
 async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Path, str]:
-    """Return the folder of the tokenizer and the identity of the servers' model. Raises UserError."""
+    """Return the folder of the tokenizer and the identity of the model on the servers. Raises UserError if the models differ."""
     identities, folders = [], []
     for url in urls:
         async with ChatServer.open(url) as server:
@@ -149,7 +150,7 @@ async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Pa
     folder = tokenizer or folders[0]
     if folder is None:
         raise UserError(
-            f"evaluate: the folder of {identities[0]} at {urls[0]} is not on this machine: give its tokenizer, --tokenizer FOLDER"
+            f"evaluate: the folder of {identities[0]} at {urls[0]} is not on this machine: give its tokenizer with --tokenizer FOLDER"
         )
     return folder, identities[0]
 

@@ -1,4 +1,4 @@
-"""The data card of a prepared problem set: sources, number of problems dropped by each filter, examples, output. JSON and Markdown."""
+"""The data card of a prepared problem set: its sources, how many problems each filter dropped, examples and settings."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def text_hash(text: str) -> str:
 
 @dataclass(frozen=True)
 class DroppedProblem:
-    """A problem that a filter dropped. where: source and row; why: the reason."""
+    """A problem that a filter dropped. where: source and row number. why: the reason."""
 
     problem_id: str
     where: str
@@ -37,7 +37,7 @@ class DroppedProblem:
 
 @dataclass(frozen=True)
 class FilterCount:
-    """Result of one filter. note: an addition to the rule, such as the number of problems that could not be checked."""
+    """Number of problems before a filter and dropped by it. note: added to the rule, such as how many could not be checked."""
 
     name: str
     rule: str
@@ -49,7 +49,7 @@ class FilterCount:
 
 @dataclass
 class Card:
-    """The data card. Paths are as the user gave them."""
+    """The data card. Paths are written as the user gave them. against: the evaluation sets."""
 
     settings: dict[str, Any]
     sources: list[dict[str, Any]] = field(default_factory=list)

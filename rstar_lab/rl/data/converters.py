@@ -1,7 +1,7 @@
-"""Convert public conversation sets to our format. Each converter takes a row and returns (messages, tools).
+"""Convert public conversation data sets to our format. Each converter takes a row and returns (messages, tools).
 
-A converter raises ValueError with the reason for a row that it cannot read; `convert` counts the reasons. The sets are those
-of rStar2-Agent, section 4.1: function calls, code as JSON, instruction following, chat.
+For a row that it cannot convert, a converter raises ValueError with the reason; `convert` counts the reasons. The data sets
+are those of rStar2-Agent, section 4.1: function calls, code as JSON, instruction following, chat.
 """
 
 import ast
@@ -24,7 +24,7 @@ Tools = list[dict[str, Any]]
 Converter = Callable[[Mapping[str, Any]], tuple[Messages, Tools]]
 
 
-# Tools and values in the notations of the sets
+# Parse tool schemas and calls in the formats of the data sets
 
 
 def tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split a text at a separator outside of brackets and quotes. Raises ValueError if those do not match."""
+    """Split a text at the separators outside of brackets and quotes. Raises ValueError if brackets or quotes do not match."""
     parts, start, expected, quote = [], 0, [], ""
     position = 0
     while position < len(text):
@@ -115,7 +115,7 @@ def _value(text: str) -> Any:
 
 
 def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return names and arguments of calls written `[Name(a=1, b="x"), Other()]`."""
+    """Return (name, arguments) of each call in `[Name(a=1, b="x"), Other()]`. Raises ValueError."""
     calls = []
     for part in _split(text.strip()[1:-1], ","):
         name, parenthesis, rest = part.strip().partition("(")
@@ -132,7 +132,7 @@ def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _tool_messages(text: str, calls: int) -> Messages:
-    """Return one tool message per call. Several calls need a JSON list with as many results."""
+    """Return one tool message per call. For several calls, the text must be a JSON list with one result per call."""
     if calls > 1:
         try:
             results = json.loads(text)
@@ -158,7 +158,7 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(str(turn["from"]), str(turn["value"])) for turn in turns]
 
 
-# The sets
+# Converters
 
 
 def toolace(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
@@ -229,7 +229,7 @@ def _glaive_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def glaive_v2(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
-    """Convert glaiveai/glaive-function-calling-v2: `system` has a JSON object per function, `chat` is one text with roles."""
+    """Convert glaiveai/glaive-function-calling-v2: `system` has one JSON object per function; `chat` is one text with role markers."""
     system = str(row.get("system") or "").removeprefix("SYSTEM:").strip()
     functions = [value for value in _json_values(system, "{") if isinstance(value, dict) and "name" in value]
     messages = [] if functions or not system else [Message(role="system", content=system)]
@@ -292,7 +292,7 @@ _LLAMA_TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n*(.*?)
 def nemotron_chat(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     """Convert nvidia/Llama-Nemotron-Post-Training-Dataset, split chat: `input` is a text, a Llama prompt or messages.
 
-    Rows with reasoning are refused. The system prompt that switches reasoning off is dropped.
+    Rows with reasoning are rejected. The system prompt that turns reasoning off is dropped.
     """
     if str(row.get("reasoning", "off")) == "on":
         raise ValueError("the answer has reasoning")
@@ -323,7 +323,7 @@ CONVERTERS: dict[str, Converter] = {
 
 @dataclass
 class ConversionReport:
-    """Counts of a conversion. refused: number of rows by reason. examples: one row for each reason."""
+    """Counts of a conversion. refused: number of rejected rows by reason. examples: one rejected row for each reason."""
 
     source: str
     rows: int = 0
@@ -332,7 +332,7 @@ class ConversionReport:
     examples: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, reason: str, where: str) -> None:
-        """Count a row that cannot be converted."""
+        """Count a row that is rejected. where: file and row number."""
         self.refused[reason] += 1
         self.examples.setdefault(reason, where)
 
@@ -340,7 +340,10 @@ class ConversionReport:
 def convert(
     source: str, rows: Iterable[tuple[int, Any]], origin: str, report: ConversionReport
 ) -> Iterator[Conversation]:
-    """Yield the conversations of a set that can be converted and pass `lint`. The others are counted in the report."""
+    """Yield the conversations of a data set that can be converted and pass `lint`; count the other rows in the report.
+
+    source: name in CONVERTERS. rows: (row number, row). origin: file name, used in the report.
+    """
     for number, row in rows:
         report.rows += 1
         where = f"{origin} row {number}"
@@ -360,7 +363,7 @@ def convert(
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of an error without values of the row, so that equal reasons can be counted."""
+    """Return the reason of an error without values of the row, so that rows with the same reason are counted together."""
     if isinstance(error, ValidationError):
         detail = error.errors()[0]
         return f"{'.'.join(map(str, detail['loc'][:1]))}: {detail['msg']}"

@@ -1,4 +1,4 @@
-"""Filters of a problem set. Each returns {index in the list: reason} of the problems to drop.
+"""Filters of a problem set. Each returns the problems to drop, as {index in the list: reason}.
 
 Source: rStar2-Agent, section 4.2.
 """
@@ -57,21 +57,21 @@ def duplicates(candidates: Sequence[Candidate], texts: Texts) -> Drops:
     return drops
 
 
-def near(candidates: Sequence[Candidate], texts: Texts, corpus: Corpus, similarity: float) -> Drops:
+def similar_questions(candidates: Sequence[Candidate], texts: Texts, corpus: Corpus, similarity: float) -> Drops:
     """Drop questions that differ from an earlier one only in a few words.
 
     Numbers, signs and variables must be the same, in the same order. similarity: threshold, see `near_duplicates`.
     """
-    twins = near_duplicates(texts, texts.symbols(corpus.is_symbol()), similarity=similarity)
-    return {place: f"near-duplicate of {candidates[twin].where}" for place, twin in twins.items()}
+    originals = near_duplicates(texts, texts.symbols(corpus.is_symbol()), similarity=similarity)
+    return {place: f"near-duplicate of {candidates[original].where}" for place, original in originals.items()}
 
 
 def contamination(
     texts: Texts, corpus: Corpus, evaluation: Texts, owners: Sequence[str], ngram: int
 ) -> tuple[Drops, dict[str, int]]:
-    """Drop questions that share an n-gram with a question of an evaluation set; also return their number per set.
+    """Drop questions that share an n-gram with an evaluation question. Also return their number by evaluation set.
 
-    owners: name of the evaluation set of each evaluation text.
+    owners: name of the evaluation set of each evaluation text. ngram: length of the n-grams in tokens.
     """
     drops: Drops = {}
     overlaps: dict[str, int] = defaultdict(int)
@@ -82,32 +82,35 @@ def contamination(
     return drops, overlaps
 
 
-def wrong_labels(candidates: Sequence[Candidate], least: int, most_answers: int = 16) -> tuple[Drops, int]:
-    """Drop problems whose label agrees with fewer than `least` of the first answers of a strong model.
+def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: int = 16) -> tuple[Drops, int]:
+    """Drop problems whose label agrees with fewer than `min_agree` of the first `max_answers` answers of a strong model.
 
-    Also returns the number of problems without such answers, which are kept.
+    Also return the number of problems without such answers, which are kept.
     """
     drops: Drops = {}
     unchecked = 0
     if any(plain_integer(answer) is None for candidate in candidates for answer in candidate.answers):
         warm_up()
     for place, candidate in enumerate(candidates):
-        answers = candidate.answers[:most_answers]
+        answers = candidate.answers[:max_answers]
         if not answers:
             unchecked += 1
             continue
         agreeing = 0
         for answer in answers:
             agreeing += same_answer(answer, candidate.problem.answer)
-            if agreeing == least:
+            if agreeing == min_agree:
                 break
-        if agreeing < least:
+        if agreeing < min_agree:
             drops[place] = f"{agreeing} of {len(answers)} answers agree with {candidate.problem.answer[:60]}"
     return drops, unchecked
 
 
 def solved(candidates: Sequence[Candidate], pass_rates: Mapping[str, tuple[float, int]]) -> Drops:
-    """Drop problems that the policy always solves (filter of stage 3). pass_rates: {problem id: (pass rate, samples)}."""
+    """Drop problems that the policy solved in every sample (the paper's filter before stage 3).
+
+    pass_rates: {problem id: (pass rate, samples)}.
+    """
     drops: Drops = {}
     for place, candidate in enumerate(candidates):
         rate, samples = pass_rates.get(candidate.problem.problem_id, (0.0, 0))

@@ -1,10 +1,10 @@
 """Check SFT conversations.
 
-1. Roles: an optional system message, then user and assistant in turn; one tool message for each call, directly after it.
-2. Calls can be parsed, name an existing tool, and have its required arguments.
-3. An assistant message is a closed reason, then calls or exactly one answer.
-4. The text contains no control tokens, which would be encoded as such.
-5. Round trip: the rendered text can be parsed back into the same conversation.
+1. Roles: an optional system message, then alternating user and assistant; one tool message for each call, after its turn.
+2. Each call can be parsed, names an existing tool and has the required arguments.
+3. An assistant message is a closed <reason>, followed by calls or by exactly one answer.
+4. The text contains no control tokens; the tokenizer would encode them as special tokens.
+5. Round trip: parsing the rendered text gives the same conversation.
 6. With a tokenizer: the loss mask covers exactly the tokens of the assistant.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """A fault. message: index of the message; None: the whole conversation."""
+    """A fault of a conversation. message: index of the message; None: the whole conversation."""
 
     message: int | None
     rule: str
@@ -36,7 +36,10 @@ class LintFinding:
 
 
 def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[LintFinding]:
-    """Return all faults of a conversation. With an empty list it can be used for training."""
+    """Return all faults of a conversation. If the list is empty, the conversation can be used for training.
+
+    tokenizer: None: do not check the loss mask.
+    """
     findings = [*_roles(conversation), *_calls(conversation), *_turns(conversation), *_control(conversation)]
     if not findings:
         findings += _round_trip(conversation)
@@ -47,27 +50,27 @@ def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | Non
 
 def _roles(conversation: "Conversation") -> list[LintFinding]:
     findings = []
-    waiting, expected = 0, "user"
+    unanswered, expected = 0, "user"  # unanswered: calls without a tool message
     for place, message in enumerate(conversation.messages):
         role = message.role
         if role == "system" and place == 0:
             continue
         if role == "tool":
-            if not waiting:
+            if not unanswered:
                 findings.append(LintFinding(place, "roles", "tool message without a call"))
-            waiting = max(0, waiting - 1)
+            unanswered = max(0, unanswered - 1)
             expected = "assistant"
             continue
-        if waiting:
-            findings.append(LintFinding(place, "roles", f"{waiting} calls before it have no tool message"))
+        if unanswered:
+            findings.append(LintFinding(place, "roles", f"{unanswered} calls before it have no tool message"))
         if role != expected:
             findings.append(LintFinding(place, "roles", f"{role} message, expected {expected}"))
-        waiting = len(parser.parse_tool_calls(message.content)) if role == "assistant" else 0
+        unanswered = len(parser.parse_tool_calls(message.content)) if role == "assistant" else 0
         expected = "user" if role == "assistant" else "assistant"
     if conversation.messages[-1].role != "assistant":
         findings.append(LintFinding(None, "roles", "the last message is not from the assistant"))
-    if waiting:
-        findings.append(LintFinding(None, "roles", f"{waiting} calls at the end have no tool message"))
+    if unanswered:
+        findings.append(LintFinding(None, "roles", f"{unanswered} calls at the end have no tool message"))
     return findings
 
 
@@ -139,8 +142,8 @@ def read_back(text: str) -> list[tuple[str, str]]:
 
 def _round_trip(conversation: "Conversation") -> list[LintFinding]:
     text = "".join(piece for piece, _ in conversation.segments())
-    found = [turn for turn in read_back(text) if turn[0] != "system"]
-    written = [
+    parsed = [turn for turn in read_back(text) if turn[0] != "system"]
+    expected = [
         (
             message.role,
             message.content if message.role != "assistant" else "<reason>" + message.content.removeprefix("<reason>"),
@@ -148,13 +151,13 @@ def _round_trip(conversation: "Conversation") -> list[LintFinding]:
         for message in conversation.messages
         if message.role != "system"
     ]
-    for place, (ours, theirs) in enumerate(zip(written, found, strict=False)):
+    for place, (ours, theirs) in enumerate(zip(expected, parsed, strict=False)):
         if ours != theirs:
             return [LintFinding(place, "round trip", f"{ours[0]} is parsed as {theirs[0]}: {theirs[1][:60]!r}")]
     return (
         []
-        if len(written) == len(found)
-        else [LintFinding(None, "round trip", f"{len(written)} messages are parsed as {len(found)}")]
+        if len(expected) == len(parsed)
+        else [LintFinding(None, "round trip", f"{len(expected)} messages are parsed as {len(parsed)}")]
     )
 
 
@@ -166,12 +169,12 @@ def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase
 
 
 def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
-    """Check the loss mask of one rendered conversation.
+    """Check the loss mask of one rendered conversation. ids, mask: (tokens,).
 
     It must be True exactly on the tokens after an assistant's `<reason>`, up to and including the end-of-turn token.
     """
     start, end = (tokenizer.convert_tokens_to_ids(token) for token in chat.SPECIAL_TOKENS[:2])
-    head: list[int] | None = None  # tokens since <|im_start|>, until they show that the assistant speaks
+    head: list[int] | None = None  # tokens since <|im_start|>, until they equal GENERATION_PREFIX
     own = False
     for place, (token, trained) in enumerate(zip(ids, mask, strict=True)):
         if trained != own:

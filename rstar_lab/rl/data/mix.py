@@ -1,4 +1,4 @@
-"""Read the mix of conversation sets that a recipe names for SFT."""
+"""Read and mix the files of SFT conversations that a recipe names."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Prepare a problem set for RL: read sources, filter, check labels, store difficulty, and write a data card."""
+"""Prepare a problem set for RL: read the sources, filter problems, check labels, store the difficulty, and write a data card."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ from rstar_lab.rl.data import filters
 from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, file_hash, text_hash
 from rstar_lab.rl.data.filters import Drops
 from rstar_lab.rl.data.similarity import Corpus, Texts
-from rstar_lab.rl.data.sources import Candidate, Reading, parse_source, read_source
+from rstar_lab.rl.data.sources import Candidate, ParsedSource, parse_source, read_source
 from rstar_lab.rl.problems import ProblemError, read_rows, write_problems
 
 MAX_ANSWERS = 16
@@ -40,14 +40,14 @@ def prepare(
     (problem_id or question, answers).
     min_agree: how many of 16 answers must agree with a label. difficulty: run folder, or table of problem_id and reward
     (or pass_rate), from rollouts of the current policy; the difficulty of a problem is the share of rollouts that failed.
-    drop_solved: drop problems that were always solved. drop_bad_rows: list invalid rows in the card instead of raising at the
-    first. on_filter: called after each filter.
+    drop_solved: drop problems that were always solved. drop_bad_rows: list invalid rows in the card instead of raising an
+    error. on_filter: called after each filter.
     Raises UserError for input that cannot be read, and if no problem is left.
     """
     if not 0 < similarity <= 1 or ngram < 1 or min_agree < 1:
-        raise UserError("similarity must lie between 0 and 1, ngram and min-agree must be at least 1")
+        raise UserError("--similarity must be above 0 and at most 1; --ngram and --min-agree must be at least 1")
     if drop_solved and difficulty is None:
-        raise UserError("--drop-solved requires --difficulty: rollouts show which problems are solved")
+        raise UserError("--drop-solved requires --difficulty, the rollouts that show which problems are solved")
     for text in (*sources, *against):
         path = parse_source(text, fields).path
         if path is not None and path.exists() and path.resolve() == out.resolve():
@@ -60,7 +60,7 @@ def prepare(
         }
     )  # fmt: skip
     on_bad_row = card.bad_rows.append if drop_bad_rows else None
-    candidates, repeated = _read(sources, fields, card.sources, on_bad_row)
+    candidates, repeated = _read_sources(sources, fields, card.sources, on_bad_row)
     evaluation, owners = _read_evaluation(against, fields, card.against, on_bad_row)
     _add_answers(candidates, answers)
     pass_rates = read_pass_rates(difficulty) if difficulty else {}
@@ -76,7 +76,9 @@ def prepare(
     drops = filters.duplicates(filtering.candidates, filtering.texts)
     filtering.drop("duplicate", "the same words, numbers and signs", drops)
     rule = f"Jaccard similarity of word pairs at least {similarity:g}, numbers, signs, variables alike"
-    filtering.drop("near-duplicate", rule, filters.near(filtering.candidates, filtering.texts, corpus, similarity))
+    filtering.drop(
+        "near-duplicate", rule, filters.similar_questions(filtering.candidates, filtering.texts, corpus, similarity)
+    )
     drops, overlaps = filters.contamination(filtering.texts, corpus, corpus.encode(evaluation), owners, ngram)
     filtering.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
     for entry in card.against:
@@ -88,7 +90,7 @@ def prepare(
         filtering.drop("solved", "not solved by every rollout", filters.solved(filtering.candidates, pass_rates))
     if not filtering.candidates:
         raise UserError(f"no problem is left of {len(candidates):,}; dropped: {_summary(card)}")
-    _finish(card, filtering.candidates, pass_rates, any_answer, Path(out))
+    _write(card, filtering.candidates, pass_rates, Path(out))
     return card
 
 
@@ -118,19 +120,19 @@ class _Filtering:
             self.on_filter(count)
 
 
-def _read(
+def _read_sources(
     sources: Sequence[str],
     fields: Mapping[str, str] | None,
     entries: list[dict],
     on_bad_row: Callable[[str], None] | None,
 ) -> tuple[list[Candidate], int]:
-    """Return the problems of all sources without exact repetitions, and the number of repeated rows."""
+    """Return the problems of all sources without exact copies, and the number of copies. Adds one entry per source to `entries`."""
     seen: dict[tuple[str, str], Candidate] = {}
     ids: set[str] = set()
     repeated = 0
-    for reading in (parse_source(text, fields) for text in sources):
+    for parsed in (parse_source(text, fields) for text in sources):
         before, rows = len(seen), 0
-        for candidate in read_source(reading, on_bad_row):
+        for candidate in read_source(parsed, on_bad_row):
             rows += 1
             problem = candidate.problem
             known = seen.setdefault((problem.question, problem.answer), candidate)
@@ -140,13 +142,13 @@ def _read(
                 continue
             name = problem.problem_id
             if name in ids:
-                tries = (f"{reading.source.name}/{name}{suffix}" for suffix in itertools.chain([""], _numbers()))
-                name = next(other for other in tries if other not in ids)
+                names = (f"{parsed.source.name}/{name}{suffix}" for suffix in itertools.chain([""], _numbers()))
+                name = next(other for other in names if other not in ids)
                 candidate.problem = problem.model_copy(update={"problem_id": name})
             ids.add(name)
         if not rows:
-            raise ProblemError(f"{reading.path or reading.source.hub}: no problems")
-        entries.append(_entry(reading, rows) | {"different": len(seen) - before})
+            raise ProblemError(f"{parsed.path or parsed.source.hub}: no problems")
+        entries.append(_entry(parsed, rows) | {"different": len(seen) - before})
     return list(seen.values()), repeated
 
 
@@ -154,13 +156,13 @@ def _numbers() -> Iterable[str]:
     return (f"-{number}" for number in itertools.count(2))
 
 
-def _entry(reading: Reading, rows: int) -> dict:
-    origin = str(reading.path or reading.source.hub)
+def _entry(parsed: ParsedSource, rows: int) -> dict:
+    origin = str(parsed.path or parsed.source.hub)
     return {
-        "name": reading.source.name,
+        "name": parsed.source.name,
         "from": origin,
         "rows": rows,
-        "sha256": file_hash(reading.path) if reading.path else None,
+        "sha256": file_hash(parsed.path) if parsed.path else None,
     }
 
 
@@ -170,14 +172,14 @@ def _read_evaluation(
     entries: list[dict],
     on_bad_row: Callable[[str], None] | None,
 ) -> tuple[list[str], list[str]]:
-    """Return the questions of all evaluation sets, and the name of the set of each."""
+    """Return all evaluation questions, and the name of the set of each. Adds one entry per set to `entries`."""
     questions: list[str] = []
     owners: list[str] = []
-    for reading in (parse_source(text, fields) for text in against):
-        found = [candidate.problem.question for candidate in read_source(reading, on_bad_row)]
-        questions += found
-        owners += [reading.source.name] * len(found)
-        entries.append(_entry(reading, len(found)))
+    for parsed in (parse_source(text, fields) for text in against):
+        evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
+        questions += evaluation
+        owners += [parsed.source.name] * len(evaluation)
+        entries.append(_entry(parsed, len(evaluation)))
     return questions, owners
 
 
@@ -202,7 +204,7 @@ def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
     """Return {problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or a table.
 
     A table has problem_id and either reward (a row per rollout) or pass_rate and samples (a row per problem).
-    Raises UserError with file, row and column.
+    Raises UserError that names file and row.
     """
     solved: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -231,9 +233,8 @@ def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
     return rates | {name: (solved[name] / count, count) for name, count in total.items()}
 
 
-def _finish(
-    card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tuple[float, int]], any_answer: bool, out: Path
-) -> None:
+def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tuple[float, int]], out: Path) -> None:
+    """Write the problems and the card."""
     problems = []
     for candidate in candidates:
         problem = candidate.problem

@@ -1,4 +1,4 @@
-"""Find equal texts, shared n-grams and near-duplicates among problems. Vectorised over all texts."""
+"""Find equal texts, shared n-grams and near-duplicates among questions, with numpy operations over all texts at once."""
 
 import re
 import unicodedata
@@ -23,31 +23,31 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(_DIGIT_GROUP.sub("", text.lower()))
 
 
-# Comparisons of a text within one bucket. Without a limit, a large bucket of similar texts would take quadratic time.
+# Maximum comparisons of a text within one bucket. Without a limit, large buckets would take quadratic time.
 _COMPARISONS = 64
 
 
 class Corpus:
-    """Vocabulary of a set of texts. Hashes of texts of one corpus can be compared."""
+    """Token vocabulary of a set of texts. Only hashes of texts from the same corpus can be compared."""
 
     def __init__(self) -> None:
         self._vocabulary: dict[str, int] = {}
 
     def encode(self, texts: Iterable[str]) -> "Texts":
-        """Return the token ids of texts."""
+        """Return the token ids of texts. New tokens are added to the vocabulary."""
         ids: list[np.ndarray] = []
         vocabulary = self._vocabulary
         for text in texts:
-            found = tokens(text)
+            words = tokens(text)
             ids.append(
-                np.fromiter((vocabulary.setdefault(token, len(vocabulary)) for token in found), np.int32, len(found))
+                np.fromiter((vocabulary.setdefault(token, len(vocabulary)) for token in words), np.int32, len(words))
             )
         lengths = np.array([len(part) for part in ids], dtype=np.int64)
         flat = np.concatenate(ids) if ids else np.empty(0, np.int32)
         return Texts(flat, np.concatenate([[0], np.cumsum(lengths)]))
 
     def is_symbol(self) -> np.ndarray:
-        """Return for each token id whether it is a number, a sign or a variable (one letter, except the article a)."""
+        """Return whether each token is a number, a sign or a variable (one letter, except the article a): bool, (vocabulary,)."""
         symbols = (token[0].isdigit() or (len(token) == 1 and token != "a") for token in self._vocabulary)
         return np.fromiter(symbols, bool, len(self._vocabulary))
 
@@ -70,11 +70,11 @@ class Texts:
         return len(self.bounds) - 1
 
     def hashes(self) -> np.ndarray:
-        """Return one hash per text. Texts with equal tokens have equal hashes."""
+        """Return one uint64 hash per text: (texts,). Texts with equal tokens have equal hashes."""
         return self._fold(_mix(self.ids.astype(np.uint64) + np.uint64(1)))
 
     def symbols(self, is_symbol: np.ndarray) -> np.ndarray:
-        """Return one hash per text, of its symbols in order. is_symbol: see `Corpus.is_symbol`."""
+        """Return one uint64 hash per text, of its symbols in order: (texts,). is_symbol: see `Corpus.is_symbol`."""
         chosen = is_symbol[self.ids] if len(self.ids) else np.empty(0, bool)
         bounds = np.concatenate([[0], np.cumsum(chosen)])[self.bounds]
         return Texts(self.ids[chosen], bounds).hashes()
@@ -88,7 +88,7 @@ class Texts:
         return _mix(sums[self.bounds[1:]] - sums[self.bounds[:-1]] + lengths.astype(np.uint64))
 
     def ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the hashes of all n-grams, the index of the text of each, and its start in ids.
+        """Return the hash of each n-gram, the index of its text, and its start in `ids`: three arrays of shape (n-grams,).
 
         A text shorter than n has one n-gram: the whole text.
         """
@@ -115,7 +115,10 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def contaminated(texts: Texts, evaluation: Texts, n: int) -> dict[int, tuple[int, int]]:
-    """Return {text: (evaluation text, start in texts.ids)} of the first n-gram that a text shares with an evaluation text."""
+    """Find the first n-gram that each text shares with an evaluation text.
+
+    Returns {index of the text: (index of the evaluation text, start of the n-gram in texts.ids)}.
+    """
     theirs, their_owner, _ = evaluation.ngrams(n)
     theirs, first = np.unique(theirs, return_index=True)
     ours, owner, start = texts.ngrams(n)
@@ -123,23 +126,23 @@ def contaminated(texts: Texts, evaluation: Texts, n: int) -> dict[int, tuple[int
         return {}
     at = np.searchsorted(theirs, ours).clip(max=len(theirs) - 1)
     hits = np.flatnonzero(theirs[at] == ours)
-    found, where = np.unique(owner[hits], return_index=True)
+    matched, first_hits = np.unique(owner[hits], return_index=True)
     return {
         int(text): (int(their_owner[first[at[hits[hit]]]]), int(start[hits[hit]]))
-        for text, hit in zip(found, where, strict=True)
+        for text, hit in zip(matched, first_hits, strict=True)
     }
 
 
 def near_duplicates(
     texts: Texts, symbols: np.ndarray, *, similarity: float = 0.8, shingle: int = 2, bands: int = 16, rows: int = 4
 ) -> dict[int, int]:
-    """Return {text: earlier text of which it is a near-duplicate}.
+    """Return {index of a text: index of the earlier text of which it is a near-duplicate}.
 
-    Two texts are near-duplicates if they have the same symbols in the same order (`symbols`: a hash of each text) and the Jaccard
-    similarity of their token n-grams, n = `shingle`, is at least `similarity`. So a different number, sign or variable makes a
-    different problem, and a different word does not.
-    MinHash with `bands` x `rows` finds candidate pairs: a pair of similarity s is found with probability
-    1 - (1 - s^rows)^bands, which is 0.9998 at 0.8. Each pair found is compared exactly.
+    Two texts are near-duplicates if they have the same symbols in the same order (`symbols`: one hash per text) and the Jaccard
+    similarity of their token n-grams, n = `shingle`, is at least `similarity`. So questions that differ in a number, sign or
+    variable are different problems; questions that differ in a few words are not.
+    MinHash with `bands` x `rows` hashes (Broder, 1997) finds candidate pairs. It finds a pair of similarity s with probability
+    1 - (1 - s^rows)^bands, which is 0.9998 at 0.8. The similarity of each candidate pair is then computed exactly.
     """
     shingles, owner, _ = texts.ngrams(shingle)
     bounds = np.searchsorted(owner, np.arange(len(texts) + 1))
@@ -147,7 +150,7 @@ def near_duplicates(
     if not len(filled):
         return {}
     rng = np.random.default_rng(0)
-    twin: dict[int, int] = {}
+    original_of: dict[int, int] = {}
     for _ in range(bands):
         band = symbols[filled].copy()
         for _ in range(rows):
@@ -157,8 +160,8 @@ def near_duplicates(
         edges = np.flatnonzero(np.diff(band[order])) + 1
         for bucket in np.split(order, edges):
             if len(bucket) > 1:
-                _compare(filled[bucket].tolist(), shingles, bounds, symbols, similarity, twin)
-    return twin
+                _compare(filled[bucket].tolist(), shingles, bounds, symbols, similarity, original_of)
+    return original_of
 
 
 def _compare(
@@ -167,17 +170,17 @@ def _compare(
     bounds: np.ndarray,
     symbols: np.ndarray,
     similarity: float,
-    twin: dict[int, int],
+    original_of: dict[int, int],
 ) -> None:
     originals: list[tuple[int, set[int]]] = []
     for text in bucket:
-        if text in twin:
+        if text in original_of:
             continue
         own = set(shingles[bounds[text] : bounds[text + 1]].tolist())
         for other, theirs in originals[:_COMPARISONS]:
             shared = len(own & theirs)
             if symbols[text] == symbols[other] and shared >= similarity * (len(own) + len(theirs) - shared):
-                twin[text] = other
+                original_of[text] = other
                 break
         else:
             originals.append((text, own))

@@ -1,4 +1,4 @@
-"""Sources of problems: the sets of the paper and evaluation sets by name, and files.
+"""Sources of problems: the training sets of the paper and evaluation sets, by name, and files.
 
 The command line accepts
 
@@ -20,10 +20,10 @@ from rstar_lab.verify import last_boxed
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its name on the hub and its column names.
+    """A data set: its name on the Hugging Face hub and its column names.
 
-    solution: column with a sampled solution of a strong model, for a set with several rows per problem. Its boxed answers are
-    collected for the label check. keep: returns whether a row belongs to the source; None: all rows.
+    solution: column with a solution sampled from a strong model, for a data set with several rows per problem. The boxed
+    answers are collected for the label check. keep: returns whether to use a row; None: use all rows.
     """
 
     name: str
@@ -68,7 +68,7 @@ SOURCES = {
 
 @dataclass(slots=True)
 class Candidate:
-    """A problem that the filters examine. where: source and row. answers: answers of a strong model, if known."""
+    """A problem before filtering. where: source and row number. answers: answers of a strong model, if known."""
 
     problem: Problem
     where: str
@@ -76,45 +76,45 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A source as the command line gives it. path: None to read from the hub."""
+class ParsedSource:
+    """A source that the command line names, and where to read it. path: file; None: the Hugging Face hub."""
 
     source: Source
     path: Path | None
 
 
-def parse_source(text: str, fields: Mapping[str, str] | None = None) -> Reading:
+def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSource:
     """Return the source that an argument names (see the module docstring).
 
-    fields: column names of plain files that give none themselves. Raises ProblemError for an unknown name.
+    fields: column names of files whose argument names none. Raises ProblemError for an unknown name.
     """
     name, equals, path = text.partition("=")
     if equals and name in SOURCES:
-        return Reading(SOURCES[name], Path(path))
+        return ParsedSource(SOURCES[name], Path(path))
     for source in SOURCES.values():
         if text in (source.name, source.hub):
             if source.hub is None:
                 raise ProblemError(f"{text} is not on the hub: give a file, {text}=FILE")
-            return Reading(source, None)
+            return ParsedSource(source, None)
     path, colon, mapping = text.rpartition(":")
     if not (colon and "=" in mapping):
         path, mapping = text, ""
     if not Path(path).suffix:
         raise ProblemError(f"{text}: neither a file nor one of {', '.join(SOURCES)}")
-    return Reading(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
+    return ParsedSource(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
 
 
 def read_source(
-    reading: Reading, on_bad_row: Callable[[str], None] | None = None, *, answers: bool = True
+    parsed: ParsedSource, on_bad_row: Callable[[str], None] | None = None, *, answers: bool = True
 ) -> Iterator[Candidate]:
     """Yield the problems of a source.
 
     answers: whether a row that names no environment must have an answer. on_bad_row: called with the message of each invalid
-    row. None: the first one raises ProblemError.
+    row; None: the first invalid row raises ProblemError.
     """
-    source = reading.source
-    for number, row in _rows(reading):
-        where = f"{reading.path or source.hub} row {number}"
+    source = parsed.source
+    for number, row in _rows(parsed):
+        where = f"{parsed.path or source.hub} row {number}"
         if source.keep and isinstance(row, Mapping) and not source.keep(row):
             continue
         try:
@@ -143,11 +143,11 @@ def _has(row: Any, name: str) -> bool:
     return isinstance(row, Mapping) and (name in row or name.split(".")[0] in row)
 
 
-def _rows(reading: Reading) -> Iterator[tuple[int, Any]]:
-    if reading.path:
-        yield from read_rows(reading.path)
+def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
+    if parsed.path:
+        yield from read_rows(parsed.path)
         return
-    source = reading.source
+    source = parsed.source
     try:
         from datasets import load_dataset
     except ImportError:

@@ -315,7 +315,7 @@ def test_convert_and_lint_from_the_command_line(tmp_path, tokenizer):
     ended = run(app, ["convert", "glaive_v2", str(source), "--out", str(out), "--json"])
     line = json.loads(ended.stdout)
     assert ended.exit_code == 0 and (line["rows"], line["converted"], sum(line["refused"].values())) == (2, 1, 1)
-    assert "1 refused" in run(app, ["convert", "glaive_v2", str(source), "--out", str(out)]).stdout
+    assert "1 rejected" in run(app, ["convert", "glaive_v2", str(source), "--out", str(out)]).stdout
     tokenizer.save_pretrained(tmp_path / "model")
     assert run(app, ["lint", str(out), "--tokenizer", str(tmp_path / "model")]).exit_code == 0
     roles = ("user", "user", "assistant")  # two user messages in a row are a fault
