@@ -15,7 +15,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of one completion. `seed` determines the result, independent of the rest of the batch."""
+    """Sampling parameters of one completion. `seed` determines the result, whatever else is in the batch."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -28,9 +28,10 @@ class Sampling:
 class Completion:
     """The result of a request.
 
-    token_ids: the sampled tokens, including the stop token. log_probs: of each sampled token under the distribution it
-    was sampled from (after temperature), same length. engine: name of the engine. policy_version: of the weights that
-    sampled the last token. versions: (policy version, tokens) of the parts, in order, if the weights changed meanwhile.
+    token_ids: the sampled tokens, including the stop token. log_probs: log-prob of each sampled token under the
+    distribution it was sampled from (after temperature); same length. engine: name of the engine. policy_version:
+    version of the weights that sampled the last token. versions: if the weights changed during the request, the
+    (policy version, number of tokens) of its consecutive parts; otherwise ().
     """
 
     token_ids: list[int]
@@ -42,7 +43,7 @@ class Completion:
 
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """(policy version, tokens) of the parts, in order; () without tokens."""
+        """(policy version, number of tokens) of each consecutive part; () without tokens."""
         single_part = ((self.policy_version, len(self.token_ids)),) if self.token_ids else ()
         return self.versions or single_part
 

@@ -24,11 +24,11 @@ class StopReason(StrEnum):
 class Turn:
     """One turn of the model: tokens [start, end) of the response.
 
-    generate_s: seconds in the engine. tool_s: seconds until the last call of the turn ended. queue_s: longest wait of a
-    call. versions: (policy version, tokens) of the parts of the turn, in order; () if not recorded. void: the turn has
-    neither a well-formed call nor an answer. control_token: the model wrote a control token that does not belong there.
-    observation: text of the environment after the turn. reward: reward that the
-    environment gives to the turn.
+    generate_s: seconds in the engine. tool_s: seconds until the last call of the turn ended. queue_s: longest time that a
+    call of the turn waited before it started, in seconds. versions: (policy version, number of tokens) of each
+    consecutive part; () if not recorded. void: the turn has neither a well-formed call nor an answer. control_token: the
+    model wrote a control token that does not belong there. observation: text of the environment after the turn. reward:
+    reward that the environment gives to the turn.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
-    """One tool call. position: index in the response at which the tool responses of its turn start."""
+    """One tool call. position: index of the response token at which the tool responses of its turn start."""
 
     turn: int
     index: int
@@ -100,8 +100,7 @@ class Trajectory:
 
     @property
     def token_versions(self) -> list[int]:
-        """Return the policy version of each response token. Tokens of a tool response have the version of the turn
-        before."""
+        """Policy version of each response token. Tokens of a tool response have the version of the turn before."""
         versions: list[int] = []
         for turn in self.turns:
             versions += [versions[-1] if versions else self.policy_version] * (turn.start - len(versions))

@@ -11,10 +11,10 @@ from rstar_lab.rl.trajectory import ToolCallRecord, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The answer of an environment to a turn.
+    """What an environment returns after a turn of the model.
 
-    text: shown to the model as a user message; if empty, the model sees nothing. reward: reward of the turn that this
-    observation answers, or None. done: whether the rollout ends here.
+    text: shown to the model as a user message; if empty, there is no message. reward: reward of that turn, or None. done:
+    whether the rollout ends here.
     """
 
     text: str = ""
@@ -27,8 +27,11 @@ NO_OBSERVATION = Observation()
 
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
-    """One turn of the model. text: as generated, with its calls. calls: its tool calls, executed, with their responses.
-    turn: index of the turn, from 0."""
+    """One turn of the model.
+
+    text: the generated text, tool calls included. calls: the executed tool calls with their responses. turn: index of the
+    turn, from 0.
+    """
 
     text: str
     calls: tuple[ToolCallRecord, ...]
@@ -37,7 +40,7 @@ class ModelMessage:
 
 @dataclass(frozen=True, slots=True)
 class RewardPart:
-    """One named part of a reward. The reward is the sum of value * weight over the parts. weight 0: a metric only."""
+    """One part of a reward. The reward is the sum of value * weight over all parts. A part with weight 0 is only a metric."""
 
     value: float
     weight: float = 1.0
@@ -47,11 +50,11 @@ Scores = Mapping[str, float | RewardPart]
 
 
 class Environment(Protocol):
-    """A task with state. Every rollout has an instance of its own, made without arguments.
+    """A task with state. Each rollout has its own instance, which is created without arguments.
 
-    Inherit from this class and override what the task needs; `reset` is required. Methods may be plain functions too: they
-    then run in a thread. Each call has the time limit `rl.tool_timeout_s`. A method that raises, exceeds the limit or returns
-    something else ends its rollout with the stop reason `environment_error`; such rollouts are stored and not trained on.
+    Inherit from this class and override what the task needs; `reset` is required. Methods may also be plain functions, which
+    run in a thread. Each call has the time limit `rl.tool_timeout_s`. If a method raises, exceeds the limit or returns another
+    type, the rollout ends with the stop reason `environment_error`; such rollouts are stored but not trained on.
     """
 
     @property
@@ -65,7 +68,7 @@ class Environment(Protocol):
         return ()
 
     async def reset(self, problem: Problem, seed: int) -> str | Observation:
-        """Start the task and return the first user message. seed: of the rollout; derive all randomness from it."""
+        """Start the task and return the first user message. seed: seed of the rollout; derive all randomness from it."""
         ...
 
     async def step(self, message: ModelMessage) -> str | Observation | None:
@@ -77,7 +80,7 @@ class Environment(Protocol):
         return None
 
     async def score(self, trajectory: Trajectory) -> Scores:
-        """Return the parts of the reward by name. They are stored as metrics. The rewards of the turns are added to it.
+        """Return the parts of the reward by name. They are stored as metrics. The rewards of the turns are added to the reward.
 
         Default: no parts.
         """
@@ -105,7 +108,7 @@ class MalformedResult(ValueError):
 
 
 def total_reward(scores: object) -> tuple[float, dict[str, float]]:
-    """Return (reward, values by name) of the parts of a reward. Raises MalformedResult if they are malformed or not finite."""
+    """Return (reward, value of each part by name). Raises MalformedResult if a part has another type or is not finite."""
     if not isinstance(scores, Mapping):
         raise MalformedResult(f"returned {scores!r}; expected a dict of reward parts")
     reward, values = 0.0, dict[str, float]()
@@ -123,7 +126,7 @@ def total_reward(scores: object) -> tuple[float, dict[str, float]]:
 
 
 def checked_observation(value: object) -> Observation:
-    """Return what `reset` or `step` returned as an Observation. Raises MalformedResult if it is something else."""
+    """Convert the return value of `reset` or `step` to an Observation. Raises MalformedResult for any other type."""
     if value is None:
         return NO_OBSERVATION
     if isinstance(value, str):

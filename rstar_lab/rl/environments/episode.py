@@ -1,4 +1,4 @@
-"""The environment of one rollout, with a time limit and checks around every call."""
+"""Run the environment of one rollout, with a time limit for every call and checks of every return value."""
 
 import asyncio
 import inspect
@@ -25,37 +25,37 @@ log = logging.getLogger(__name__)
 class Episode:
     """Runs one environment for one rollout. Failures of the environment raise EnvironmentFailure.
 
-    speaks: whether `step` can return something.
+    has_step: whether to call `step` after each turn.
     """
 
-    speaks = True
+    has_step = True
 
     def __init__(self, environment: Environment, name: str, problem: Problem, time_limit_s: float | None):
         """name: name of the environment, used in errors. time_limit_s: time limit of each call; None: no limit."""
         self.environment, self.name, self.problem, self.time_limit_s = environment, name, problem, time_limit_s
-        self.lock = asyncio.Lock()  # tool calls of one turn run one after the other
+        self.lock = asyncio.Lock()  # tool calls of one rollout run one after the other
 
     async def reset(self, seed: int) -> str:
-        """Start the task and return the first user message."""
+        """Start the task and return the first user message. seed: seed of the rollout."""
         observation = await self.call("reset", checked_observation, self.problem, seed)
         if not observation.text:
             raise self._failure("reset", "returned no text")
         return observation.text
 
     async def step(self, message: ModelMessage) -> Observation:
-        """Return what the environment answers to a turn."""
+        """Return the observation of the environment after a turn."""
         return await self.call("step", checked_observation, message)
 
     async def score(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
-        """Return (reward, metrics) of the rollout: its parts, and the sum of the rewards of its turns."""
+        """Return (reward, metrics) of the rollout. The reward includes the rewards of its turns."""
         reward, values = await self.call("score", total_reward, trajectory)
-        of_turns = [turn.reward for turn in trajectory.turns if turn.reward is not None]
-        if of_turns:
-            values["turns"] = sum(of_turns)
-        return reward + sum(of_turns), values
+        turn_rewards = [turn.reward for turn in trajectory.turns if turn.reward is not None]
+        if turn_rewards:
+            values["turns"] = sum(turn_rewards)
+        return reward + sum(turn_rewards), values
 
     async def close(self) -> None:
-        """Free the environment. A failure is logged: the rollout has ended already."""
+        """Close the environment. A failure is only logged, because the rollout has already ended."""
         try:
             await self.call("close", lambda value: value)
         except EnvironmentFailure as failure:

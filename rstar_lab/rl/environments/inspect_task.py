@@ -23,22 +23,22 @@ ANSWER_BLOCK = re.compile(r"<answer>.*", re.DOTALL)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def is_task(made: Any) -> bool:
+def is_task(target: Any) -> bool:
     """Return whether an object is a `@task` function of Inspect."""
     if "inspect_ai" not in sys.modules:  # if inspect_ai was not imported, the object cannot be a task of it
         return False
     from inspect_ai.util import registry_info
 
     try:
-        return registry_info(made).type == "task"
+        return registry_info(target).type == "task"
     except ValueError:
         return False
 
 
 class InspectTask:
-    """A task, loaded once; a call makes the environment of a rollout.
+    """A task, loaded once. Calling it creates the environment of one rollout.
 
-    Raises UserError for a task without scorer, and for samples that need a sandbox of Inspect.
+    Raises UserError if the task has no scorer or needs a sandbox of Inspect.
     """
 
     def __init__(self, name: str, function: Any):
@@ -112,7 +112,7 @@ class InspectEnvironment(Environment):
 
 
 def completion_of(trajectory: Trajectory) -> str:
-    """Return the last turn as Inspect's scorers read it: the answer block of our format becomes `ANSWER: x` at the end."""
+    """Return the last turn in the format that Inspect's scorers read: `ANSWER: x` at the end replaces our answer block."""
     text = trajectory.turns[-1].text if trajectory.turns else ""
     if trajectory.answer is None:
         return text
@@ -127,7 +127,7 @@ def as_messages(sample: Any) -> list[Any]:
 
 
 def question_of(sample: Any) -> str:
-    """Return the input of a sample as one text, with its choices under letters."""
+    """Return the input of a sample as one text, followed by its choices as `A) ...`, `B) ...`."""
     text = "\n\n".join(message.text for message in as_messages(sample))
     choices = zip(LETTERS, sample.choices or (), strict=False)
     return "\n".join([text, *(f"{letter}) {choice}" for letter, choice in choices)])

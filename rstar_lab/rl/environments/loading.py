@@ -19,10 +19,10 @@ from rstar_lab.rl.trajectory import Trajectory
 
 @dataclass
 class EnvironmentClass:
-    """An environment of a run: makes an instance for every rollout and keeps those of the rollouts in progress.
+    """An environment of a run. Creates an instance for every rollout and keeps those of the rollouts in progress.
 
-    tools: tools of the environment, by the name that the model uses. time_limit_s: time limit of each call of the
-    environment and of its tools.
+    make: returns a new instance. tools: tools of the environment, by the name that the model uses. time_limit_s: time limit
+    of each call of the environment and of its tools. scores_groups: whether it has the method `score_group`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class EnvironmentClass:
     scores_groups: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises UserError if the environment cannot be made or lacks a method."""
+        """Raises UserError if no instance can be created or a method is missing."""
         try:
             template = self.make()
             offered = template.tools
@@ -49,7 +49,7 @@ class EnvironmentClass:
         self.tools = describe_tools(self.name, offered, self.time_limit_s, self.episodes)
 
     def open(self, problem: Problem, traj_id: str) -> Episode:
-        """Return the environment of a rollout; a rollout that continues keeps its own. Raises EnvironmentFailure."""
+        """Return the environment of a rollout; create it unless the rollout continues an earlier one. Raises EnvironmentFailure."""
         if traj_id not in self.episodes:
             self.episodes[traj_id] = self._episode(problem)
         return self.episodes[traj_id]
@@ -65,7 +65,7 @@ class EnvironmentClass:
         return Episode(environment, self.name, problem, self.time_limit_s)
 
     async def close(self, traj_id: str) -> None:
-        """Free the environment of a rollout that has ended or will not be continued."""
+        """Close the environment and the tools of a rollout that has ended or will not be continued."""
         for tool in self.tools.values():
             await tool.close(traj_id)
         episode = self.episodes.pop(traj_id, None)
@@ -73,13 +73,13 @@ class EnvironmentClass:
             await episode.close()
 
     async def score_group(self, problem: Problem, group: Sequence[Trajectory]) -> list[tuple[float, dict[str, float]]]:
-        """Return what `score_group` adds to the (reward, metrics) of each rollout. Raises EnvironmentFailure."""
+        """Return the (reward, metrics) that `score_group` adds for each rollout. Raises EnvironmentFailure."""
 
         def check(scores: Any) -> list[tuple[float, dict[str, float]]]:
-            found = [total_reward(parts) for parts in scores]
-            if len(found) != len(group):
-                raise MalformedResult(f"returned {len(found)} scores for {len(group)} rollouts")
-            return found
+            results = [total_reward(parts) for parts in scores]
+            if len(results) != len(group):
+                raise MalformedResult(f"returned {len(results)} scores for {len(group)} rollouts")
+            return results
 
         return await self._episode(problem).call("score_group", check, group)
 
@@ -89,17 +89,17 @@ def load_environment(name: str, target: str, time_limit_s: float) -> Environment
 
     `name` is a class, a function that returns an instance, an Inspect task, or a taskset of verifiers.
     """
-    made = load_named(target, f"rl.environments.{name}.environment")
-    if is_task(made):
-        return EnvironmentClass(name, InspectTask(target, made), time_limit_s)
-    if is_taskset(made):
-        return EnvironmentClass(name, VerifiersTaskset(target, made, time_limit_s), time_limit_s)
-    if not callable(made):
-        raise UserError(f"rl.environments.{name}.environment: {target} is a {type(made).__name__}; expected a class")
+    loaded = load_named(target, f"rl.environments.{name}.environment")
+    if is_task(loaded):
+        return EnvironmentClass(name, InspectTask(target, loaded), time_limit_s)
+    if is_taskset(loaded):
+        return EnvironmentClass(name, VerifiersTaskset(target, loaded, time_limit_s), time_limit_s)
+    if not callable(loaded):
+        raise UserError(f"rl.environments.{name}.environment: {target} is a {type(loaded).__name__}; expected a class")
     required = [
-        p.name for p in inspect.signature(made).parameters.values()
+        p.name for p in inspect.signature(loaded).parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]  # fmt: skip
     if required:
         raise UserError(f"rl.environments.{name}.environment: {target} must not require arguments ({required[0]})")
-    return EnvironmentClass(name, made, time_limit_s)
+    return EnvironmentClass(name, loaded, time_limit_s)

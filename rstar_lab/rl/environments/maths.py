@@ -19,7 +19,7 @@ class MathsEnvironment(Environment):
     def __init__(
         self, shared_tools: Mapping[str, Tool], reward: Callable[[str, str], float], problem: Problem, traj_id: str
     ):
-        """shared_tools: tools that all rollouts use; they keep the state of each rollout by its traj_id."""
+        """shared_tools: tools that all rollouts use. They store the state of each rollout under its traj_id."""
         self.shared_tools, self.reward, self.problem, self.traj_id = shared_tools, reward, problem, traj_id
 
     @property
@@ -30,17 +30,17 @@ class MathsEnvironment(Environment):
         return problem.question
 
     async def score(self, trajectory: Trajectory) -> Scores:
-        """Return the result of the reward function. Its UserError stops the run."""
-        reward, metrics = await self.rewarded(trajectory)
+        """Return the reward and metrics of the reward function."""
+        reward, metrics = await self.compute_reward(trajectory)
         return {"reward": reward} | metrics
 
-    async def rewarded(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
-        """Return (reward, metrics)."""
+    async def compute_reward(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
+        """Return (reward, metrics) of a rollout. An error of a user's reward function raises UserError, which stops the run."""
         text, answer = trajectory.text, self.problem.answer
         if not isinstance(self.reward, UserReward):
             return float(await asyncio.to_thread(self.reward, text, answer)), {}
-        own = {name: getattr(tool, "tool", tool) for name, tool in self.shared_tools.items()}  # verl wraps tools
-        states = {name: tool.state(self.traj_id) for name, tool in own.items() if isinstance(tool, UserTool)}
+        tools = {name: getattr(tool, "tool", tool) for name, tool in self.shared_tools.items()}  # verl wraps tools
+        states = {name: tool.state(self.traj_id) for name, tool in tools.items() if isinstance(tool, UserTool)}
         inputs = RewardInputs(self.problem, trajectory.calls, states)
         return await asyncio.to_thread(self.reward.score, text, answer, inputs)
 
@@ -50,13 +50,13 @@ class MathsEnvironment(Environment):
 
 
 class MathsEpisode(Episode):
-    """Runs a MathsEnvironment for one rollout. It needs neither checks nor time limits."""
+    """Runs a MathsEnvironment for one rollout, without checks and time limits: its methods are not user code."""
 
     environment: MathsEnvironment
-    speaks = False
+    has_step = False
 
     async def reset(self, seed: int) -> str:
         return self.problem.question
 
     async def score(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
-        return await self.environment.rewarded(trajectory)
+        return await self.environment.compute_reward(trajectory)

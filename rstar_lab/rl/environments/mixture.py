@@ -1,4 +1,4 @@
-"""Several environments in one run: their settings, and the order in which their problems are drawn."""
+"""Several environments in one run: their settings, and which environment each problem of a step is drawn from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from rstar_lab.rl.tools.base import Tool
 
 @dataclass(frozen=True)
 class RunEnvironment:
-    """An entry of `rl.environments`, ready to run.
+    """An entry of `rl.environments` with its environment and tools loaded.
 
-    tools: tools by the name that the model uses. reward: as in RolloutContext. environment: None for an entry with tools
-    and a reward only. limits: changed fields of RolloutLimits.
+    tools: tools by the name that the model uses. reward: as in RolloutContext. environment: None if the entry has only
+    tools and a reward. limits: fields of RolloutLimits that the entry changes.
     """
 
     tools: Mapping[str, Tool]
@@ -26,7 +26,7 @@ class RunEnvironment:
 class Mixture(Sequence[Problem]):
     """The problems of several environments, drawn in proportion to their weights.
 
-    After n draws, an environment with share w has been drawn w * n times, rounded up or down.
+    After n draws, an environment with share w of the weights has been drawn w * n times, rounded up or down.
     """
 
     def __init__(self, problems: Sequence[Problem], weights: Mapping[str, float]):
@@ -37,22 +37,22 @@ class Mixture(Sequence[Problem]):
             self.parts.setdefault(problem.environment, []).append(problem)
         self.problems = [problem for part in self.parts.values() for problem in part]
         # For each draw so far: its environment, and how many draws that environment had before.
-        self._places: list[tuple[str, int]] = []
+        self._draws: list[tuple[str, int]] = []
         self._drawn = dict.fromkeys(self.parts, 0)
 
-    def place(self, position: int) -> tuple[str, int]:
-        """Return the environment of the draw at `position`, and how often it was drawn before."""
+    def draw(self, position: int) -> tuple[str, int]:
+        """Return the environment of the draw at `position` (from 0), and how often it was drawn before."""
         shares = {name: self.weights.get(name, 1.0) for name in self.parts}
         total = sum(shares.values())
-        while len(self._places) <= position:
-            draws = len(self._places) + 1
-            name = max(shares, key=lambda name: shares[name] / total * draws - self._drawn[name])
-            self._places.append((name, self._drawn[name]))
+        while len(self._draws) <= position:
+            count = len(self._draws) + 1
+            name = max(shares, key=lambda name: shares[name] / total * count - self._drawn[name])
+            self._draws.append((name, self._drawn[name]))
             self._drawn[name] += 1
-        return self._places[position]
+        return self._draws[position]
 
     def restricted(self, problems: Sequence[Problem]) -> "Mixture":
-        """Return the mixture of some of its problems."""
+        """Return the mixture of some of its problems, with the same weights."""
         return Mixture(problems, self.weights)
 
     def __len__(self) -> int:

@@ -24,14 +24,14 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import ToolResult
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-CAPACITY_WAIT_S = 1.0  # pause before a session is requested again from a server without a free one
+CAPACITY_WAIT_S = 1.0  # pause before the next request if all sessions of the server are in use
 
 
 class OpenEnv:
-    """A server; a call makes the environment of a rollout, which opens a session of its own.
+    """An OpenEnv server. Calling it creates the environment of one rollout, which opens its own session.
 
-    url: URL of the server. timeout_s: time limit of each answer. The first message starts with the problem's question.
-    The problem's `info` entry `reset` holds the parameters of the server's reset.
+    url: URL of the server. timeout_s: time limit of each response in seconds. The first message starts with the
+    problem's question. The problem's `info` entry `reset` has the parameters of the server's reset.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0):
@@ -101,14 +101,14 @@ class OpenEnvEnvironment(Environment):
             self.connection = None
 
     async def send(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and return the observation of the answer. Raises ServerError, or OSError if the connection fails."""
+        """Send a message and return the observation in the response. Raises ServerError, TimeoutError or ConnectionError."""
         from websockets.exceptions import ConnectionClosed
 
         if self.connection is None:
             raise ConnectionError(f"the session at {self.server.url} has ended")
         try:
             async with asyncio.timeout(self.server.timeout_s):
-                # The server may have sent the reason before it closed; the next receive returns it.
+                # If the server closed the connection, `recv` returns the reason that it sent before.
                 with contextlib.suppress(ConnectionClosed):
                     await self.connection.send(json.dumps({"type": kind, "data": data}))
                 answer = json.loads(await self.connection.recv())
@@ -129,7 +129,7 @@ class OpenEnvEnvironment(Environment):
         try:
             from websockets.asyncio.client import connect
         except ModuleNotFoundError:
-            raise UserError("OpenEnv: pip install 'rstar_lab[openenv]'") from None
+            raise UserError("environments of OpenEnv require `pip install 'rstar_lab[openenv]'`") from None
         address = f"ws{self.server.url.removeprefix('http')}/ws"
         self.connection = await connect(address, max_size=MAX_MESSAGE_BYTES, proxy=None)
 
@@ -145,7 +145,7 @@ class ServerError(Exception):
 
 
 class Act:
-    """The tool of one environment: takes an action and returns the observation as JSON."""
+    """The tool of one environment: sends an action to the server and returns the observation as text."""
 
     def __init__(self, environment: OpenEnvEnvironment):
         self.environment = environment
@@ -177,7 +177,7 @@ class Act:
 
 
 def text_of(observed: dict[str, Any]) -> str:
-    """Return an observation as the model reads it: one text field alone, else JSON without empty metadata."""
+    """Return an observation as text for the model: its only field if that is a text, else JSON without empty metadata."""
     fields = {name: value for name, value in observed["observation"].items() if name != "metadata" or value}
     values = list(fields.values())
     return values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(fields, ensure_ascii=False)

@@ -8,8 +8,10 @@ from rstar_lab.rl.problems import Problem, write_problems
 
 
 def write_problem_file(module: str, problems_of: Callable[[str], Sequence[Problem]]) -> None:
-    """Run `python -m MODULE MODULE:NAME PROBLEMS.jsonl`. problems_of: returns the problems of `module:name`. Exits with a message
-    after wrong arguments or a UserError."""
+    """Write problems to a file. This is the main function of `python -m MODULE MODULE:NAME PROBLEMS.jsonl`.
+
+    problems_of: returns the problems of `module:name`. For wrong arguments or a UserError, exits with a message.
+    """
     if len(sys.argv) != 3:
         sys.exit(f"usage: python -m {module} MODULE:NAME PROBLEMS.jsonl")
     target, path = sys.argv[1:]

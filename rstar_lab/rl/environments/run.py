@@ -1,4 +1,4 @@
-"""Make the environments of a run from its recipe."""
+"""Create the environments of a run from its recipe."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,16 +24,18 @@ def make_environments(
 ) -> dict[str, RunEnvironment]:
     """Return the environments of a recipe, by name.
 
-    loaded: see `load_environments`. make_tools: returns the tools of these names. Raises UserError for a tool that both the
-    environment and its entry have.
+    loaded: see `load_environments`. make_tools: returns tools by their names in a recipe. Raises UserError if a tool of an
+    entry has the name of a tool of its environment.
     """
-    made = {}
+    environments = {}
     for entry in rl.environments:
         environment, tools = loaded.get(entry.name), make_tools(entry.tools)
         own = environment.tools if environment else {}
         if both := own.keys() & tools.keys():
-            raise UserError(f"rl.environments.{entry.name}.tools: the environment has a tool {min(both)} too")
+            raise UserError(
+                f"rl.environments.{entry.name}.tools: the environment already has a tool {min(both)}; remove it here"
+            )
         reward = make_reward("verify" if environment else entry.reward or rl.reward, rl.answer)
         limits = entry.limits.model_dump(exclude_none=True)
-        made[entry.name] = RunEnvironment(own | tools, reward, environment, limits)
-    return made
+        environments[entry.name] = RunEnvironment(own | tools, reward, environment, limits)
+    return environments

@@ -1,4 +1,4 @@
-"""The tools that an environment offers. Each call goes to the instance of its rollout."""
+"""The tools of an environment. Each call is executed by the environment of its rollout."""
 
 import asyncio
 import inspect
@@ -13,7 +13,7 @@ from rstar_lab.rl.tools.user import UserTool, load_user_tool
 
 
 class MethodTool(UserTool):
-    """A tool that is a method of the environment. The calls of a rollout to its methods run one after the other."""
+    """A tool that is a method of the environment. Calls of one rollout run one after the other."""
 
     def __init__(self, environment: str, method: Any, time_limit_s: float, episodes: Mapping[str, Episode]):
         super().__init__(f"{environment}:{method.__name__}", method, time_limit_s)
@@ -29,7 +29,7 @@ class MethodTool(UserTool):
 
 
 class ObjectTool:
-    """A tool that is an object of the environment: it has a schema, and is called as the Tool protocol describes."""
+    """A tool that is an object of the environment and follows the Tool protocol."""
 
     def __init__(self, tool: Tool, episodes: Mapping[str, Episode]):
         self.schema, self.name, self.episodes = tool.schema, tool_name(tool.schema), episodes
@@ -51,28 +51,28 @@ def describe_tools(
 ) -> dict[str, Tool]:
     """Return the tools that an environment offers, by the name that the model uses.
 
-    name: name of the environment. offered: `Environment.tools` of an instance that is not run. episodes: episodes of
-    the rollouts in progress, by traj_id. Raises UserError for something that is not a tool, and for two tools of one
-    name.
+    name: name of the environment. offered: `Environment.tools` of an instance that is not reset. episodes: episodes of
+    the rollouts in progress, by traj_id. Raises UserError for an object that is not a tool, and for two tools with the
+    same name.
     """
     tools: dict[str, Tool] = {}
     for given in offered:
-        made: list[Tool]
+        created: list[Tool]
         if isinstance(given, str) and given.startswith(PREFIXES):
-            made = [*load_mcp_tools(given, time_limit_s)]
+            created = [*load_mcp_tools(given, time_limit_s)]
         elif isinstance(given, str):
-            made = [load_user_tool(given, time_limit_s)]
+            created = [load_user_tool(given, time_limit_s)]
         elif inspect.ismethod(given):
-            made = [MethodTool(name, given, time_limit_s, episodes)]
+            created = [MethodTool(name, given, time_limit_s, episodes)]
         elif hasattr(given, "schema"):
-            made = [ObjectTool(given, episodes)]
+            created = [ObjectTool(given, episodes)]
         elif callable(given) and hasattr(given, "__name__"):
-            made = [UserTool(f"{name}:{given.__name__}", given, time_limit_s)]
+            created = [UserTool(f"{name}:{given.__name__}", given, time_limit_s)]
         else:
             raise UserError(
                 f"rl.environments: {name}: {given!r} is not a tool: expected a function, class, URL, MCP server or object"
             )
-        for tool in made:
+        for tool in created:
             if (model_name := tool_name(tool.schema)) in tools:
                 raise UserError(f"rl.environments: {name}: two tools are called {model_name}; rename one")
             tools[model_name] = tool

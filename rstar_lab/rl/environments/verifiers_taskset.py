@@ -1,7 +1,7 @@
 """Tasksets of verifiers (v1) as environments: tasks become problems, toolsets become tools, rewards become parts of the reward.
 
-The recipe names the taskset, `environment: my_tasks:Sums` (a class, or an instance with its configuration). This command writes
-its problems to a file:
+The recipe names a class or an instance with its configuration: `environment: my_tasks:Sums`. This command writes the problems
+to a file:
 
     python -m rstar_lab.rl.environments.verifiers_taskset my_tasks:Sums problems.jsonl
 
@@ -34,20 +34,20 @@ TASKS = 10_000  # maximum number of problems that are written
 _STATE: ContextVar[Any] = ContextVar("verifiers_state")  # state of the rollout whose tool is called
 
 
-def is_taskset(made: Any) -> bool:
+def is_taskset(target: Any) -> bool:
     """Return whether an object is a taskset of verifiers, or its class."""
-    if "verifiers.v1" not in sys.modules:  # its module would have imported it
+    if "verifiers.v1" not in sys.modules:  # if it was not imported, the object cannot be a taskset
         return False
     from verifiers.v1 import Taskset
 
-    return isinstance(made, Taskset) or (isinstance(made, type) and issubclass(made, Taskset))
+    return isinstance(target, Taskset) or (isinstance(target, type) and issubclass(target, Taskset))
 
 
 class VerifiersTaskset:
-    """A taskset, loaded once; a call makes the environment of a rollout. Tasks are read when a rollout needs them.
+    """A taskset, loaded once. Calling it creates the environment of one rollout. Tasks are read when a rollout needs them.
 
-    timeout_s: time limit of each tool call. Raises UserError for a taskset whose tasks need a container, change requests, or whose package
-    has an `Env` of its own.
+    timeout_s: time limit of each tool call in seconds. Raises UserError if tasks need a container or use `@intercept`, or if
+    the package of the taskset has its own `Env`.
     """
 
     def __init__(self, name: str, given: Any, timeout_s: float):
@@ -64,7 +64,7 @@ class VerifiersTaskset:
         return VerifiersEnvironment(self)
 
     def problems(self, limit: int = TASKS) -> list[Problem]:
-        """Return one problem per task. Its `info` names the task. limit: maximum number, because a taskset can be endless."""
+        """Return one problem per task. Its `info` names the task. limit: maximum number, because a taskset can be infinite."""
         numbered = islice(enumerate(self.taskset), limit)
         name = self.name.partition(":")[2]
         return [
@@ -81,10 +81,10 @@ class VerifiersTaskset:
         """Return the task of a problem. Raises UserError if the taskset has none with its number."""
         key = problem.info.get("task")
         while key not in self._read:
-            found = next(self._tasks, None)
-            if found is None:
+            numbered_task = next(self._tasks, None)
+            if numbered_task is None:
                 raise UserError(f"problem {problem.problem_id}: taskset {self.name} has no task {key!r}")
-            number, task = found
+            number, task = numbered_task
             if task.data.image:
                 raise UserError(
                     f"taskset {self.name}: task {number} runs in the container {task.data.image}; not supported"
@@ -93,7 +93,7 @@ class VerifiersTaskset:
         return self._read[key]
 
     async def shared_toolsets(self) -> list[tuple[Any, Any]]:
-        """Return the toolsets of all rollouts, set up, with their servers."""
+        """Return the toolsets that all rollouts share, with their MCP servers. The first call sets them up."""
         async with self._setting_up:
             if not self._ready:
                 for toolset, _ in self._shared:
@@ -102,7 +102,7 @@ class VerifiersTaskset:
         return self._shared
 
     def own_toolsets(self, config: Any) -> list[tuple[Any, Any]]:
-        """Return new toolsets for one rollout, with their servers. config: configuration of the rollout's task."""
+        """Return new toolsets for one rollout, with their MCP servers. config: configuration of the rollout's task."""
         return [(toolset, _server(toolset)) for toolset in self.task_type.toolsets(config)]
 
     @cached_property
@@ -112,6 +112,7 @@ class VerifiersTaskset:
         return [schema for _, server in (*self._shared, *self.own_toolsets(config)) for schema in _schemas(server)]
 
     def _check(self) -> None:
+        """Raise UserError if the taskset needs a feature that is not supported."""
         from verifiers.v1 import Env, SingleAgentEnv
         from verifiers.v1.utils.decorators import discover_decorated
 
@@ -128,7 +129,7 @@ class VerifiersTaskset:
 
 
 class VerifiersEnvironment(Environment):
-    """One task. Rewards and metrics are those of the task; the rewards have its weights, the metrics weight 0."""
+    """One task. Parts of the reward: the rewards of the task with its weights, and its metrics with weight 0."""
 
     def __init__(self, taskset: VerifiersTaskset):
         self.taskset = taskset
@@ -173,7 +174,7 @@ class VerifiersEnvironment(Environment):
         return None
 
     async def score(self, trajectory: Trajectory) -> Scores:
-        if self.trace.num_turns < len(trajectory.turns):  # a cut turn was not passed to `step`
+        if self.trace.num_turns < len(trajectory.turns):  # the last turn was cut off and not passed to `step`
             add_turn(self.trace, trajectory.turns[-1].text, ())
         self.trace.ok = True
         self.trace.stop("max_total_tokens" if trajectory.truncated else "agent_completed")
@@ -189,7 +190,7 @@ class VerifiersEnvironment(Environment):
 
 
 class ToolsetTool:
-    """A tool of a toolset, for one environment. Calls of a rollout run one after the other."""
+    """A tool of a toolset, for one environment. Calls of one rollout run one after the other."""
 
     def __init__(self, environment: VerifiersEnvironment, schema: dict[str, Any]):
         self.environment, self.schema = environment, schema
@@ -219,7 +220,7 @@ class ToolsetTool:
 
 
 def needs_runtime(task: Any) -> bool:
-    """Return whether a task has hooks or scores that use a runtime, which is then a process on this machine."""
+    """Return whether a task has hooks or scores that use a runtime. The runtime is a process on this machine."""
     from verifiers.v1 import Task
 
     hooks = any(getattr(type(task), name) is not getattr(Task, name) for name in ("setup", "finalize"))
@@ -231,12 +232,14 @@ def question_of(data: Any) -> str:
     """Return the system prompt and the prompt of a task, joined to one text."""
     text = "\n\n".join(filter(None, (data.system_prompt, data.prompt_text)))
     if not text:
-        raise UserError(f"task {data.name or data.idx} has no prompt; its user would have to speak first")
+        raise UserError(
+            f"task {data.name or data.idx} has no prompt; tasks that a simulated user starts are not supported"
+        )
     return text
 
 
 def _answer(data: Any) -> str:
-    """Return the field `answer` of a task, or an empty text. The rewards of verifiers do not read it."""
+    """Return the field `answer` of a task as text, or an empty text. It is only stored; the rewards of verifiers do not read it."""
     answer = getattr(data, "answer", "")
     return str(answer) if isinstance(answer, str | int | float) else ""
 
@@ -249,7 +252,7 @@ def _config_of(taskset: type) -> Any:
 
 
 def _server(toolset: Any) -> Any:
-    """Return an MCP server with the tools of a toolset, whose state is that of the rollout that calls it."""
+    """Return an MCP server with the tools of a toolset. A tool sees the state of the rollout that calls it."""
     from mcp.server.mcpserver import MCPServer
 
     async def state() -> Any:
@@ -278,12 +281,12 @@ async def _schemas_of(server: Any) -> list[dict[str, Any]]:
 
 
 def _schemas(server: Any) -> list[dict[str, Any]]:
-    """Return the same as `_schemas_of`. It can be called while an event loop is running."""
-    found: list[list[dict[str, Any]]] = []
-    thread = Thread(target=lambda: found.append(asyncio.run(_schemas_of(server))))
+    """Return `_schemas_of(server)`. Runs in a thread, because the caller's thread may already run an event loop."""
+    results: list[list[dict[str, Any]]] = []
+    thread = Thread(target=lambda: results.append(asyncio.run(_schemas_of(server))))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 if __name__ == "__main__":

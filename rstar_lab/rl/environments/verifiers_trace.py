@@ -1,4 +1,4 @@
-"""The trace of verifiers (v1) for a rollout of the agent loop, which the rewards and metrics of a task read."""
+"""Build the trace of verifiers (v1) from a rollout of the agent loop. Rewards and metrics of a task read it."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def new_trace(task: Any) -> Any:
 
 
 def add_turn(trace: Any, text: str, calls: Sequence[ToolCallRecord]) -> None:
-    """Add a turn of the model and the responses of its calls. text: the text that the model generated."""
+    """Add a turn of the model and the responses to its calls. text: the text that the model generated."""
     from verifiers.v1 import AssistantMessage, ToolCall, ToolMessage
 
     turn = trace.num_turns
@@ -40,8 +40,8 @@ def add_turn(trace: Any, text: str, calls: Sequence[ToolCallRecord]) -> None:
     called = [ToolCall(id=f"call_{turn}_{call.index}", name=call.tool, arguments=arguments_of(call)) for call in calls]
     message = AssistantMessage(content=content, reasoning_content=thought or None, tool_calls=called or None)
     _add(trace, message, sampled=True)
-    for call, made in zip(calls, called, strict=True):
-        _add(trace, ToolMessage(tool_call_id=made.id, content=call.response, name=call.tool), sampled=False)
+    for call, tool_call in zip(calls, called, strict=True):
+        _add(trace, ToolMessage(tool_call_id=tool_call.id, content=call.response, name=call.tool), sampled=False)
 
 
 def arguments_of(call: ToolCallRecord) -> str:
@@ -54,8 +54,8 @@ def arguments_of(call: ToolCallRecord) -> str:
 
 def split_reply(text: str) -> tuple[str, str]:
     """Return (reasoning, reply) of a turn. The reply has neither tool calls nor the tags of our answer format."""
-    found = THOUGHT.match(text)
-    thought, reply = (found[2], text[found.end() :]) if found else ("", text)
+    match = THOUGHT.match(text)
+    thought, reply = (match[2], text[match.end() :]) if match else ("", text)
     return thought.strip(), ANSWER_TAGS.sub("", CALL.sub("", reply)).strip()
 
 

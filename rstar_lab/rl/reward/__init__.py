@@ -1,4 +1,4 @@
-"""Rewards of rollouts: answer verification, user functions, and functions in TRL's form."""
+"""Rewards of rollouts: answer verification, user functions, and reward functions written for TRL."""
 
 from rstar_lab.rl.reward.functions import RewardInputs, UserReward, make_reward, reward
 from rstar_lab.verify import extract_answer, verify, verify_many, warm_up

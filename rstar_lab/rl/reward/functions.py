@@ -1,4 +1,4 @@
-"""The reward of a rollout: 1 if the final answer is correct, else 0, or a user's own function.
+"""The reward of a rollout: 1 if the final answer is correct, else 0; or a user's reward function.
 
 Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
@@ -28,10 +28,10 @@ def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "ta
 
 @dataclass(frozen=True, slots=True)
 class RewardInputs:
-    """Optional inputs of a user's reward function, besides text and answer: keyword-only parameters with these names.
+    """Optional inputs of a user's reward function. It receives those for which it has a keyword-only parameter of that name.
 
-    problem: the problem with its `info`. calls: the tool calls of the rollout, with outcome and response. tools: by the
-    name of the tool, the final instance of a tool that is a class; None if the rollout did not call it.
+    problem: the problem with its `info`. calls: the tool calls of the rollout, with outcome and response. tools: final
+    instance of each tool that is a class, by the name of the tool; None if the rollout did not call it.
     """
 
     problem: Problem
@@ -55,13 +55,15 @@ class UserReward:
     supplied: frozenset[str]
 
     def __call__(self, response_text: str, answer: str) -> float:
-        """Return the reward, for callers that only have the text. Raises UserError if the function takes more."""
+        """Return the reward, for callers that have only the text. Raises UserError if the function requires other inputs."""
         if self.supplied:
-            raise UserError(f"rl.reward: {self.name} takes {', '.join(sorted(self.supplied))}, which are not stored")
+            raise UserError(
+                f"rl.reward: {self.name} requires {', '.join(sorted(self.supplied))}, which the run store does not have"
+            )
         return self.score(response_text, answer, None)[0]
 
     def score(self, response_text: str, answer: str, inputs: RewardInputs | None) -> tuple[float, dict[str, float]]:
-        """Return (reward, metrics). Raises UserError if the function fails or returns something else."""
+        """Return (reward, metrics). Raises UserError if the function fails or returns another type."""
         values = {name: getattr(inputs, name) for name in self.supplied}
         try:
             result: Any = self.function(response_text, answer, **values)
@@ -79,11 +81,11 @@ def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, st
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
     name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), or `module:function` (see
-    `UserReward`), which may be a function in TRL's form (see `rstar_lab.rl.reward.trl`). A user function is called from several threads.
-    RoC treats a rollout as correct if its reward is above 0.
-    answer: recipe key `rl.answer`: where `verify` reads the answer. A user function ignores it.
-    Raises UserError if the function does not exist or has parameters that are not supplied. A call raises UserError if the
-    function fails or returns no finite number.
+    `UserReward`), which can also be a reward function written for TRL (see `rstar_lab.rl.reward.trl`). User functions are
+    called from several threads. RoC treats a rollout as correct if its reward is above 0. answer: recipe key `rl.answer`:
+    where `verify` reads the answer; not used by other rewards.
+    Raises UserError if the function does not exist or requires parameters that are not supplied. A call raises UserError
+    if the function fails or does not return a finite number.
     """
     if name == "verify":
         return reward if answer == "tagged" else partial(reward, answer_format=answer)
@@ -100,5 +102,5 @@ def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, st
         return UserReward(name, adapt_trl_reward(name, function, parameters), frozenset({"problem"}))
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
-        raise UserError(f"rl.reward: {name}: parameter {unknown[0]}: choose from {', '.join(SUPPLIED)}")
+        raise UserError(f"rl.reward: {name}: unknown parameter {unknown[0]}; choose from {', '.join(SUPPLIED)}")
     return UserReward(name, function, frozenset(p.name for p in keywords if p.name in SUPPLIED))

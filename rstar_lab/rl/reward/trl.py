@@ -16,8 +16,7 @@ TEXT_LISTS = ("list[str]", "typing.List[str]", "List[str]")
 
 
 def is_trl_reward(parameters: list[inspect.Parameter]) -> bool:
-    """Return whether a reward function with these parameters is written for TRL: one of them is called
-    `completions`."""
+    """Return whether a reward function with these parameters is written for TRL: it has a parameter `completions`."""
     return any(p.name == "completions" for p in parameters)
 
 
@@ -28,7 +27,7 @@ def adapt_trl_reward(
 
     The function is called with lists of length 1. Its columns are `answer` and `solution` (the true answer), `question`,
     `problem_id`, `source`, `difficulty` and the entries of the problem's `info`; if a name occurs twice, the entry of `info`
-    counts. Prompts and completions are lists of chat messages, or strings if the parameter `completions` has the annotation
+    is used. Prompts and completions are lists of chat messages, or strings if the parameter `completions` has the annotation
     `list[str]`. None as a reward counts as 0, as in TRL.
     Raises UserError for an async function and for arguments that only TRL's trainer can supply.
     """

@@ -260,9 +260,9 @@ class _Rollout:
         return StopReason.MAX_TURNS
 
     async def _step(self, text: str, calls: tuple[ToolCallRecord, ...]) -> Observation:
-        """Return what the environment answers to a turn. If it fails, the rollout ends; `error` is then set."""
+        """Return the observation of the environment after a turn. If it fails, set `error` and end the rollout."""
         assert self.episode is not None
-        if not self.episode.speaks:
+        if not self.episode.has_step:
             return NO_OBSERVATION
         # A turn with calls is in self.turns already; a turn without calls is not.
         turn = len(self.turns) - 1 if calls else len(self.turns)

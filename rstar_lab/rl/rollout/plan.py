@@ -17,7 +17,7 @@ def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: st
     A Mixture draws the problems of each environment in an order of their own.
     """
     if isinstance(pool, Mixture):
-        environment, position = pool.place(position)
+        environment, position = pool.draw(position)
         pool, stage = pool.parts[environment], f"{stage}/{environment}"
     epoch, place = divmod(position, len(pool))
     return pool[_order(derive_seed(seed, "order", stage, epoch), len(pool))[place]]

@@ -30,7 +30,7 @@ PEEK = f"</reason>\n{render_tool_call('peek', {'digit': 7})}"
 
 
 class Guess(Environment):
-    """Guess a number. The environment speaks after turns without a call, and a tool counts its calls."""
+    """Guess a number. The environment answers turns without a call, and a tool counts its calls."""
 
     open = 0  # instances that were not closed
 

@@ -122,9 +122,9 @@ async def test_files_without_the_new_columns_are_read_and_compacted(module, tmp_
 
 
 async def test_wrong_parameters_and_metrics_are_named(module):
-    with pytest.raises(UserError, match="strange: parameter weather: choose from problem, calls, tools"):
+    with pytest.raises(UserError, match="strange: unknown parameter weather; choose from problem, calls, tools"):
         make_reward("baskets:strange")
-    with pytest.raises(UserError, match="takes calls, problem, tools, which are not stored"):
+    with pytest.raises(UserError, match="requires calls, problem, tools, which the run store does not have"):
         make_reward("baskets:full")("text", "5")
     with pytest.raises(UserError, match=r"infinite returned .*finite numbers"):
         await roll(add=1, reward="baskets:infinite")
