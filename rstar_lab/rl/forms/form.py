@@ -1,4 +1,4 @@
-"""Base class of the forms: display, and a line for errors."""
+"""Base class of the notebook forms."""
 
 import html
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 
 class Form(ABC):
-    """A widget `root` with a line for errors. Outside of JupyterLab, such as on GitHub, `summary` is shown instead."""
+    """A form with the widget `root` and a line for errors. Where widgets cannot run, as on GitHub, `summary` is shown instead."""
 
     root: widgets.VBox
 

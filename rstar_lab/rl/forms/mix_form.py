@@ -37,7 +37,7 @@ class MixForm(Form):
             name = self._unused_name(entry.file.stem)
             self._keys[name] = f"sft.conversations.{index}.count"
             self._conversations.append(name)
-            # A count of 0 is not a valid value of the recipe: take the file out instead.
+            # Minimum 1: the recipe does not allow a count of 0.
             self.sliders[name] = widgets.IntSlider(
                 min=1, max=available, value=min(entry.count or available, available), description=name, **wide
             )
@@ -49,7 +49,7 @@ class MixForm(Form):
                 description=name, **wide,
             )  # fmt: skip
         if not self.sliders:
-            raise UserError(f"recipe {recipe} mixes nothing: it has neither sft.conversations nor rl.environments")
+            raise UserError(f"recipe {recipe} has no data mix: it needs sft.conversations or rl.environments")
         self._start = {name: slider.value for name, slider in self.sliders.items()}
         self.table = widgets.HTML()
         for slider in self.sliders.values():
@@ -59,14 +59,14 @@ class MixForm(Form):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The keys of the sliders that were moved."""
+        """The values of the moved sliders, by recipe key."""
         return {
             self._keys[name]: slider.value for name, slider in self.sliders.items() if slider.value != self._start[name]
         }
 
     @property
     def counts(self) -> dict[str, float]:
-        """Conversations of each file, and mean groups per step of each environment."""
+        """Number of conversations of each file, and mean number of groups per step of each environment."""
         weights = {name: slider.value for name, slider in self.sliders.items() if name not in self._conversations}
         total = sum(weights.values())
         counts: dict[str, float] = {name: self.sliders[name].value for name in self._conversations}
@@ -78,7 +78,7 @@ class MixForm(Form):
         )
 
     def _unused_name(self, name: str) -> str:
-        """Return the name, numbered if a source has it already."""
+        """Return the name, with a number if another source has it already."""
         names = [name, *(f"{name} {number}" for number in range(2, len(self.sliders) + 3))]
         return next(candidate for candidate in names if candidate not in self.sliders)
 

@@ -21,10 +21,10 @@ TOP = "top level"
 
 
 class RecipeForm(Form):
-    """One field for every key of a recipe: its value, its default, what it means, and the error if the value is not valid.
+    """A form with one field for every recipe key: value, default, description, and the error if the value is invalid.
 
     recipe: name of a shipped recipe, or a file. `overrides` holds the changed keys, as for `submit` and `--set`; `recipe` is the
-    changed recipe, None while it is not valid. Raises RecipeError if the recipe cannot be loaded.
+    changed recipe, or None while a value is invalid. Raises RecipeError if the recipe cannot be loaded.
     """
 
     def __init__(self, recipe: str | Path = "tiny_fast"):
@@ -64,22 +64,22 @@ class RecipeForm(Form):
         about = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(" ".join((field.description or "").split())))
         if not field.is_required():
             default = _text(field.get_default(call_default_factory=True)) or "none"
-            about += f" Without the key: <code>{html.escape(default)}</code>."
+            about += f" Default value: <code>{html.escape(default)}</code>."
         label = widgets.HTML(f"<code>{html.escape(key)}</code>", layout=widgets.Layout(width="20em"))
         line = widgets.HBox([label, entry], layout=widgets.Layout(flex_flow="row wrap"))
         self._rows[key] = widgets.VBox([line, self._errors[key], widgets.HTML(f"<small>{about}</small>")])
 
     def _show(self) -> None:
         """Show the keys of the selected section, or during a search the matching keys of all sections."""
-        wanted = self.search.value.strip().lower()
-        keys = [key for key in self.fields if wanted in key or wanted in self._rows[key].children[2].value.lower()]
-        self.body.children = [self._rows[key] for key in (keys if wanted else self._sections[self.section.value])]
+        text = self.search.value.strip().lower()
+        keys = [key for key in self.fields if text in key or text in self._rows[key].children[2].value.lower()]
+        self.body.children = [self._rows[key] for key in (keys if text else self._sections[self.section.value])]
 
     def _change(self, key: str, new: Any, before: str) -> None:
         if _text(new) == before:
             self.overrides.pop(key, None)
         else:
-            # As on the command line, so that both read a value in the same way.
+            # Parsed by the function that parses --set, so that both read a value in the same way.
             try:
                 self.overrides |= parse_overrides([f"{key}={_text(new)}"])
             except RecipeError:

@@ -22,7 +22,10 @@ TAIL_CHARS = 160  # number of characters of the model's text shown in the table
 
 
 class RewardPreview(Form):
-    """The stored reward of rollouts beside that of another reward or answer format. Nothing is written; `rescore` does that.
+    """Shows the stored reward of rollouts beside that of another reward or answer format.
+
+    Nothing is written; `rstar-lab rescore` writes new rewards.
+
 
     run: folder of a run. step: default: the last. traj_ids: default: the first `n` rollouts of the step.
     `table` holds the result as a data frame. Raises UserError if the step or a rollout does not exist.

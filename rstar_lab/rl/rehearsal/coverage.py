@@ -1,5 +1,7 @@
-"""Which keys of a recipe and a profile a rehearsal executes: those that a process of its job read (`rstar_lab.key_reads`) and
-whose value the rehearsal keeps or only shrinks."""
+"""Find the keys of a recipe and a profile that a rehearsal covers.
+
+A key is covered if a process of the job read it (`rstar_lab.key_reads`) and the rehearsal keeps its value or only makes it smaller.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatch
@@ -10,10 +12,10 @@ from pydantic import BaseModel
 from rstar_lab.profiles import Profile
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 
-# Keys whose value the rehearsal replaces, or that nothing on a CPU can execute, with the reason.
+# Keys that a rehearsal cannot cover, because it replaces their value or because they have no effect on a CPU -> reason.
 REPLACED = {
-    "profile.name": "text for people",
-    "profile.description": "text for people",
+    "profile.name": "descriptive text",
+    "profile.description": "descriptive text",
     "profile.hardware.*": "this machine has other hardware",
     "profile.backend": "the rehearsal runs as a local job",
     "profile.engine.tensor_parallel": "one CPU per engine",
@@ -21,28 +23,30 @@ REPLACED = {
     "profile.engine.kv_cache_dtype_bytes": "applies to the memory estimate",
     "profile.engine.dtype": "float32 on a CPU",
     "profile.parallelism.offload_*": "there is no GPU memory to free",
-    "profile.measured.*": "efficiencies of the time estimate",
-    "profile.sandbox.call_s": "read by the estimate only",
+    "profile.measured.*": "used only by the time estimate",
+    "profile.sandbox.call_s": "used only by the time estimate",
     "profile.container": "no container is started",
     "profile.slurm.*": "no Slurm job is submitted",
     "profile.ssh.*": "no job is sent to another machine",
     "profile.kuberay.*": "no job is sent to Kubernetes",
     "*.precision": "float32 on a CPU",
-    "vocabulary": "the tokenizer is that of tiny_fast",
+    "vocabulary": "the rehearsal uses the tokenizer of tiny_fast",
     "engine.memory_share": "applies to GPU memory",
     "engine.dtype": "float32 on a CPU",
-    "engine.teacher_url": "the teacher has another tokenizer than the model of the rehearsal",
-    "sandbox.url": "a service named by the recipe is replaced by one that the job starts",
+    "engine.teacher_url": "the tokenizer of the teacher differs from that of the rehearsal's model",
+    "sandbox.url": "the job starts its own sandbox service",
 }
 
 
-def fields_of(section: BaseModel, prefix: str = "", way: tuple[tuple[str, ...], ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, fields that lead to it) for all keys that have a value. Stages are named, not numbered.
+def fields_of(
+    section: BaseModel, prefix: str = "", parents: tuple[tuple[str, ...], ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, fields on the path to it) for all keys that have a value. Stages are named, not numbered.
 
     A field is a tuple of its names `Class.field`, one for each class that defines or inherits it.
     """
     for name in type(section).model_fields:
-        value, key, fields = section.__dict__[name], f"{prefix}{name}", (*way, _names(type(section), name))
+        value, key, fields = section.__dict__[name], f"{prefix}{name}", (*parents, _names(type(section), name))
         if isinstance(value, BaseModel):
             yield from fields_of(value, f"{key}.", fields)
         elif isinstance(section, Stage) and name == "rl":
@@ -70,12 +74,12 @@ def _names(section: type[BaseModel], field: str) -> tuple[str, ...]:
 
 
 def all_keys(recipe: Recipe, profile: Profile) -> dict[str, Any]:
-    """Return the fields that lead to each key of recipe and profile, by dotted key. Keys of the profile begin with `profile.`."""
+    """Return the fields on the path to each key of recipe and profile, by dotted key. Keys of the profile begin with `profile.`."""
     return dict(fields_of(recipe)) | dict(fields_of(profile, "profile."))
 
 
 def coverage(recipe: Recipe, profile: Profile, reads: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return (keys that the rehearsal executed, "key: reason" of all others). reads: fields that its job read."""
+    """Return (covered keys, "key: reason" for all other keys). reads: fields that processes of the job read."""
     covered, missing = [], []
     for key, fields in all_keys(recipe, profile).items():
         reason = _reason(key, recipe, profile)
@@ -91,7 +95,7 @@ def coverage(recipe: Recipe, profile: Profile, reads: Collection[str]) -> tuple[
 def _reason(key: str, recipe: Recipe, profile: Profile) -> str | None:
     """Return why the rehearsal does not use the value of a key, or None if it does."""
     if key == "profile.hardware.nodes" and profile.trainer == "verl":
-        return None  # several nodes stay several
+        return None  # under verl, the rehearsal runs on two nodes
     if key.endswith(".teacher_weight") and recipe.engine.teacher_url is not None:
         return REPLACED["engine.teacher_url"]
     if key == "sandbox.url" and recipe.sandbox.url == "local":

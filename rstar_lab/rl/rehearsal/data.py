@@ -1,4 +1,4 @@
-"""The data and the model of a rehearsal."""
+"""Make the data files and the model of a rehearsal."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ from rstar_lab.rl.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PRO
 from rstar_lab.rl.synthetic import families
 
 
-def write_data(recipe: Recipe, folder: Path) -> str:
-    """Write every problem and conversation file of the small recipe. Returns what was written."""
+def write_data(recipe: Recipe) -> str:
+    """Write every problem and conversation file that the small recipe names. Returns a summary."""
     seed = 100
     files = [section.file for stage in recipe.stages for section in recipe.stage_problems(stage)]
     files += [section.file for section in recipe.evaluate.sets.values()]
@@ -48,7 +48,7 @@ def _conversation(problem: Problem) -> Conversation:
 
 
 def make_model(recipe: Recipe, folder: Path) -> str:
-    """Train a tiny model that calls the tool, with enough positions for the recipe. Returns a description."""
+    """Train a tiny model that calls the tool, and raise its position limit to the recipe's lengths. Returns a summary."""
     target = Path(recipe.model)
     if not (target / "config.json").exists():
         command = [

@@ -1,4 +1,4 @@
-"""The job of a rehearsal: submitted and watched through the command line and the run store, as a user does."""
+"""The job of a rehearsal. It is submitted through the command line and watched through the run store, as a user would do."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ PHASE_TIMEOUT_S = 900.0
 
 
 class RehearsalJob:
-    """The job, its run folders, and the processes that a rehearsal kills."""
+    """Submits the job of a rehearsal, watches its runs, and kills its processes."""
 
     def __init__(self, recipe: Path, profile: Path, runs_dir: Path, name: str, environment: Mapping[str, str]):
-        """environment: variables of the command that submits the job, besides those of this process."""
+        """environment: additional environment variables of the command that submits the job."""
         self.recipe, self.profile, self.runs_dir, self.name = recipe, profile, runs_dir, name
         self.environment = environment
         self.id = ""
@@ -50,7 +50,7 @@ class RehearsalJob:
         """Return the first true value of `condition`. Raises UserError if the job ends first, or at the time limit."""
         deadline = time.monotonic() + PHASE_TIMEOUT_S
         while True:
-            # Checked before the condition, so that the last actions of the job count.
+            # Read before the condition: the condition then sees everything that an ended job did.
             ended = (self.folder / "exit.json").exists()
             if value := condition():
                 return value
@@ -102,8 +102,8 @@ class RehearsalJob:
             return [line for line in RunReader(self.run_dir).metrics() if line["stage"] == stage]
         return []
 
-    def checkpointed(self) -> int:
-        """Return the step of the newest checkpoint."""
+    def last_checkpoint(self) -> int:
+        """Return the step of the newest checkpoint, or 0 if there is none."""
         with contextlib.suppress(Exception):
             return max(RunReader(self.run_dir).checkpoints(), default=0)
         return 0
@@ -115,12 +115,12 @@ class RehearsalJob:
     # Kills
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes of the job: those of its supervisor."""
+        """Return the supervisor of the job and all processes that it started."""
         supervisor = json.loads((self.folder / "supervisor.json").read_text())["pid"]
         return [psutil.Process(supervisor), *processes_of(self.id, root=supervisor)]
 
     def kill_worker(self, pattern: str, candidates: Callable[[], list[psutil.Process]]) -> str:
-        """Kill one of the candidates whose command line matches `pattern` (SIGKILL). Returns its command line."""
+        """Kill one of the candidates whose command line matches `pattern` with SIGKILL. Returns its command line."""
 
         def find() -> list[psutil.Process]:
             matches = []
@@ -136,7 +136,7 @@ class RehearsalJob:
         return title
 
     def kill(self) -> int:
-        """Kill the supervisor and all processes of the job at once (SIGKILL). Returns their number."""
+        """Kill the supervisor and all processes of the job at once with SIGKILL. Returns their number."""
         processes = self.processes()
         for process in processes:
             with contextlib.suppress(psutil.Error):

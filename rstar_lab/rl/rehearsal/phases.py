@@ -11,7 +11,7 @@ from rstar_lab.errors import UserError
 
 @dataclass(frozen=True)
 class Phase:
-    """status: passed, failed, or "not covered" with the reason in `detail`."""
+    """Result of one phase. status: passed, failed, or "not covered"; `detail` then has the reason."""
 
     name: str
     status: str
@@ -40,7 +40,10 @@ class RehearsalReport:
         self.phases.append(Phase(name, "not covered", 0.0, reason))
 
     def run(self, name: str, action: Callable[[], str], on_phase: Callable[[Phase], None]) -> bool:
-        """Run one phase; its detail is what `action` returns, or the error. After a failure every phase is skipped."""
+        """Run one phase and return whether it passed. Its detail is the text that `action` returns, or the error.
+
+        If an earlier phase failed, the phase is skipped.
+        """
         if self.failed:
             self.skip(name, "an earlier phase failed")
             return False

@@ -30,12 +30,12 @@ from rstar_lab.runs.reader import RunReader
 
 # A rank of verl's trainer, or an engine of the local trainer.
 WORKERS = {"verl": r"^ray::WorkerDict", "local": r"rstar_lab\.rl\.engines\.vllm_worker|VLLM::EngineCore"}
-# These files are on the cluster, not on this machine; the rehearsal replaces them.
+# Preflight checks of things that only the cluster has. The rehearsal replaces them.
 REPLACED_CHECKS = {"model", "data", "tokens", "devices", "container"}
 
 
 class Rehearsal:
-    """One rehearsal in `folder`, which must be empty or absent. Its job ends with it, also after a failed phase."""
+    """One rehearsal in `folder`, which must be empty or absent. Its job is stopped at the end, also after a failed phase."""
 
     def __init__(
         self, recipe: str, profile: str, overrides: Mapping[str, Any], folder: Path, on_phase: Callable[[Phase], None]
@@ -46,7 +46,7 @@ class Rehearsal:
         self.ray: Any = None  # the local Ray cluster, under verl
 
     def run(self) -> RehearsalReport:
-        """Run all phases. A phase after a failed one is not run."""
+        """Run all phases and return the report. Phases after a failed one are skipped."""
         with ExitStack() as stack:
             self._phase("resolve", self.resolve)
             self._phase("preflight", self.preflight)
@@ -95,7 +95,7 @@ class Rehearsal:
     # Phases
 
     def resolve(self) -> str:
-        """Read and shrink recipe and profile."""
+        """Read the recipe and the profile, and write small versions of both."""
         self.profile: Profile = load_profile(self.profile_name)
         self.recipe: Recipe = load_recipe(self.recipe_name, self.overrides, self.profile)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class Rehearsal:
         return f"{len(self.small.stages)} stages; trainer {self.profile.trainer}, 2 ranks, 2 engines"
 
     def preflight(self) -> str:
-        """Run the checks of the real job that do not need the cluster's files."""
+        """Run preflight of the real job. Checks in REPLACED_CHECKS may fail."""
         findings = list(preflight(self.recipe_name, self.profile_name, self.overrides))
         failed = [
             f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL and f.check not in REPLACED_CHECKS
@@ -119,12 +119,12 @@ class Rehearsal:
         passed = [finding for finding in findings if finding.status in (Status.PASS, Status.WARN)]
         other = sorted({finding.check for finding in findings} - {finding.check for finding in passed})
         return f"{len(passed)} of {len(findings)} checks of the real job pass" + (
-            f"; not here: {', '.join(other)}" if other else ""
+            f"; not passed or not run on this machine: {', '.join(other)}" if other else ""
         )
 
     def data(self) -> str:
-        """Make data and model, and run all checks of the small job."""
-        details = [write_data(self.small, self.folder), make_model(self.small, self.folder)]
+        """Make the data and the model, and run preflight of the small job."""
+        details = [write_data(self.small), make_model(self.small, self.folder)]
         findings = list(preflight(str(self.job.recipe), str(self.job.profile)))
         failed = [f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL]
         if failed:
@@ -150,7 +150,7 @@ class Rehearsal:
         return f"job {job_id}; {run} finished"
 
     def filter(self, stage: Stage) -> str:
-        """Wait for the difficulty table of a stage."""
+        """Wait for the difficulty filter of a stage."""
         self._ensure_submitted()
         path = difficulty_file(self.job.run_dir, stage.name)
         self.job.wait_for(path.exists, f"filter of stage {stage.name}")
@@ -164,7 +164,7 @@ class Rehearsal:
         """Kill a worker after the first checkpoint of the first stage; the stage must still continue."""
         self._ensure_submitted()
         stage = self._stages[0]
-        self.job.wait_for(lambda: self.job.checkpointed() >= 1, "first checkpoint")
+        self.job.wait_for(lambda: self.job.last_checkpoint() >= 1, "first checkpoint")
         attempts = self.job.attempts
         candidates = self.ray.processes if self.ray else self.job.processes
         title = self.job.kill_worker(WORKERS[self.profile.trainer], candidates)
@@ -178,7 +178,7 @@ class Rehearsal:
         count = 1 if len(self._stages) > 1 else 2
         self.job.wait_for(lambda: len(self.job.lines(stage.name)) >= count, f"step {count} of stage {stage.name}")
         step = self.job.lines(stage.name)[count - 1]["step"]
-        self.job.wait_for(lambda: self.job.checkpointed() >= step, f"checkpoint of step {step}")
+        self.job.wait_for(lambda: self.job.last_checkpoint() >= step, f"checkpoint of step {step}")
         killed = self.job.kill()
         self.job.submit()
         self.job.wait_for(lambda: len(self.job.lines(stage.name)) > count, "next step after the resume")
@@ -199,7 +199,7 @@ class Rehearsal:
                 raise UserError(f"stage {stage.name}, step {line['step']}: loss {line['loss']}")
         rewards = ", ".join(f"{line['reward']:.2f}" for line in lines)
         updates = sum((line.get("grad_norm") or 0) > 0 for line in lines)
-        return f"steps {steps}; mean reward {rewards}; {updates} updates with signal"
+        return f"steps {steps}; mean reward {rewards}; {updates} updates with a nonzero gradient"
 
     def hand_off(self, number: int) -> str:
         """Check that the next stage starts with the step after this stage."""
@@ -238,7 +238,7 @@ class Rehearsal:
         return f"checkpoint of step {step} generates with {engine}"
 
     def _ensure_submitted(self) -> None:
-        """Submit the job of a recipe without SFT, whose first phase is a stage."""
+        """Submit the job if no earlier phase did. Without SFT, the first stage submits it."""
         if not self.job.id:
             self.job.submit()
 
@@ -257,7 +257,7 @@ def _without_none(data: Any) -> Any:
 
 
 def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder: Path | None, as_json: bool) -> int:
-    """Run a rehearsal and print its table, or its JSON. Returns 1 if a phase failed.
+    """Run a rehearsal and print its table, or JSON if `as_json`. Return 1 if a phase failed, else 0.
 
     folder: keep everything there; default: a temporary folder, which is removed.
     """

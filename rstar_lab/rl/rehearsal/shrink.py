@@ -1,4 +1,4 @@
-"""Shrink a recipe and a profile so that the whole job runs on this machine.
+"""Make a recipe and a profile so small that the whole job runs on this machine.
 
 Kept: stages, algorithm keys, turns, filter, hand-off rules, evaluation, checkpoints, trainer, sandbox service, storage lookup.
 Shrunk:
@@ -70,7 +70,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _shrink_rl(keys: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Shrink the keys that are set in `rl` or in one stage."""
+    """Return small values for keys of `rl` or of one stage. keys: those that are set there."""
     limits = [recipe.settings(stage).max_response_tokens for stage in recipe.stages] or [recipe.rl.max_response_tokens]
     scale = SHORTEST_RESPONSE / min(limits)
     small: dict[str, Any] = {
@@ -106,7 +106,7 @@ def _shrink_sft(sft: dict[str, Any], folder: Path) -> None:
 
 
 def shrink_profile(profile: Profile, folder: Path) -> Profile:
-    """Return the profile of this machine with the trainer, sandbox and environment of `profile`."""
+    """Return a profile of this machine with the trainer, sandbox and environment variables of `profile`."""
     nodes = 2 if profile.trainer == "verl" else 1
     cpus = max(1, (os.cpu_count() or 1) // nodes)
     laptop = load_profile("laptop")
@@ -119,7 +119,7 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "parallelism": _shrink_parallelism(profile, ranks=nodes),
             "sandbox": profile.sandbox.model_copy(update={"workers_per_node": 1}),
             "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
-            # Retries as on GPUs: a stage whose worker dies continues in new processes.
+            # As on GPUs: if a worker dies, its stage continues in new processes.
             "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2", VARIABLE: str(reads_folder(folder))},
             "container": None,
             "slurm": Slurm(),
@@ -133,7 +133,7 @@ def reads_folder(folder: Path) -> Path:
 
 
 def _shrink_parallelism(profile: Profile, ranks: int) -> Parallelism:
-    """Return the parallelism of the profile on `ranks` CPU ranks: split sequences and replicas of the model stay."""
+    """Return the parallelism for `ranks` CPU ranks. Sequence parallelism and model replicas are kept if the profile has them."""
     parallel = profile.parallelism
     replicas = 0 < parallel.fsdp_size < profile.hardware.gpus
     return Parallelism(

@@ -1,8 +1,8 @@
 """Synthetic problems with integer answers that a tiny model cannot solve without a tool.
 
-A family consists of a phrase with fields for numbers, a function that draws the numbers, a function that computes the answer, one
-correct program and several wrong ones (`traces` makes SFT conversations of them). Levels 1 to 3 have increasing numbers; level 4
-adds a second step to the question, so that one program has two things to compute.
+A family has a phrase with fields for numbers, a function that draws the numbers, a function that computes the answer, one correct
+program and several wrong ones (`traces` makes SFT conversations from the programs). The numbers grow from level 1 to level 3. Level
+4 asks for a second computation on the result of the first.
 """
 
 import functools
@@ -28,7 +28,7 @@ Numbers = dict[str, int]
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of question.
+    """A kind of question and its programs.
 
     phrase and programs have fields `{name}` for the numbers; the last line of a program is an expression. draw(rng, size)
     returns the numbers. answer(**numbers) returns the true answer, computed without the program. The wrong programs run and
@@ -47,7 +47,7 @@ def _digits(rng: random.Random, count: int) -> int:
     return rng.randrange(10 ** (count - 1), 10**count)
 
 
-def _composite(rng: random.Random, low: int, high: int) -> int:
+def _even_number(rng: random.Random, low: int, high: int) -> int:
     return 2 * rng.randrange(low // 2 + 1, high // 2)
 
 
@@ -101,7 +101,7 @@ def _choose(rng: random.Random, size: int) -> Numbers:
 
 def _primes(rng: random.Random, size: int) -> Numbers:
     # Even ends, so that it does not matter whether they are included.
-    a = _composite(rng, 10 ** (size - 1) * 10, 5 * 10**size)
+    a = _even_number(rng, 10 ** (size - 1) * 10, 5 * 10**size)
     return {"a": a, "b": a + 2 * rng.randrange(15, 45)}
 
 
@@ -124,7 +124,7 @@ def _numeral(rng: random.Random, size: int) -> Numbers:
     return {"d": int("".join(str(rng.randrange(1, base)) for _ in range(size + 2))), "b": base}
 
 
-def _two(rng: random.Random, size: int) -> Numbers:
+def _two_numbers(rng: random.Random, size: int) -> Numbers:
     return {"a": _digits(rng, size + 2), "b": _digits(rng, size + 2)}
 
 
@@ -254,7 +254,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="exclusive_or",
             phrase="the bitwise exclusive or of {a} and {b}",
-            draw=_two,
+            draw=_two_numbers,
             answer=lambda a, b: (a | b) - (a & b),
             program="{a} ^ {b}",
             wrong=("{a} | {b}", "{a} & {b}"),
@@ -262,7 +262,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="backwards_sum",
             phrase="the sum of {a} and {b} written backwards",
-            draw=_two,
+            draw=_two_numbers,
             answer=lambda a, b: a + sum(int(c) * 10**i for i, c in enumerate(str(b))),
             program="{a} + int(str({b})[::-1])",
             wrong=("{a} + {b}", "int(str({a} + {b})[::-1])"),
@@ -282,17 +282,17 @@ class Programs:
 def programs(problem: Problem) -> Programs:
     """Return the programs of a problem, with the numbers read from its question.
 
-    Raises UserError if the problem is not of these families.
+    Raises UserError if the problem does not belong to a family of FAMILIES.
     """
     family = FAMILIES.get(problem.source)
     if family is not None:
         for wrapped in (False, True):
             if match := _pattern(family, wrapped).fullmatch(problem.question):
                 numbers = {name: int(value) for name, value in match.groupdict().items()}
-                fill = [_program(text, numbers, wrapped) for text in (family.program, *family.wrong)]
+                filled = [_program(text, numbers, wrapped) for text in (family.program, *family.wrong)]
                 if wrapped:
-                    fill.append(_program(family.program, numbers, False))
-                return Programs(fill[0], tuple(fill[1:]))
+                    filled.append(_program(family.program, numbers, False))
+                return Programs(filled[0], tuple(filled[1:]))
     raise UserError(
         f"problem {problem.problem_id} ({problem.source}) is not of a synthetic family, so there is no program for it"
     )
@@ -308,8 +308,8 @@ def synthesize(
 ) -> list[Problem]:
     """Return `count` different problems with equal shares of families and levels. The same seed gives the same list.
 
-    levels, families: of LEVELS and FAMILIES; None: all. A family may also be a function of the user, `module:function`: (random.Random,
-    level) -> (question, answer). exclude: problems whose questions are not used, to keep held-out sets
+    levels, families: from LEVELS and FAMILIES; None: all. A family can also be a user's `module:function`:
+    (random.Random, level) -> (question, answer). exclude: problems whose questions are not used, to keep held-out sets
     disjoint. Raises UserError for unknown levels or families, and if there are not enough different questions.
     """
     levels, names = list(levels or LEVELS), list(families or FAMILIES)
@@ -329,7 +329,7 @@ def synthesize(
             kinds = [(name, level) for name in names for level in levels]
             rng.shuffle(kinds)
         name, level = kinds.pop()
-        problem = _problem(rng, FAMILIES[name], level) if name in FAMILIES else _own_problem(rng, name, level)
+        problem = _problem(rng, FAMILIES[name], level) if name in FAMILIES else _user_problem(rng, name, level)
         if problem.question in seen:
             repeats += 1
             if repeats > 1000 + count:
@@ -359,11 +359,11 @@ def _problem(rng: random.Random, family: Family, level: int) -> Problem:
     )
 
 
-def _own_problem(rng: random.Random, name: str, level: int) -> Problem:
-    made = load_function(name, "synthetic.families", ("rng", "level"))(rng, level)
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
-        raise UserError(f"synthetic.families: {name} returned {made!r}; expected (question, answer)")
-    question, answer = made
+def _user_problem(rng: random.Random, name: str, level: int) -> Problem:
+    result = load_function(name, "synthetic.families", ("rng", "level"))(rng, level)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], str)):
+        raise UserError(f"synthetic.families: {name} returned {result!r}; expected (question, answer)")
+    question, answer = result
     problem_id = hashlib.sha256(question.encode()).hexdigest()[:16]
     return Problem(problem_id=problem_id, question=question, answer=str(answer), source=name, difficulty=level)
 

@@ -1,7 +1,7 @@
 """SFT conversations about synthetic problems. Every tool call is executed in the sandbox.
 
-They teach the format and the tool. They contain deliberate faults (errors that are corrected, wrong programs, guesses, duplicate
-answers), so that RL has something to improve.
+The conversations teach the chat format and the use of the tool. They contain deliberate faults (errors that are corrected, wrong
+programs, guesses, repeated answers), so that RL can improve the model.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class TraceMix(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An executed conversation. outcomes: of its tool calls, in order. correct: whether it ends with the true answer."""
+    """An executed conversation. outcomes: outcomes of its tool calls, in order. correct: whether its answer is the true one."""
 
     problem_id: str
     kind: str
@@ -87,7 +87,7 @@ class Trace:
     correct: bool
 
     def segments(self, prompt_format: SftFormat = "paper") -> Segments:
-        """Return (text, trained on) pieces, to be tokenized one by one. prompt_format: that of `make_traces`."""
+        """Return segments (text, whether it is trained on), which must be tokenized one by one. prompt_format: as for `make_traces`."""
         if prompt_format == "released":
             return released_template.render_segments(self.messages, tools=[released.PYTHON_TOOL])
         return chat.render_segments(self.messages, tools=[chat.CODE_TOOL])
@@ -111,10 +111,10 @@ async def make_traces(
 ) -> list[Trace]:
     """Return one executed trace per problem, in order. The same arguments give the same traces.
 
-    prompt_format: of prompts, calls and tool responses. Execution times in responses of the released format are drawn at
-    random, because measured times would differ in each run.
-    cache: folder for finished traces, under a hash of everything that determines them. progress: called with the number of
-    different programs that have run and their total.
+    prompt_format: format of prompts, calls and tool responses. Execution times in responses of the released format are
+    derived from the code, because measured times would differ in each run. cache: folder for finished traces; the file
+    name contains a hash of everything that determines them. progress: called with the number of different programs that
+    have run and their total.
     Raises UserError if a problem is not synthetic, RuntimeError if the sandbox fails.
     """
     path = cache / f"traces-{_content_key(problems, seed, mix, prompt_format)}.jsonl" if cache else None
@@ -135,7 +135,7 @@ async def make_traces(
         for problem, script in zip(problems, scripts, strict=True)
     ]
     if path:
-        with contextlib.suppress(PermissionError):  # the cache of another user of a shared runs folder
+        with contextlib.suppress(PermissionError):  # in a shared runs folder, the cache can belong to another user
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(json.dumps(asdict(trace)) + "\n" for trace in traces))
@@ -156,7 +156,7 @@ def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix, prompt_f
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """A trace before its calls are executed. steps: (reason, code, well formed). answer: None for the last output."""
+    """A trace before its calls are executed. steps: (reason, code, well formed). answer: None: the last tool output."""
 
     kind: str
     steps: list[tuple[str, str, bool]]

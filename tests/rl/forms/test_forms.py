@@ -91,7 +91,7 @@ def test_sliders_give_the_counts_and_overrides_of_the_mix(tmp_path):
 
 
 def test_a_recipe_without_a_mix_is_refused():
-    with pytest.raises(UserError, match="mixes nothing"):
+    with pytest.raises(UserError, match="has no data mix"):
         MixForm("tiny_fast")
 
 

@@ -154,7 +154,7 @@ def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_pa
 
 def test_data_files_of_the_small_recipe_can_be_read(tmp_path):
     small = shrink_recipe(load_recipe("qwen3_14b_mi300x"), tmp_path)
-    write_data(small, tmp_path)
+    write_data(small)
     problems = [load_problems(stage.problems.file) for stage in small.stages]
     assert all(len(section) == 16 for section in problems)
     held_out = [p.question for section in small.evaluate.sets.values() for p in load_problems(section.file)]
