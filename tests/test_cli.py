@@ -83,7 +83,7 @@ def test_an_empty_folder_has_no_runs(tmp_path):
     ("arguments", "message"),
     [
         (["chat", "http://localhost:1", "--prompt", ""], "chat --prompt: the prompt is empty"),
-        (["train", "tiny", "--set", "rl.reward=nomod:x"], "rl.reward: nomod:x: there is no module nomod"),
+        (["train", "tiny", "--set", "rl.reward=nomod:x"], "rl.reward: nomod:x: no module nomod"),
         (["train", "tiny", "--set", "rl.lr=1e400"], "rl.lr: Input should be a finite number"),
     ],
 )
@@ -115,7 +115,7 @@ def test_an_evaluation_problem_in_training_data_is_reported_before_sft(tmp_path)
     rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
     sets = ["stages.0.problems={file: a.jsonl}", "evaluate.sets.held_out={file: a.jsonl}"]
     done = rstar_lab("train", "tiny_fast", *(part for item in sets for part in ("--set", item)), cwd=tmp_path)
-    assert done.returncode == 1 and "is in an evaluation set too" in " ".join(done.stderr.split())
+    assert done.returncode == 1 and "is also in an evaluation set" in " ".join(done.stderr.split())
     assert not (tmp_path / "runs" / "tiny_fast-sft").exists()
 
 

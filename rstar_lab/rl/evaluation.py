@@ -42,35 +42,39 @@ def _ratio_interval(
     numerators: Sequence[float], denominators: Sequence[float], rollouts: int
 ) -> list[float | None] | None:
     """Return [ratio, low, high] of the sums over problems, or None if the denominators sum to 0."""
-    found = ratio(np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float), rollouts)
-    return found.as_list() if found.clusters else None
+    estimate = ratio(np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float), rollouts)
+    return estimate.as_list() if estimate.clusters else None
 
 
 _same = cache(same_answer)  # a comparison may call another process
 
 
-def votes(answers: Iterable[str]) -> list[list[str]]:
-    """Return the answers grouped by equality, most frequent group first; ties in order of first occurrence."""
-    forms: list[tuple[int, list[str]]] = []
+def group_equal_answers(answers: Iterable[str]) -> list[list[str]]:
+    """Return the different answers in groups of equal ones, most frequent group first; ties in order of occurrence."""
+    groups: list[tuple[int, list[str]]] = []
     for answer, count in Counter(answers).items():
-        for i, (total, known) in enumerate(forms):
-            if _same(answer, known[0]):
-                forms[i] = total + count, [*known, answer]
+        for i, (total, equal) in enumerate(groups):
+            if _same(answer, equal[0]):
+                groups[i] = total + count, [*equal, answer]
                 break
         else:
-            forms.append((count, [answer]))
-    return [known for _, known in sorted(forms, key=lambda form: -form[0])]
+            groups.append((count, [answer]))
+    return [equal for _, equal in sorted(groups, key=lambda group: -group[0])]
 
 
 def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per problem, in order of first occurrence: samples, correct ones, majority answer, means."""
+    """Return one row per problem, in order of first occurrence.
+
+    A row has the number of samples, how many are correct, the majority answer, the mean of response_tokens, and the sums
+    of calls, errors and truncated rollouts.
+    """
     problems: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         problems[row["problem_id"]].append(row)
     table = []
     for name, group in problems.items():
         answers = [row["answer"] for row in group if row["answer"] is not None]
-        winners = next(iter(votes(answers)), [])
+        winners = next(iter(group_equal_answers(answers)), [])
         table.append(
             {
                 "problem_id": name,
@@ -91,8 +95,8 @@ def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the result of an evaluation from its trajectory rows. Intervals are [value, low, high], see `estimates`.
 
-    pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: the intervals of the
-    quantities that are also given as a plain mean. With one problem, low and high are None.
+    pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: intervals of
+    response_tokens, calls, error_rate and truncated. With one problem, low and high are None.
     """
     table = per_problem(rows)
     samples = min(row["samples"] for row in table)
@@ -129,9 +133,9 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `summarise` of the rollouts whose environment did not fail, and the number of the others.
+    """Return `summarise` of the rollouts whose environment did not fail, with the number of the others.
 
-    Raises UserError if every environment failed.
+    Raises UserError if the environment failed in every rollout.
     """
     usable = usable_rows(rows)
     failed = {"environment_failures": len(rows) - len(usable)} if len(usable) < len(rows) else {}
@@ -158,7 +162,7 @@ async def evaluate(
     context_length: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Generate the rollouts that the run does not have yet, and return the summary of all of them, kept in run.json too.
+    """Generate the rollouts that are missing in the run, and return the summary of all its rollouts, which is also in run.json.
 
     samples: rollouts per problem. mode: async or lockstep. context_length: tokens of the model's context; responses are
     limited so that the longest prompt fits. progress: called with the number of finished problems and their total.
@@ -176,18 +180,22 @@ def local_rollouts(
     mode: str,
     context_length: int | None = None,
 ) -> Generate:
-    """Return the generator of rollouts for `store_evaluation` that uses the engines of this process. Arguments: see
-    `evaluate`."""
+    """Return the generator of rollouts for `store_evaluation` that uses the engines of this process.
+
+    Arguments: see `evaluate`. Raises UserError if a prompt does not fit into the context.
+    """
     if context_length is not None:
-        longest = max(len(context.of(problem).codec.prompt_ids(problem.question)) for problem in problems)
+        prompt_tokens = [len(context.of(problem).codec.prompt_ids(problem.question)) for problem in problems]
+        longest = max(prompt_tokens)
         if context_length <= longest:
+            problem = problems[prompt_tokens.index(longest)]
             raise UserError(
-                f"the longest question has {longest} tokens and does not fit into the model's context of"
-                f" {context_length} tokens: remove it"
+                f"problem {problem.problem_id}: its prompt has {longest} tokens, but the model's context has only"
+                f" {context_length}; remove the problem"
             )
         context = context.with_response_limit(context_length - longest)
-    run = _in_batches if mode == "lockstep" else _in_a_window
-    return lambda chunks: run(chunks, context, engines)
+    generate = _generate_chunks if mode == "lockstep" else _stream_chunks
+    return lambda chunks: generate(chunks, context, engines)
 
 
 async def store_evaluation(
@@ -199,8 +207,9 @@ async def store_evaluation(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Generate the rollouts that the run does not have yet, write them to it, and return the summary of all its
-    rollouts. Other arguments and errors: see `evaluate`.
+    """Generate the rollouts that are missing in the run, write them to it, and return the summary of all its rollouts.
+
+    generate: yields the rollouts of each chunk of tasks, in order. Other arguments and errors: see `evaluate`.
     """
     size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
@@ -239,16 +248,16 @@ def evaluation_task(problem: Problem, *, run: str, sample: int, seed: int) -> Ro
     )
 
 
-async def _in_batches(
+async def _generate_chunks(
     chunks: Sequence[list[RolloutTask]], context: RolloutContext, engines: EngineGroup
 ) -> AsyncGenerator[list[Trajectory]]:
-    """Yield the trajectories of each chunk. One chunk at a time, so that lockstep batches do not depend on timing."""
+    """Yield the trajectories of each chunk. Chunks are generated one after the other: lockstep batches must not depend on timing."""
     for tasks in chunks:
         trajectories = await run_rollouts(tasks, context, slots=engines.slots(tasks, "lockstep"))
         yield await score_groups(trajectories, tasks, context)
 
 
-async def _in_a_window(
+async def _stream_chunks(
     chunks: Sequence[list[RolloutTask]], context: RolloutContext, engines: EngineGroup
 ) -> AsyncGenerator[list[Trajectory]]:
     """Yield the trajectories of each chunk, in order, while rollouts of later chunks are already in flight."""
@@ -271,6 +280,6 @@ async def _in_a_window(
 def _check_usable(trajectory: Trajectory) -> None:
     if trajectory.stop_reason is StopReason.ENGINE_ERROR:  # counting it as incorrect would bias the result
         raise UserError(
-            f"problem {trajectory.problem_id}: the rollout failed because no engine is left to serve it; the log of the"
-            " engines has the cause; run the same command to continue"
+            f"problem {trajectory.problem_id}: the rollout failed because no engine is running; the log of the engines"
+            " names the cause; run the same command again to continue"
         )

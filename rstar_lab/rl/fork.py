@@ -1,4 +1,4 @@
-"""Continuations of a stored rollout from one or all of its turns, stored as a run of kind `fork`. Used by `Inspector.fork`.
+"""Sample continuations of a stored rollout from one or all of its turns, and store them as a run of kind `fork`.
 
 Before the continuation starts, the earlier tool calls are executed again in order, so that tools with state have the
 state of that turn. The `python` tool keeps no state between calls.
@@ -40,9 +40,13 @@ from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
 @dataclass(frozen=True)
 class ForkedRun:
-    """run: folder of the new run, with one step per forked turn: step = turn + 1. turns: the forked turns. state: how
-    the tools got their state: `replay`, or `stateless` if they keep none. replayed, differing: number of calls that ran
-    again, and of those whose response was not the stored one. weights: the model folder or URL that was sampled."""
+    """Result of `fork`.
+
+    run: folder of the new run, with one step per forked turn: step = turn + 1. turns: the forked turns. state: how the
+    state of the tools was restored: `replay`, or `stateless` if there is none to restore. replayed: number of calls that
+    were executed again. differing: how many of them returned another response than the stored one. weights: model folder
+    or URL from which the continuations were sampled.
+    """
 
     run: Path
     turns: tuple[int, ...]
@@ -69,10 +73,10 @@ def fork(
     turn: from 0; None: every turn. edit: text with which the model's turn starts; the loss mask excludes it. model:
     model folder to sample from with transformers in this process; default: the run's checkpoint nearest to the weights
     of the rollout. url: server to sample from instead; the tokenizer is still read from `model` or the checkpoint.
-    Raises UserError if the rollout has no token arrays or is of an environment, or the run has no checkpoint.
+    Raises UserError if the rollout has no token arrays or belongs to an environment, or if the run has no checkpoint.
     """
     job = _Fork(run_dir, traj_id, step, turn, k, edit, model, url, seed)
-    # A notebook's thread already runs an event loop.
+    # In a notebook, this thread already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(job.run())).result()
 
@@ -86,19 +90,21 @@ class _Fork:
         if k < 1:
             raise UserError(f"k must be at least 1, got {k}")
         trajectories, _ = read_trajectories(self.reader, step)
-        found = next((t for t in trajectories if t.traj_id == traj_id), None)
-        if found is None:
+        trajectory = next((t for t in trajectories if t.traj_id == traj_id), None)
+        if trajectory is None:
             raise RunStoreError(f"run {self.reader.run_id} has no trajectory {traj_id!r} at step {step}")
-        if not has_tokens(found):
-            raise UserError(f"trajectory {traj_id} has no token arrays, which a fork continues: see rl.token_arrays")
-        if found.environment:
+        if not has_tokens(trajectory):
             raise UserError(
-                f"trajectory {traj_id} is of environment {found.environment}, whose state at a turn cannot be restored"
+                f"trajectory {traj_id} has no token arrays, which a fork requires: train with --set rl.token_arrays=all"
             )
-        self.original: Trajectory = found
-        if turn is not None and not 0 <= turn < len(found.turns):
-            raise UserError(f"turn {turn}: trajectory {traj_id} has the turns 0 to {len(found.turns) - 1}")
-        self.turns = tuple(range(len(found.turns))) if turn is None else (turn,)
+        if trajectory.environment:
+            raise UserError(
+                f"trajectory {traj_id} belongs to environment {trajectory.environment}, whose state at a turn cannot be restored"
+            )
+        self.original: Trajectory = trajectory
+        if turn is not None and not 0 <= turn < len(trajectory.turns):
+            raise UserError(f"turn {turn}: trajectory {traj_id} has the turns 0 to {len(trajectory.turns) - 1}")
+        self.turns = tuple(range(len(trajectory.turns))) if turn is None else (turn,)
         if edit and turn is None:
             raise UserError("edit requires a turn")
         self.model = model or self.reader.nearest_checkpoint(step)
@@ -164,7 +170,7 @@ class _Fork:
         start = original.turns[turn].start
         turns: Sequence[Turn] = original.turns[:turn]
         edited = codec.encode(self.edit) if self.edit else []
-        if edited:  # continued by the next completion, as a turn that was cut off
+        if edited:  # the next completion continues this turn, as it continues a turn that was cut off
             turns = [*turns, Turn(start, start + len(edited), self.edit, 0.0, 0.0, 0.0)]
         partial = replace(
             original,
@@ -181,7 +187,7 @@ class _Fork:
         return RolloutTask(problem, name, group, sample, derive_seed(self.seed, "fork", turn, sample), partial)
 
     async def _replay(self, task: RolloutTask, context: RolloutContext) -> None:
-        """Execute the calls before the fork again, so that the tools of this continuation have their state."""
+        """Execute the calls before the fork again to restore the state of the tools for this continuation."""
         CURRENT_PROBLEM.set(task.problem)
         assert task.partial is not None
         stored = iter(task.partial.calls)

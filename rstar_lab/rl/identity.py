@@ -1,4 +1,4 @@
-"""Identity of an evaluation: everything that can change its numbers. A different identity is a different run."""
+"""Identity of an evaluation: everything that can change its numbers. Evaluations with different identities are different runs."""
 
 import contextlib
 import hashlib
@@ -21,13 +21,13 @@ _VERIFIER_PACKAGES = ("math-verify", "latex2sympy2-extended", "sympy")
 
 
 def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str, samples: int) -> dict[str, Any]:
-    """Return the identity of an evaluation, one entry per part, so that an error can name the part that differs.
+    """Return the identity of an evaluation: name of a setting -> its value or hash, so that errors can name what differs.
 
     model: `model_hash` of a folder; for servers, the name of the model and that hash. samples: rollouts per problem.
     """
     rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]
-    prompt = ""  # with the format `model`, the hash of the model covers the chat template
+    prompt = ""  # with prompt_format: model, the hash of the model includes its chat template
     if rl.prompt_format != "model":
         prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(
             ["{}"], rl.prompt_format
@@ -65,7 +65,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
 
 
 def identity_digest(identity: dict[str, Any]) -> str:
-    """Return 8 hexadecimal digits that stand for an identity in a run id."""
+    """Return the 8 hexadecimal digits that identify an evaluation in its run id."""
     return _hash(identity)[:8]
 
 
@@ -95,7 +95,7 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
                 new[key] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         hashes[path.name] = known.get(key) or new[key]
     if new:
-        with contextlib.suppress(PermissionError):  # the cache of another user of a shared runs folder
+        with contextlib.suppress(PermissionError):  # in a shared runs folder, the cache can belong to another user
             cache_dir.mkdir(parents=True, exist_ok=True)
             write_json(cache_file, known | new)
     return _hash(hashes)
@@ -123,7 +123,7 @@ def _environment(entry: EnvironmentEntry) -> list[Any]:
 
 
 def _named(name: str) -> str:
-    """Return the name of a tool or reward; for a user's own, also a hash of its source file."""
+    """Return the name of a tool or reward; for a user's `module:name`, also a hash of its source file."""
     return f"{name}@{source_hash(name, 'rl')}" if NAME.fullmatch(name) else name
 
 

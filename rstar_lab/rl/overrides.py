@@ -1,4 +1,4 @@
-"""Read a recipe from YAML and apply `--set` overrides. Every error names the key and, if one is near, the right key."""
+"""Read a recipe from YAML and apply `--set` overrides. Errors name the key and suggest a similar valid one."""
 
 import difflib
 import re
@@ -39,8 +39,8 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe from a file, or by the name of a shipped one.
 
-    overrides: values by dotted key (`rl.lr`, `stages.0.steps`, `stages.one.steps`). profile: look up relative paths in
-    its storage folders (`storage_paths`). Raises RecipeError.
+    overrides: values by dotted key (`rl.lr`, `stages.0.steps`, `stages.one.steps`). profile: relative paths
+    are looked up in its storage folders (`storage_paths`). Raises RecipeError.
     """
     path = Path(source)
     if not path.suffix and not path.exists():
@@ -89,7 +89,7 @@ def parse_recipe(data: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """Parse `--set` arguments such as `rl.lr=1e-4`. Values are YAML. Raises RecipeError."""
+    """Return {dotted key: value} of `--set` arguments such as `rl.lr=1e-4`. Values are YAML. Raises RecipeError."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -144,7 +144,7 @@ def _item(items: list[Any], part: str, dotted: str) -> Any:
 
 
 def _explain(error: Any) -> str:
-    # A key with alternatives, such as a name or a function, has one error for each; pydantic adds the alternative's type.
+    # If a key accepts several types, pydantic reports one error for each and adds the type to the location.
     location = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "function-after["))]
     key = ".".join(location)
     message = error["msg"].removeprefix("Value error, ")

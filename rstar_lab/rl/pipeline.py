@@ -1,5 +1,5 @@
-"""Run a recipe: base model, SFT, RL stages, evaluations. Each of them is a run in the run store; finished runs are not
-repeated."""
+"""Run a recipe: base model, SFT, RL stages, evaluations. SFT, RL and each evaluation are runs in the run store; finished runs are
+not repeated."""
 
 import asyncio
 import json
@@ -39,9 +39,9 @@ from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
-# A model with random weights never ends a response, so every sample has the maximum length and is wrong. One per
-# problem is enough.
-NOTHING_SAMPLES = 1
+# Samples per problem for a model with random weights. It never ends a response, so every sample has the maximum length
+# and is wrong.
+RANDOM_MODEL_SAMPLES = 1
 _SHOWN_TRACES = 500
 
 
@@ -53,8 +53,7 @@ RL_KEYS = (*SFT_KEYS, "rl", "stages")
 
 
 async def fine_tune(session: RunSession) -> tuple[Path, Path]:
-    """Run the SFT of the recipe, if it has one. Returns (folder of the model before SFT, folder of the model after
-    SFT)."""
+    """Run the SFT of the recipe, if it has one. Return the model folders before and after SFT."""
     recipe, reporter = session.recipe, session.reporter
     if recipe.sft is None:
         if recipe.model == "tiny":
@@ -62,7 +61,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
         return Path(recipe.model), Path(recipe.model)
     with open_run(session, "sft", "train", SFT_KEYS) as writer:
         base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
-        if fine_tuned(writer.run_dir):
+        if sft_finished(writer.run_dir):
             writer.finish("finished")
             return base, after
         helpers = session.helpers()
@@ -71,7 +70,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
         dtype = training_dtype(recipe.sft.lora, bf16=recipe.sft.precision != "fp32")
         model, tokenizer = load_model(base, dtype, attn_implementation=attention), load_tokenizer(base)
         model.to(device())  # type: ignore[arg-type]
-        if session.warm and device().type == "cpu":  # on a GPU, SFT needs the memory
+        if session.engines_spawned and device().type == "cpu":  # on a GPU, SFT needs the memory
             session.start_engines(base)
         config = SftConfig(**recipe.sft.model_dump(include=set(SftConfig.model_fields)))
         with reporter.work("sft") as work:
@@ -85,7 +84,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
                 work.total = int(line["steps"])
                 work.update(step, f"loss {line['loss']:.3f}", every_s=5, **line)
 
-            # In a thread, so that Ctrl-C cancels this task; the thread stops at its next step.
+            # SFT runs in a thread, so that Ctrl-C can cancel this task; the thread stops at its next step.
             try:
                 result = await asyncio.to_thread(
                     sft, model, tokenizer, dataset, config=config,
@@ -102,13 +101,13 @@ def training_dtype(lora: Lora | None, *, bf16: bool) -> torch.dtype:
     return torch.bfloat16 if lora is not None and bf16 and device().type == "cuda" else torch.float32
 
 
-def fine_tuned(run_dir: Path) -> bool:
+def sft_finished(run_dir: Path) -> bool:
     """Return whether the SFT of this run is finished."""
     return (run_dir / "sft" / "sft.json").exists() and (run_dir / "base").exists()
 
 
 async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
-    """Return the SFT conversations. Also writes the base model to run_dir/base, and a few traces in readable form."""
+    """Return the SFT conversations. Write the base model to run_dir/base, and the first traces to run_dir/traces.jsonl."""
     recipe = session.recipe
     assert recipe.sft is not None
     traces = await make_sft_traces(session)
@@ -132,6 +131,7 @@ def write_sft_step(writer: RunWriter, line: Mapping[str, float]) -> None:
 
 
 async def make_sft_traces(session: RunSession) -> list[Trace]:
+    """Return the executed traces of `sft.problems`, or an empty list if the recipe has no such key."""
     assert session.recipe.sft is not None
     if session.recipe.sft.problems is None:
         return []
@@ -157,12 +157,12 @@ async def make_sft_traces(session: RunSession) -> list[Trace]:
 def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None:
     """Create the base model in `folder`: a tiny model with random weights, or a link to the recipe's model."""
     if recipe.model != "tiny":
-        load_tokenizer(recipe.model)  # loaded for its errors, which name the recipe's folder
+        load_tokenizer(recipe.model)  # only to raise its errors, which name the folder
         if not folder.exists():
             folder.symlink_to(Path(recipe.model).resolve())
         return
-    # Pieces are encoded separately, so the tokenizer must not merge across them.
-    texts = [text for pieces in dataset[:4000] for text, _ in pieces]
+    # Segments are encoded separately, so the tokenizer must not merge across their borders.
+    texts = [text for segments in dataset[:4000] for text, _ in segments]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, single_tokens=repeated_texts(recipe.rl.prompt_format))
     save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer, prompt_format=recipe.rl.prompt_format)
 
@@ -174,13 +174,13 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
     """Run all RL stages from the model in `model_dir`. Return the folder of the trained model."""
     recipe, reporter = session.recipe, session.reporter
     if not recipe.stages:
-        raise RecipeError("recipe: it has no stages to train")
+        raise RecipeError("stages: the recipe has no stages to train")
     total = sum(stage.steps for stage in recipe.stages)
     with open_run(session, "rl", "train", RL_KEYS, parent=parent) as writer:
-        found = writer.latest_checkpoint()
-        if found and TrainerState.read(found[1]).finished:
+        checkpoint = writer.latest_checkpoint()
+        if checkpoint and TrainerState.read(checkpoint[1]).finished:
             writer.finish("finished")
-            return found[1]
+            return checkpoint[1]
         helpers = session.helpers()
         bf16 = all(recipe.settings(stage).precision != "fp32" for stage in recipe.stages)
         attention = attention_implementation(device(), bf16=bf16)
@@ -199,7 +199,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         context = context.with_environments(environments)
 
         async def evaluate_step(step: int) -> dict[str, float]:
-            length = engines.context or session.longest(model_dir)
+            length = engines.context or session.max_sequence_tokens(model_dir)
 
             def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
                 return local_rollouts(problems, context, engines=engines, mode=recipe.rl.rollout, context_length=length)
@@ -213,7 +213,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             teacher = None
             if any(recipe.settings(stage).teacher_weight for stage in recipe.stages):
                 assert recipe.engine.teacher_url is not None
-                longest = engines.context or session.longest(model_dir)
+                longest = engines.context or session.max_sequence_tokens(model_dir)
                 teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
 
             def on_step(metrics: dict[str, Any]) -> None:
@@ -236,9 +236,9 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 on_step=on_step,
             )
             await trainer.run()
-        found = writer.latest_checkpoint()
-        assert found is not None
-        return found[1]
+        checkpoint = writer.latest_checkpoint()
+        assert checkpoint is not None
+        return checkpoint[1]
 
 
 async def evaluate_sets(
@@ -255,13 +255,13 @@ async def evaluate_sets(
     weights at the end of the training.
 
     Returns `eval/<set>/pass1`, `/low` and `/high` of each set; low and high are absent for a set of one problem. The
-    rollouts are a run of their own, `<recipe>-<set>-step<step>`; at the end, `<recipe>-<set>-rl`. The run of an interrupted
-    attempt is generated again, since its weights may differ.
+    rollouts are stored as run `<recipe>-<set>-step<step>`, or `<recipe>-<set>-rl` at the end. If an earlier attempt was
+    interrupted, all rollouts are generated again, because its weights may differ.
     """
     metrics: dict[str, float] = {}
     for name, problems in session.held_out.items():
-        piece = f"{name}-rl" if final else f"{name}-step{step:06d}"
-        with open_run(session, piece, "evaluate", (), parent={"run": parent, "step": step}) as writer:
+        suffix = f"{name}-rl" if final else f"{name}-step{step:06d}"
+        with open_run(session, suffix, "evaluate", (), parent={"run": parent, "step": step}) as writer:
             writer.cut(0)
             result = await store_evaluation(
                 problems,
@@ -294,21 +294,21 @@ async def evaluate_model(
     session: RunSession,
     model_dir: Path,
     problems: Sequence[Problem],
-    piece: str,
+    suffix: str,
     *,
     parent: dict[str, Any] | None = None,
     as_served: bool = False,
     samples: int | None = None,
     model_identity: str | None = None,
 ) -> dict[str, Any]:
-    """Evaluate the model in a folder on problems, as run `<recipe>-<piece>`. A finished run returns its stored result.
+    """Evaluate the model in a folder on problems, as run `<recipe>-<suffix>`. A finished run returns its stored result.
 
     as_served: the engines are servers that already serve the model; only the tokenizer is read from the folder.
     samples: rollouts per problem; default: the recipe's. model_identity: default: the hash of the model folder.
     Raises RecipeError if the run exists and its identity (`evaluation_identity`) differs.
     """
     recipe, reporter = session.recipe, session.reporter
-    folder = session.runs_dir / session.run_id(piece)
+    folder = session.runs_dir / session.run_id(suffix)
     samples = samples or recipe.evaluate.samples
     weights = model_identity or model_hash(model_dir, session.runs_dir / ".cache")
     identity = evaluation_identity(recipe, problems, weights, samples)
@@ -323,7 +323,7 @@ async def evaluate_model(
         if info["status"] == "finished":
             return info["result"]
     extra = {"model": str(model_dir), "identity": identity}
-    with open_run(session, piece, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
+    with open_run(session, suffix, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines = await session.engines(model_dir)
@@ -333,7 +333,7 @@ async def evaluate_model(
         codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
         context = RolloutContext.for_evaluation(codec, tools, session.reward, recipe)
         context = context.with_environments(await session.environments())
-        with reporter.work(piece, len(problems)) as work:
+        with reporter.work(suffix, len(problems)) as work:
             result = await evaluate(
                 problems,
                 context,
@@ -342,11 +342,11 @@ async def evaluate_model(
                 writer=writer,
                 seed=recipe.seed,
                 mode=recipe.rl.rollout,
-                context_length=engines.context or session.longest(model_dir),
+                context_length=engines.context or session.max_sequence_tokens(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
     reporter.print_line(
-        f"{piece}: pass@1 {format_interval(result['pass1'])} on {result['problems']} problems x {result['samples']}"
+        f"{suffix}: pass@1 {format_interval(result['pass1'])} on {result['problems']} problems x {result['samples']}"
     )
     return result
 
@@ -355,9 +355,9 @@ async def evaluate_model(
 
 
 def check_problem_files(session: RunSession) -> None:
-    """Read the problem files of all stages. Raises UserError for a missing file or a problem of an evaluation set.
+    """Read the problem files of all stages. Raise UserError for a missing file or a problem of an evaluation set.
 
-    Called before SFT: without it these errors appear hours later, when the stage starts.
+    Called before SFT, so that these errors do not appear hours later, when the stage starts.
     """
     for stage in session.recipe.stages:
         if any(section.file is not None for section in session.recipe.stage_problems(stage)):
@@ -365,9 +365,9 @@ def check_problem_files(session: RunSession) -> None:
 
 
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
-    """Run the SFT of a recipe, and its stages and evaluations if requested.
+    """Run the SFT of a recipe, its RL stages if `stages`, and its evaluations if `evaluations`.
 
-    Returns `model_<name>`: folder, and `<name>/<set>`: result of the evaluation.
+    Returns the folder of each model under `model_<name>`, and the result of each evaluation under `<name>/<set>`.
     """
     async with RunSession.open(recipe, reporter) as session:
         if stages:
@@ -390,6 +390,6 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
                 for held_out, problems in session.held_out.items():
                     results[f"{name}/{held_out}"] = await evaluate_model(
                         session, path, problems, f"{held_out}-{name}", parent=parents.get(name),
-                        samples=NOTHING_SAMPLES if path == base and recipe.model == "tiny" else None,
+                        samples=RANDOM_MODEL_SAMPLES if path == base and recipe.model == "tiny" else None,
                     )  # fmt: skip
         return results

@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_named(name: str, key: str) -> Any:
-    """Return the object `module:name`. Raises UserError, whose message starts with the recipe key `key`."""
+    """Return the object `module:name`. Raises UserError; its message starts with the recipe key `key`."""
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -28,7 +28,9 @@ def load_named(name: str, key: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]:
-            raise UserError(f"{key}: {name}: there is no module {module_name} in {here}, nor installed") from None
+            raise UserError(
+                f"{key}: {name}: no module {module_name} in {here} or among the installed packages"
+            ) from None
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = error.filename if isinstance(error, SyntaxError) else at.filename
         line = error.lineno if isinstance(error, SyntaxError) else at.lineno
@@ -71,9 +73,9 @@ def load_function(name: str, key: str, parameters: tuple[str, ...]) -> Callable[
 
 
 def source_hash(name: str, key: str) -> str:
-    """Return a hash of the source file that defines the function or class `module:name`, or of the module of an object."""
-    found = inspect.unwrap(load_named(name, key))
-    defined = inspect.isclass(found) or inspect.isroutine(found)
-    source = inspect.getsourcefile(found if defined else sys.modules[name.partition(":")[0]])
+    """Return a hash of the source file that defines `module:name`; for an object, of the file of the module."""
+    target = inspect.unwrap(load_named(name, key))
+    is_code = inspect.isclass(target) or inspect.isroutine(target)
+    source = inspect.getsourcefile(target if is_code else sys.modules[name.partition(":")[0]])
     content = Path(source).read_bytes() if source else b""
     return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -16,11 +16,11 @@ class ProblemError(UserError):
 
 
 class Problem(BaseModel):
-    """A problem.
+    """One problem: a question and its true answer.
 
-    answer: the true answer, which `verify` compares with; may be empty for an environment that needs none. difficulty: as
+    answer: the true answer; may be empty if the environment does not need one. difficulty: as
     the data source defines it; if measured here, the share of rollouts that failed. info: free metadata, JSON values by
-    name; tools, rewards and environments can read it.
+    name, which tools, rewards and environments can read.
     environment: name of an entry of the recipe key `rl.environments`; empty: the task of `rl.tools` and `rl.reward`.
     """
 
@@ -45,15 +45,15 @@ _OPTIONAL = ("info", "environment")  # not written if empty
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
-    """Return `question=problem,answer=final_answer` as a mapping from our field names to those of a file.
+    """Parse `question=problem,answer=final_answer` into {our field name: column name of the file}.
 
-    Raises ProblemError for another syntax or an unknown field.
+    Raises ProblemError for other syntax or an unknown field.
     """
     mapping = {}
     for pair in filter(None, (part.strip() for part in (text or "").split(","))):
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
         if not equals or not theirs or ours not in FIELDS:
-            raise ProblemError(f"--fields: {pair!r} is not OURS=THEIRS with OURS one of {', '.join(FIELDS)}")
+            raise ProblemError(f"--fields: {pair!r} is not FIELD=COLUMN; FIELD is one of {', '.join(FIELDS)}")
         mapping[ours] = theirs
     return mapping
 
@@ -71,9 +71,11 @@ def final_answer(text: str) -> str:
 
 
 def _plain(value: Any, field: str) -> Any:
-    """Return a field's value in stored form: numbers as text, lists of answers joined by commas, of a list of messages
-    the last user turn.
-    Metadata in JSON (of a Parquet file) is parsed; metadata without values is None."""
+    """Return the value of a field in the form in which it is stored.
+
+    Numbers become text, except for the difficulty. A list of answers is joined by commas. If the question is a list of
+    messages, its last user message is returned. Metadata that is JSON text is parsed; empty metadata becomes None.
+    """
     if field == "info":
         try:
             value = json.loads(value) if isinstance(value, str) and value else value
@@ -92,7 +94,7 @@ def _plain(value: Any, field: str) -> Any:
 
 
 def _look_up(row: Mapping[str, Any], name: str) -> Any:
-    """Return row[name], or the value that a dotted name leads to in nested objects; None if there is none."""
+    """Return row[name], or the value at a dotted name in nested objects; None if there is none."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -102,8 +104,11 @@ def _look_up(row: Mapping[str, Any], name: str) -> Any:
 def read_problem(
     row: Any, *, where: str, fields: Mapping[str, str], default_id: str, default_source: str, answers: bool = True
 ) -> Problem:
-    """Return a row as a Problem. where: file and row, for the error. answers: whether a row that names no environment must
-    have an answer. Raises ProblemError with the field."""
+    """Return a row as a Problem. Raises ProblemError that names the field.
+
+    where: file and row, for the error. fields: our field name -> column name. answers: whether a row that names no
+    environment must have an answer.
+    """
     if not isinstance(row, Mapping):
         raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
     named = _look_up(row, fields.get("environment", "environment"))
@@ -135,7 +140,7 @@ def read_problem(
 def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (row number from 1, row) of a .jsonl, .json (a list of objects) or .parquet file.
 
-    .jsonl and .parquet files are read in parts. Raises ProblemError with file and row.
+    .jsonl and .parquet files are read incrementally. Raises ProblemError that names file and row.
     """
     path = Path(path)
     if not path.is_file():
@@ -183,11 +188,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
     """Return the problems of a .jsonl, .json or .parquet file.
 
-    answers: whether each problem that names no environment must have an answer.
-    fields: our field name -> that of the file, such as {"question": "problem"}. Dots reach into nested objects
-    ("reward_model.ground_truth"). Other fields of the file are ignored. Default id: file name and row; default source: file
-    name. An answer that is a solution is reduced with `final_answer`; a list of answers is joined by commas.
-    Raises ProblemError with file, row and field at the first invalid row.
+    answers: whether each problem that names no environment must have an answer. fields: our field name -> column name,
+    such as {"question": "problem"}; dots address nested objects ("reward_model.ground_truth"). Other columns are ignored.
+    Default id: file name and row. Default source: file name. A solution is reduced to its `final_answer`; a list of
+    answers is joined by commas. Raises ProblemError that names file, row and field of the first invalid row.
     """
     path = Path(path)
     mapping = dict(fields or {})

@@ -36,7 +36,7 @@ from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
 
 class RunSession:
-    """Sandbox and engines of a recipe, each started when first needed, its held-out problems and its reward."""
+    """Sandbox, engines, held-out problems and reward of a recipe. Sandbox and engines start when they are first needed."""
 
     def __init__(self, recipe: Recipe, reporter: Reporter):
         self.recipe, self.reporter = recipe, reporter
@@ -62,8 +62,9 @@ class RunSession:
         async with session._stack:
             yield session
 
-    def run_id(self, piece: str) -> str:
-        return f"{self.recipe.name}-{piece}"
+    def run_id(self, suffix: str) -> str:
+        """Return the id of a run of this recipe, such as `tiny-sft` for the suffix `sft`."""
+        return f"{self.recipe.name}-{suffix}"
 
     @property
     def excluded(self) -> list[Problem]:
@@ -71,11 +72,12 @@ class RunSession:
         return [problem for problems in self.held_out.values() for problem in problems]
 
     @property
-    def warm(self) -> bool:
+    def engines_spawned(self) -> bool:
         """Whether engine processes have been started in advance."""
         return self._spawned is not None
 
     async def sandbox(self) -> Any:
+        """Return the sandbox of the recipe; start or connect to it at the first call."""
         if self._sandbox is None:
             section = self.recipe.sandbox
             if section.url == "local":
@@ -103,14 +105,14 @@ class RunSession:
         return self.runs_dir / ".engines" / self.recipe.name
 
     def helpers(self) -> HelperProcesses:
-        """Return the helper processes that share the updates on a CPU."""
+        """Return the processes that share each update on a CPU; start them at the first call."""
         if self._helpers is None:
             self._helpers = self._stack.enter_context(
                 HelperProcesses(self.recipe.processes if device().type == "cpu" else 1)
             )
         return self._helpers
 
-    def warm_up(self) -> None:
+    def spawn_processes(self) -> None:
         """Start all processes now, so that they import torch and vLLM while the model is prepared."""
         self.helpers()
         self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
@@ -118,10 +120,15 @@ class RunSession:
             self._stack.push_async_callback(engine.aclose)
 
     def start_engines(self, model_dir: Path) -> None:
-        """Start engines for models of this shape in the background; `engines` waits for them."""
+        """Start engines for models with the shape of `model_dir` in the background; `engines` waits for them."""
         if self._starting is None:
             context = open_engines(
-                self.recipe.engine, model_dir, self.work_dir, self.longest(model_dir), self.recipe.seed, self._spawned
+                self.recipe.engine,
+                model_dir,
+                self.work_dir,
+                self.max_sequence_tokens(model_dir),
+                self.recipe.seed,
+                self._spawned,
             )
             self._starting = asyncio.create_task(self._start(context))
             self._stack.push_async_callback(_end, self._starting)
@@ -129,18 +136,18 @@ class RunSession:
     async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
         engines = self._stack.enter_async_context(context)
         if self.recipe.rl.reward in REWARDS:
-            # Starts the verifier: an answer that waits for its start could time out and count as wrong.
+            # Start the verifier too: otherwise the first answers could time out during its start and count as wrong.
             return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
         return await engines
 
     async def engines(self, model_dir: Path) -> EngineGroup:
-        """Yield engines for models of this shape; the caller loads the weights."""
+        """Return engines for models with the shape of `model_dir`; the caller loads the weights."""
         self.start_engines(model_dir)
         assert self._starting is not None
         return await asyncio.shield(self._starting)
 
-    def longest(self, model_dir: Path) -> int:
-        """Return the tokens of the longest prompt and response of any stage or evaluation, within the model's context."""
+    def max_sequence_tokens(self, model_dir: Path) -> int:
+        """Return the maximum tokens of prompt and response together in any stage or evaluation; at most the model's context."""
         responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
         responses.append(self.recipe.evaluate.max_response_tokens)
         path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
@@ -175,9 +182,9 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 
 def load_functions(recipe: Recipe) -> dict[str, str]:
-    """Load the user functions that a recipe names; return them by recipe key.
+    """Load the user functions that a recipe names. Return their names by recipe key.
 
-    Raises UserError if one does not exist or cannot be called as its key requires.
+    Raises UserError if a function does not exist or does not accept the arguments of its key.
     """
     make_reward(recipe.rl.reward, recipe.rl.answer)
     named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
@@ -202,8 +209,10 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
 
 
 def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str = "") -> list[Problem]:
-    """Return the problems that a recipe names. Synthetic problems with the question of an excluded problem are not
-    generated; in a file, such a problem is an error. key: start of the messages of errors, such as `stages.a.problems: `.
+    """Return the problems that a recipe section names.
+
+    exclude: problems of evaluation sets. Synthetic problems with such a question are not generated; in a file, such a
+    problem raises UserError. key: prefix of error messages, such as `stages.a.problems: `.
     """
     if section.synthetic:
         spec = section.synthetic
@@ -223,13 +232,13 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str =
         held_out = {_content(problem) for problem in exclude}
         if clash := next((p for p in problems if _content(p) in held_out), None):
             raise UserError(
-                f"{key}{section.file}: problem {clash.problem_id} is in an evaluation set too: take it out of one"
+                f"{key}{section.file}: problem {clash.problem_id} is also in an evaluation set; remove it from one of the two"
             )
     return problems[: section.limit] if section.limit else problems
 
 
 def _content(problem: Problem) -> tuple[str, ...]:
-    """Return what two equal problems have in common. The problems of an environment may differ in their metadata only."""
+    """Return the fields by which two problems count as the same. Problems of an environment may differ only in their metadata."""
     question = problem.question.strip()
     if not problem.environment:
         return (question,)
@@ -237,14 +246,14 @@ def _content(problem: Problem) -> tuple[str, ...]:
 
 
 def check_answers(problems: Sequence[Problem], rl: RlSection) -> None:
-    """Raise UserError for a problem without an answer that a built-in reward would compare with."""
+    """Raise UserError for a problem without an answer if its reward is a built-in one, which compares with the answer."""
     graded = {
         entry.name for entry in rl.environments if not entry.environment and (entry.reward or rl.reward) in REWARDS
     }
-    if found := next((p for p in problems if not p.answer and p.environment in graded), None):
+    if problem := next((p for p in problems if not p.answer and p.environment in graded), None):
         raise UserError(
-            f"problem {found.problem_id} has no answer; rl.environments.{found.environment} has a built-in reward, which "
-            "needs one"
+            f"problem {problem.problem_id} has no answer, which the reward of rl.environments.{problem.environment} "
+            "requires"
         )
 
 
@@ -267,14 +276,17 @@ def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem]
     return Mixture(problems, {entry.name: entry.weight for entry in entries})
 
 
-def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str], **details: Any) -> RunWriter:
-    """Return the writer of one run of the recipe. Raises RecipeError if the run exists and was made by another recipe,
-    or with other source code of the functions that the recipe names."""
+def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[str], **details: Any) -> RunWriter:
+    """Return the writer of the run `<recipe>-<suffix>`; an existing run is continued.
+
+    same_keys: recipe keys that must be the same as in the existing run. details: further arguments of `RunWriter.open`.
+    Raises RecipeError if one of these keys differs, or if the source code of a function that the recipe names has changed.
+    """
     recipe = session.recipe.model_dump(mode="json")
     sources = {key: f"{name}@{source_hash(name, key)}" for key, name in session.recipe.functions.items()}
     if sources:
         details["extra"] = (details.get("extra") or {}) | {"functions": sources}
-    folder = session.runs_dir / session.run_id(piece)
+    folder = session.runs_dir / session.run_id(suffix)
     if (folder / "run.json").exists():
         # Validation fills in the defaults of keys that are newer than the run.
         info = RunReader(folder).info
@@ -287,7 +299,7 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
                 f"run {folder} was made by another version of rstar_lab ({version}), whose recipe does not fit this one"
                 f" (key {key}): choose --set name=..., or another --runs-dir"
             ) from None
-        for key in matters:
+        for key in same_keys:
             if differ := _difference(_value(old, key), _value(recipe, key), key):
                 raise RecipeError(
                     f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
@@ -300,7 +312,7 @@ def open_run(session: RunSession, piece: str, kind: str, matters: Sequence[str],
                     "--set name=..., or another --runs-dir"
                 )
     return RunWriter.open(
-        session.runs_dir, session.run_id(piece), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
+        session.runs_dir, session.run_id(suffix), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
     )
 
 

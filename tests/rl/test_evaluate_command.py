@@ -123,7 +123,7 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
     assert result["pass1"][0] == 0.75
     widget = Inspector(open_runs(Path(result["run"]).parent), filters={"environment": "Quiz", "correct": True})
     assert len(widget.rows()) == 3 and "Quiz" in widget.html(found[3]["traj_id"])
-    with pytest.raises(UserError, match="is of environment Quiz, whose state at a turn cannot be restored"):
+    with pytest.raises(UserError, match="belongs to environment Quiz, whose state at a turn cannot be restored"):
         widget.fork(found[3]["traj_id"])
     with pytest.raises(UserError, match="--environment Quizz: give module:name or an entry"):
         await start("Quizz")

@@ -1,4 +1,4 @@
-"""`rstar-lab demo`: SFT, GRPO-RoC and evaluation of a tiny model on a laptop, and a report as an executed notebook."""
+"""`rstar-lab demo`: train and evaluate a tiny model on a laptop (SFT, GRPO-RoC), and write a report."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from rstar_lab.estimates import format_interval
 from rstar_lab.memory import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.resources import resource_folder
-from rstar_lab.rl.pipeline import NOTHING_SAMPLES, evaluate_model, fine_tune, train
+from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.files import write_json
@@ -24,9 +24,9 @@ NOTEBOOK = resource_folder("notebooks") / "00_quickstart.ipynb"
 
 
 async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, Any]:
-    """Train, evaluate and write the report. Returns the last line of `demo --json`.
+    """Train, evaluate and write the report. Return the last line of `demo --json`.
 
-    A demo that is finished returns its stored result.
+    If the demo is already finished, return its stored result.
     """
     stored = recipe.runs / ".demo" / f"{recipe.name}.json"
     settings = recipe.model_dump(mode="json", exclude={"runs"})
@@ -39,11 +39,11 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
     started = time.monotonic()
     with PeakMemory() as memory:
         async with RunSession.open(recipe, reporter) as session:
-            session.warm_up()
+            session.spawn_processes()
             base, after_sft = await fine_tune(session)
             problems = [problem for group in session.held_out.values() for problem in group]
             parent = {"run": session.run_id("sft"), "step": None}
-            before = await evaluate_model(session, base, problems, "eval-base", samples=NOTHING_SAMPLES)
+            before = await evaluate_model(session, base, problems, "eval-base", samples=RANDOM_MODEL_SAMPLES)
             fine_tuned = await evaluate_model(session, after_sft, problems, "eval-sft", parent=parent)
             after_rl = await train(session, after_sft, parent=parent)
             last = int(after_rl.name.removeprefix("step="))
@@ -51,7 +51,9 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
                 session, after_rl, problems, "eval-rl", parent={"run": session.run_id("rl"), "step": last}
             )
             reporter.print_line("writing the report ...")
-            writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))  # while the engines end
+            writing = asyncio.create_task(
+                asyncio.to_thread(make_report, recipe, out)
+            )  # while the session stops the engines
         report = await writing
     result = {
         "pass1_base": before["pass1"],
@@ -73,7 +75,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
 
 
 def make_report(recipe: Recipe, out: Path) -> Path:
-    """Execute the quickstart notebook on the runs and write it as HTML that needs no network. Returns the HTML file."""
+    """Execute the quickstart notebook on the runs and write it as an HTML file that needs no network. Return the file."""
     out.mkdir(parents=True, exist_ok=True)
     executed = out / f"{recipe.name}.ipynb"
     parameters = {"runs_dir": str(recipe.runs.resolve()), "name": recipe.name}
@@ -91,15 +93,15 @@ def make_report(recipe: Recipe, out: Path) -> Path:
     if papermill.returncode:
         lines = messages.strip().splitlines() or ["no message"]
         raise UserError(f"the notebook could not be executed: {lines[-1]} (see {executed})")
-    # The page loads nothing from the network. nbconvert replaces an empty URL of the widget loader by a public server's.
-    nothing = "data:text/javascript,"
+    # A data URL, because nbconvert replaces an empty URL of the widget loader with that of a public server.
+    empty_script = "data:text/javascript,"
     exporter = HTMLExporter(
-        exclude_input=True, mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url=nothing,
-        mermaid_js_url=nothing, mermaid_layout_elk_js_url=nothing,
+        exclude_input=True, mathjax_url="", require_js_url="", jquery_url="", widget_renderer_url=empty_script,
+        mermaid_js_url=empty_script, mermaid_layout_elk_js_url=empty_script,
     )  # fmt: skip
     page, _ = exporter.from_filename(str(executed))
     html = executed.with_suffix(".html")
-    # plotly loads MathJax from a server, which no figure here needs.
+    # plotly loads MathJax from a server; the figures do not need it.
     html.write_text(re.sub(r'<script src="https?://[^"]*"></script>', "", page))
     return html
 

@@ -1,6 +1,6 @@
 """Filter the problems of a stage by difficulty: `python -m rstar_lab.rl.commands.filter RECIPE STAGE MODEL`.
 
-Both trainers do this themselves at the start of the stage. The command does it before, with the engines of this machine.
+Both trainers run the filter before the first step of the stage. This command runs it earlier, with engines on this machine.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def main(
     recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
     stage: Annotated[str, typer.Argument(help="Name of a stage with a filter.")],
-    model: Annotated[Path, typer.Argument(help="Model of the previous stage: RUN/checkpoints/step=...")],
+    model: Annotated[Path, typer.Argument(help="Model after the previous stage: RUN/checkpoints/step=...")],
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")] = None,
 ) -> None:
-    """Sample rollouts of every problem and write RUN/difficulty/stage=STAGE.parquet. The same command again resumes."""
+    """Sample rollouts of every problem and write RUN/difficulty/stage=STAGE.parquet. Run it again to resume."""
     from rstar_lab.rl.overrides import load_recipe, parse_overrides
 
     loaded = load_recipe(recipe, parse_overrides(sets or []) | {"runs": str(runs_dir)})

@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Rescored:
-    """run: the new run, None for a dry run. correct_before, correct: trajectories with a reward above 0."""
+    """Result of `rescore`. run: folder of the new run; None for a dry run. correct_before, correct: trajectories with a reward above 0."""
 
     run: Path | None
     trajectories: int
@@ -49,10 +49,10 @@ class Rescored:
 def rescore(
     folder: Path, *, reward: str = "verify", answer: AnswerFormat = "tagged", dry_run: bool = False
 ) -> Rescored:
-    """Score every trajectory of a run again; unless `dry_run`, write a run with the new rewards beside it.
+    """Compute the reward of every trajectory of a run again. Unless `dry_run`, write a new run with these rewards beside it.
 
     reward: `verify`, `released` or `module:function`, as the recipe key `rl.reward`. answer: where `verify` reads the answer, as
-    `rl.answer`. The new run has the old one as its parent. Its columns kept and advantage are those of the old run.
+    `rl.answer`. The parent of the new run is the old one. The columns kept and advantage are copied from the old run.
     Raises UserError for an unknown reward or format, or a run without trajectories.
     """
     if answer not in ANSWER_FORMATS:
@@ -88,7 +88,7 @@ def rescore(
 
 
 def _texts(source: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield (traj_id, the model's own text), as the agent loop gave it to the reward."""
+    """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
     for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
         turns = [message["content"] for message in json.loads(row["messages"]) if message["role"] == "assistant"]
         yield row["traj_id"], "\n".join(turns)

@@ -19,7 +19,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
-from rstar_lab.rl.pipeline import SFT_KEYS, fine_tuned, sft_data
+from rstar_lab.rl.pipeline import SFT_KEYS, sft_data, sft_finished
 from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
@@ -49,7 +49,7 @@ def main(
         raise UserError("sft: the recipe has no sft section")
     session = RunSession(loaded, Reporter())
     with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
-        if not fine_tuned(writer.run_dir):
+        if not sft_finished(writer.run_dir):
             fine_tune(loaded, loaded.sft, load_profile(profile), writer)
         writer.finish("finished")
 

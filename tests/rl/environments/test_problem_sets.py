@@ -26,13 +26,15 @@ def test_training_and_evaluation_problems_may_differ_in_metadata_only(tmp_path):
     files = [jsonl(tmp_path / f"{n}.jsonl", [{"question": "Win.", "info": {"level": n}}]) for n in (1, 2)]
     held_out = read_problems(Problems(file=files[0], environment="game"))
     assert len(read_problems(Problems(file=files[1], environment="game"), held_out)) == 1
-    with pytest.raises(UserError, match="is in an evaluation set too"):
+    with pytest.raises(UserError, match="is also in an evaluation set"):
         read_problems(Problems(file=files[0], environment="game"), held_out)
 
 
 def test_a_built_in_reward_needs_an_answer():
     problem = Problem(problem_id="p", question="q", environment="sums")
     entry = {"name": "sums", "tools": ["python"]}
-    with pytest.raises(UserError, match=r"problem p has no answer; rl\.environments\.sums has a built-in reward"):
+    with pytest.raises(
+        UserError, match=r"problem p has no answer, which the reward of rl\.environments\.sums requires"
+    ):
         check_answers([problem], RlSection(environments=[entry]))
     check_answers([problem], RlSection(environments=[entry | {"reward": "my:own"}]))

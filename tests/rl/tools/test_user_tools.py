@@ -283,7 +283,7 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
     assert RunSession(recipe_of([]), Reporter()).reward is reward
     wrong = {
         f"{MINE}:fimd": "has no fimd; did you mean find",
-        "no_such_module_here:f": "there is no module no_such_module_here",
+        "no_such_module_here:f": "no module no_such_module_here",
         "half_for_this_test:x": "half_for_this_test.py:2: ModuleNotFoundError",
         f"{MINE}:bare": "no docstring",
         f"{MINE}:untyped": "missing a type hint",
