@@ -29,7 +29,7 @@ class Problems(Section):
     fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty", "info", "environment"], str] = (
         Field({})
     )
-    """Column names of the file, by our field name, for example `{question: problem, answer: solution}`."""
+    """Our field name -> column name of the file, for example `{question: problem, answer: solution}`."""
     synthetic: Synthetic | None = None
     """Problems generated from the synthetic families."""
     environment: str | None = None

@@ -23,16 +23,16 @@ class EnvironmentEntry(Section):
     """One of several tasks of a run: an environment, or tools and a reward."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
-    """Name of the environment, unique in the recipe. Problem files, statistics and curves use it."""
+    """Name of the environment, unique in the recipe. It is used in problem files, metrics and curves."""
     environment: str | None = None
     """`module:name` of your environment class, an Inspect task, an OpenEnv server or a taskset of verifiers
-    (docs/environments.md). Default: none; the task is `tools` and `reward`."""
+    (docs/environments.md). Default: none; the entry is defined by `tools` and `reward`."""
     problems: Problems | None = None
-    """Training problems. Default: those problems of the stage that name this environment."""
+    """Training problems. Default: the problems of the stage that name this environment."""
     tools: tuple[str, ...] = ()
     """Tools in addition to those of `environment`, as in `rl.tools`."""
     reward: str | None = None
-    """Reward of an entry without `environment`, as `rl.reward`. Default: `rl.reward`."""
+    """Reward of an entry without `environment`: `verify` or `module:function`. Default: `rl.reward`."""
     weight: float = Field(1.0, gt=0)
     """Share of the groups of a step, relative to the other entries."""
     limits: EnvironmentLimits = EnvironmentLimits()
@@ -43,8 +43,9 @@ class EnvironmentEntry(Section):
     @model_validator(mode="after")
     def _check_task(self) -> "EnvironmentEntry":
         if self.environment is not None and self.reward is not None:
-            raise ValueError("reward: an entry with `environment` is scored by it; remove reward")
-        for key, name in (("environment", self.environment), ("reward", self.reward)):
-            if name is not None and name != "verify" and not NAME.fullmatch(name):
-                raise ValueError(f"{key}: {name!r} is not module:name")
+            raise ValueError("reward: cannot be combined with environment, which computes the reward; remove reward")
+        if self.environment is not None and not NAME.fullmatch(self.environment):
+            raise ValueError(f"environment: {self.environment!r} is not module:name")
+        if self.reward is not None and self.reward != "verify" and not NAME.fullmatch(self.reward):
+            raise ValueError(f"reward: {self.reward!r} is not verify or module:function")
         return self

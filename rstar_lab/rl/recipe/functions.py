@@ -1,7 +1,7 @@
-"""User functions that replace a part of the algorithm; a recipe names them as `module:function`.
+"""Load user functions that replace a part of the algorithm. A recipe names them as `module:function`.
 
-Every process that calls one loads it itself, from the working directory. The returned functions check their results: a
-wrong one raises UserError that starts with the recipe key.
+Each process that calls a function loads it from the working directory. The returned functions check the results of the user's
+function: an invalid result raises UserError whose message starts with the recipe key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def own_rule(name: str) -> OwnRule:
 
 
 def own_penalty(name: str) -> OwnPenalty:
-    """Return the penalty of a rollout: (trajectory) -> number of at least 0."""
+    """Return the penalty of a rollout: (trajectory) -> number >= 0."""
     penalty = load_function(name, "rl.roc_penalties", ("trajectory",))
 
     def checked(trajectory: Trajectory) -> float:
@@ -51,8 +51,10 @@ def own_penalty(name: str) -> OwnPenalty:
 
 
 def own_advantage(name: str) -> OwnAdvantage:
-    """Return the advantage: (rewards, trajectories) -> one number per rollout. The rollouts are those of all groups that
-    are trained on; `trajectory.group_id` tells the group."""
+    """Return the advantage: (rewards, trajectories) -> one number per rollout.
+
+    The rollouts are those of all groups that are trained on; `trajectory.group_id` is the group of a rollout.
+    """
     advantage = load_function(name, "rl.advantage", ("rewards", "trajectories"))
 
     def checked(rewards: np.ndarray, trajectories: list[Trajectory]) -> list[float]:
@@ -84,7 +86,7 @@ def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dic
     def checked(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         text = template(messages, tools, add_generation_prompt)
         if not isinstance(text, str):
-            raise UserError(f"rl.chat_template: {name} returned {type(text).__name__}; expected a text")
+            raise UserError(f"rl.chat_template: {name} returned {type(text).__name__}; expected a string")
         return text
 
     checked.__name__ = f"rl.chat_template: {name}"  # for the errors of ModelTemplate
@@ -92,7 +94,7 @@ def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dic
 
 
 def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
-    """Return the metric of a step: (trajectories of all rollouts) -> number, or None if it is not defined."""
+    """Return the metric: (trajectories of all rollouts of a step) -> number, or None if it is not defined for the step."""
     metric = load_function(name, "rl.metrics", ("trajectories",))
 
     def checked(trajectories: Sequence[Trajectory]) -> float | None:
@@ -103,7 +105,7 @@ def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
 
 
 def own_trigger(name: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
-    """Return the condition that ends a stage: (metrics of its steps so far) -> True to end it."""
+    """Return the trigger of a hand-off: (metrics of each step of the stage so far) -> whether to end the stage."""
     trigger = load_function(name, "hand_off.trigger", ("steps",))
     return lambda lines: bool(trigger(lines))
 

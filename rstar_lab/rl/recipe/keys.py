@@ -41,16 +41,16 @@ def with_key_tables(page: str) -> str:
 
 
 def _sections(model: type[BaseModel], path: str) -> list[tuple[str, type[BaseModel]]]:
-    """Return (dotted path, section) of a model and everything below it, each section once."""
-    found = [(path, model)]
+    """Return (dotted path, section) of a model and of all sections in it, each section once."""
+    sections = [(path, model)]
     for name, field in model.model_fields.items():
         for inner in _models_in(field.annotation):
             is_item = get_origin(field.annotation) is tuple
             below = f"{path}.{name}".lstrip(".") + ("[]" if is_item else "")
-            known = {section for _, section in found}
-            found += [entry for entry in _sections(inner, below) if entry[1] not in known]
+            known = {section for _, section in sections}
+            sections += [entry for entry in _sections(inner, below) if entry[1] not in known]
     unique: dict[type[BaseModel], str] = {}
-    for where, section in found:
+    for where, section in sections:
         unique.setdefault(section, where)
     return [(where, section) for section, where in unique.items()]
 

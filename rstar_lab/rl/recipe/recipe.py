@@ -33,8 +33,8 @@ class Recipe(Section):
     runs: Path = Path("runs")
     """Folder of runs."""
     log_to: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
-    """Experiment trackers that also receive the metrics of each RL step, local trainer only; under verl set
-    `verl.trainer.logger`. Each requires its package. Default: only the run store."""
+    """Experiment trackers that also receive the metrics of each RL step. Each requires its package. Local trainer only;
+    under verl set `verl.trainer.logger`. Default: none; the metrics are always in the run store."""
     sft: SftSection | None = None
     """SFT before RL. Default: none."""
     rl: RlSection = RlSection()
@@ -74,12 +74,12 @@ class Recipe(Section):
                 *entry.tools,
                 *(entry.roc_penalties or ()),
             ]
-        found: dict[str, str] = {}
+        functions: dict[str, str] = {}
         for key, names in named.items():
             for name in names:
-                if NAME.fullmatch(name) and name not in found.values():
-                    found[key if len(names) == 1 else f"{key}.{name}"] = name
-        return found
+                if NAME.fullmatch(name) and name not in functions.values():
+                    functions[key if len(names) == 1 else f"{key}.{name}"] = name
+        return functions
 
     def stage_problems(self, stage: Stage) -> list[Problems]:
         """Return the problem sets of a stage: its own, and those of its environments with the name of each."""
@@ -93,15 +93,15 @@ class Recipe(Section):
     def _check_stages(self) -> "Recipe":
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
-            raise ValueError("stages: two have the same name")
+            raise ValueError("stages: two stages have the same name")
         prompt_format = self.rl.prompt_format
         if self.sft is not None and prompt_format == "model":
             raise ValueError("rl.prompt_format: sft supports only paper and released; set sft=null or another format")
         default = PromptStyle(prompt_format, answer=self.rl.answer)
         if self.sft is not None and self.sft.problems is not None and self.rl.prompt_style != default:
             raise ValueError(
-                "rl.system_prompt, question_wrapper and answer_instruction: the SFT traces of sft.problems have the default "
-                "prompt; leave the keys out, or set sft.problems=null"
+                "rl.system_prompt, question_wrapper and answer_instruction: not supported with sft.problems, whose traces have "
+                "the default prompt; remove the keys, or set sft.problems=null"
             )
         if self.engine.kind == "server" and "lockstep" in {
             rl.rollout for rl in (self.rl, *map(self.settings, self.stages))

@@ -49,28 +49,28 @@ class RlSection(Section):
     group_size: Positive = 16
     """Rollouts per problem that are trained on. Default: paper, section 4.2."""
     oversample: Positive = 2
-    """Rollouts generated per rollout trained on: each problem gets `group_size * oversample`. Default: paper, section
+    """Each problem gets `group_size * oversample` rollouts, of which `group_size` are trained on. Default: paper, section
     3.2 (GRPO-RoC)."""
     roc: SelectionRule | Function = "paper"
-    """How `group_size` rollouts are selected from a group. `paper`: failures uniformly, successes with probability
-    inversely proportional to their penalty (section 3.2). `released`: the rule of microsoft/rStar. `random`: uniformly,
+    """How `group_size` rollouts are selected from a group. `paper`: failed rollouts uniformly, successful ones with
+    probability inversely proportional to their penalty (section 3.2). `released`: the rule of microsoft/rStar. `random`: uniformly,
     as a control. `none`: no oversampling (plain GRPO). Or your own `module:function` (docs/extending.md)."""
     roc_penalties: tuple[Penalty | Function, ...] = ("errors", "format")
     """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags), or your
     own `module:function` of a trajectory. Default: paper, section 3.2."""
     roc_min_positive: NotNegative = 0
-    """Minimum number of successes that RoC keeps, if the group has that many. Default: ours; the release's script uses
-    2."""
+    """Minimum number of successful rollouts that RoC keeps, if the group has that many. Default: ours; the release's
+    script uses 2."""
     roc_min_negative: NotNegative = 0
-    """Minimum number of failures that RoC keeps, if the group has that many. Default: ours; the release's script uses
-    2."""
+    """Minimum number of failed rollouts that RoC keeps, if the group has that many. Default: ours; the release's
+    script uses 2."""
     clip_low: float = 0.2
     """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first
     mini-batch, whose ratio is 1."""
     clip_high: float = 0.28
     """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 3.1."""
     variant: Variant | Function = "grpo"
-    """Policy loss. Default: paper. gspo: arXiv 2507.18071, cispo: 2506.13585, clip_cov and kl_cov: 2505.22617. Or your own
+    """Policy loss. Default: paper. `gspo`: arXiv 2507.18071. `cispo`: 2506.13585. `clip_cov`, `kl_cov`: 2505.22617. Or your own
     `module:function` (docs/extending.md)."""
     aggregation: Aggregation = "token-mean"
     """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
@@ -89,8 +89,8 @@ class RlSection(Section):
     max_calls_per_turn: Positive = 8
     """Tool calls of one turn that are executed; each further call gets an error as its response. Default: ours."""
     max_tool_chars: Positive = 4096
-    """Maximum characters of a tool response; the middle of a longer one is left out. Default: ours; the release
-    uses 256."""
+    """Maximum characters of a tool response; the middle of longer responses is removed. Default: ours; the release uses
+    256."""
     tool_truncate_side: TruncateSide = "middle"
     """How a long tool response is truncated; only with `prompt_format: released`. As in verl, `left` keeps the start
     and `right` keeps the end. Default: as the release."""
@@ -113,24 +113,24 @@ class RlSection(Section):
     """Your own `module:function` that renders conversations in place of the model's chat template (docs/extending.md).
     Requires `prompt_format: model`."""
     time_limit_s: float | None = Field(None, gt=0)
-    """Wall-clock limit of one rollout in seconds, also within a turn. Default: none."""
+    """Wall-clock limit of one rollout in seconds; it also interrupts a turn. Default: none."""
     step_time_s: float | None = Field(None, gt=0)
-    """Wall-clock limit of a step's rollouts in seconds. Unfinished rollouts are cut and count as truncated, unless
+    """Wall-clock limit of a step's rollouts in seconds. Unfinished rollouts are cut off and count as truncated, unless
     `carry_over` is set. Requires `rollout: async`. Default: none."""
     carry_over: bool = False
-    """Continue a rollout that `step_time_s` cut in the next step, with its group (arXiv 2501.12599). Requires
+    """Continue rollouts that `step_time_s` cut off in the next step, with their groups (arXiv 2501.12599). Requires
     `step_time_s` and `old_log_probs: engine`."""
     mode: Mode = "sync"
     """`sync`: generate, then update. `one_step_off`: generate the next step's rollouts during the update, with the weights
     before it. `async`: generation never stops; requests in flight continue under new weights (docs/async.md). The last
     two require `rollout: async` and a `correction`."""
     max_staleness: NotNegative = 1
-    """`mode: async`: maximum number of updates between the weights with which a group starts and the weights that it
-    updates. Default: ours."""
+    """`mode: async`: maximum number of updates between the weights with which a group starts and the weights that are
+    trained on it. Default: ours."""
     when_stale: WhenStale = "wait"
-    """`mode: async`: how `max_staleness` is enforced. `wait`: the generator starts no group too early and the trainer
-    waits for slow groups; nothing is dropped. `drop`: drop groups that are too old. `trim`: mask the tokens that are
-    too old."""
+    """`mode: async`: how `max_staleness` is enforced. `wait`: the generator delays new groups, and
+    the trainer waits for slow groups; nothing is dropped. `drop`: drop groups that exceed the limit. `trim`: mask the
+    tokens that exceed it."""
     buffer_groups: Positive | None = None
     """`mode: async`: maximum number of groups, in progress or complete, that no update has used yet. Default:
     `problems_per_step * (max_staleness + 1)`."""
@@ -147,7 +147,7 @@ class RlSection(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum norm of the gradient. Default: ours."""
     mini_batches: Positive = 1
-    """Optimizer updates per step. Default: ours."""
+    """Mini-batches of a step; each is one optimizer update. Default: ours."""
     micro_batch_tokens: Positive = 16384
     """Maximum tokens in one forward pass; at most 1,024 on a CPU. Changes memory and speed, not the result. Default:
     ours."""
@@ -222,7 +222,7 @@ class RlSection(Section):
     advantage by at most half of its size, so it never changes the sign (after AdaTIR, arXiv 2601.14696; the bound is ours).
     Requires `advantage: group`. Default: 0, off."""
     tool_budget_from: float = Field(0.5, gt=0, le=1)
-    """Pass rate in its group from which a problem is easy for `tool_budget`. Default: ours."""
+    """A problem is easy for `tool_budget` if the pass rate of its group is at least this value. Default: ours."""
     drop_void_turns: bool = False
     """Exclude rollouts with a turn that has neither a tool call nor an answer from the loss (arXiv 2509.02479)."""
     drop_control_tokens: bool = False
@@ -231,7 +231,7 @@ class RlSection(Section):
     fp32_head: bool = False
     """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
     branching: float | None = None
-    """Branch a rollout after a tool response, if the entropy at the start of its turn is higher than that of its first turn by more
+    """Branch a rollout after a tool response if the entropy at the start of the next turn exceeds that of its first turn by more
     than this many nats per token. Branches replace up to half of the rollouts of a group (after ARPO, arXiv 2507.19849). Requires
     `rollout: async`. Local trainer only. Default: off."""
     dynamic_sampling: NotNegative = 0
@@ -299,7 +299,7 @@ class RlSection(Section):
     def _advantage(self) -> OwnAdvantage | None:
         if self.advantage == "group":
             return None
-        if self.advantage == "otb":  # of the rollout; the update computes those of the tokens
+        if self.advantage == "otb":  # advantages of rollouts; the update computes those of the tokens
             return lambda rewards, trajectories: group_advantages(
                 rewards, [t.group_id for t in trajectories], normalise_std=False
             )
@@ -334,7 +334,7 @@ class RlSection(Section):
     @classmethod
     def _check_reward(cls, reward: str) -> str:
         if reward not in REWARDS and not NAME.fullmatch(reward):
-            raise ValueError(f"{reward!r} is none of {', '.join(REWARDS)} and module:function")
+            raise ValueError(f"{reward!r} is not one of {', '.join(REWARDS)} or a module:function")
         return reward
 
     @model_validator(mode="after")
@@ -357,5 +357,5 @@ class RlSection(Section):
 
 
 def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return penalties with the functions of the user loaded."""
+    """Return the penalties; user functions are loaded."""
     return tuple(own_penalty(name) if is_own(name) else name for name in names)

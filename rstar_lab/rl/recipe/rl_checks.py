@@ -17,7 +17,7 @@ def check_combinations(rl: "RlSection") -> None:
     if correction != "none" and rl.old_log_probs == "engine":
         name = "correction" if rl.importance_cap is None else "importance_cap"
         raise ValueError(
-            f"{name} requires old_log_probs: trainer (with engine the ratio already corrects the difference)"
+            f"{name} requires old_log_probs: trainer (with engine, the importance ratio already corrects the difference)"
         )
     if rl.advantage == "otb" and rl.old_log_probs == "engine":
         raise ValueError("advantage: otb requires old_log_probs: trainer, which computes the baselines")
@@ -26,7 +26,7 @@ def check_combinations(rl: "RlSection") -> None:
     if rl.self_distillation and rl.teacher_weight:
         raise ValueError("self_distillation and teacher_weight cannot be combined: set one to 0")
     if rl.correction_bounds is not None and (rl.correction == "none" or is_own(rl.correction)):
-        raise ValueError("correction_bounds requires correction, and one of the built-in ones")
+        raise ValueError("correction_bounds requires correction to be one of the built-in corrections")
     if is_own(rl.roc) and (rl.roc_min_positive or rl.roc_min_negative):
         raise ValueError("roc_min_positive and roc_min_negative require one of the built-in rules in roc")
     if len({name.partition(":")[2] for name in rl.metrics}) < len(rl.metrics):

@@ -17,7 +17,7 @@ class RecipeError(UserError):
 class Section(BaseModel):
     """A group of recipe keys. The docstring under each key is its description in docs/recipes.md."""
 
-    # Infinity and NaN are valid YAML numbers, but no key has a use for them.
+    # allow_inf_nan: infinity and NaN are valid YAML numbers, but not valid values of any key.
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
@@ -29,11 +29,11 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 def _check_function(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError("a function of your own has the form module:function")
+        raise ValueError(f"{name!r} is not a function of the form module:function")
     return name
 
 
-Function = Annotated[str, AfterValidator(_check_function)]  # a function of the user, see docs/extending.md
+Function = Annotated[str, AfterValidator(_check_function)]  # a user's module:function, see docs/extending.md
 
 
 def is_own(name: str) -> bool:

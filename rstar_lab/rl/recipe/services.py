@@ -12,7 +12,7 @@ class EngineSection(Section):
     """The inference engines that generate rollouts."""
 
     kind: Literal["vllm", "transformers", "server"] = "vllm"
-    """`vllm`: one vLLM process per GPU or core. `transformers`: for machines without vLLM. `server`: vLLM servers at
+    """`vllm`: vLLM processes, see `count`. `transformers`: for machines without vLLM. `server`: vLLM servers at
     `urls`, for example from `rstar-lab serve`."""
     urls: tuple[str, ...] = ()
     """URLs of the servers, with `kind: server`. Their token is read from the environment variable RSTAR_LAB_API_KEY."""
@@ -26,7 +26,7 @@ class EngineSection(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Data type of the weights in the engine."""
     kv_cache_gb: float | None = Field(None, gt=0)
-    """Size of the KV cache of one engine in GB. CPU only."""
+    """Size of the KV cache of one engine in GB. CPU only; on a GPU see `memory_share`."""
     memory_share: float = Field(0.85, gt=0, le=1)
     """Share of a GPU's memory that an engine takes. GPU only. Default: ours."""
     max_batch: Positive = 256
@@ -35,9 +35,9 @@ class EngineSection(Section):
     """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md).
     `rollout: lockstep` ignores it."""
     stall_s: float = Field(300.0, gt=0)
-    """Seconds without progress after which an engine counts as hung and is restarted. Default: ours."""
+    """An engine that makes no progress for this many seconds is restarted. Default: ours."""
     mismatch_limit: float | None = Field(None, ge=0)
-    """Maximum mean absolute difference between the log-probs of engine and trainer; a larger one stops the run.
+    """Maximum mean absolute difference between the log-probs of engine and trainer; a larger difference stops the run.
     Default: 0.001 in float32, 0.1 in bfloat16."""
 
     @property
@@ -51,7 +51,7 @@ class EngineSection(Section):
     def _check_urls(self) -> "EngineSection":
         if (self.kind == "server") != bool(self.urls):
             raise ValueError(
-                "urls and kind: server belong together: --set engine.kind=server --set engine.urls=[URL, ...]"
+                "kind: server requires urls, and urls require kind: server: --set engine.kind=server --set engine.urls=[URL, ...]"
             )
         if self.teacher_url is not None and not self.teacher_url.startswith(("http://", "https://")):
             raise ValueError(f"teacher_url: {self.teacher_url!r} does not begin with http:// or https://")
@@ -95,14 +95,14 @@ class EvaluateSection(Section):
     sets: dict[str, Problems] = Field({})
     """Problem sets by name. `rstar-lab run` evaluates all models on each; training never sees their problems."""
     every: NotNegative = 0
-    """Training steps between evaluations of `sets` during RL, which appear as metrics `eval/<set>/pass1` and as runs of
-    their own. 0: none."""
+    """Evaluate `sets` every this many RL steps. The results are the metrics `eval/<set>/pass1`; the rollouts are separate
+    runs. 0: none during RL."""
     samples: Positive = 16
     """Rollouts per problem. Default: paper, section 5."""
     temperature: float = Field(0.6, ge=0)
     """Sampling temperature. Default: paper, section 5."""
     top_p: float = Field(0.95, gt=0, le=1)
-    """Nucleus sampling threshold. Default: ours; the paper gives none."""
+    """Nucleus sampling threshold. Default: ours; the paper states no value."""
     max_turns: Positive = 30
     """Maximum model turns of a rollout. Default: paper, section 5."""
     max_response_tokens: Positive = 30_000

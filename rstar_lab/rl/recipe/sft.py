@@ -25,7 +25,7 @@ class SftConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay. Default: ours."""
     warmup: float = Field(0.04, ge=0, lt=1)
-    """Share of the steps with linear learning-rate warm-up. Default: paper, section 4.1."""
+    """Share of the steps during which the learning rate rises linearly. Default: paper, section 4.1."""
     schedule: Literal["cosine", "linear_tail"] = "cosine"
     """Learning-rate schedule after warm-up. `cosine`: cosine decay to 0 (paper, section 4.1). `linear_tail`: constant,
     then linear decay to 0 over the second half of the steps."""
@@ -34,8 +34,8 @@ class SftConfig(Section):
     max_tokens: int = Field(8192, ge=2)
     """Maximum length of a conversation, in tokens. Longer conversations are left out and counted. Default: ours."""
     packing: bool = True
-    """Put several conversations into one sequence; attention does not cross their borders. `false`: pad conversations
-    of similar length. Default: ours."""
+    """Put several conversations into one sequence; attention does not cross conversation boundaries. `false`: batch
+    conversations of similar length with padding. Default: ours."""
     micro_batch_tokens: int = Field(8192, ge=2)
     """Maximum tokens in one forward pass. Changes memory and speed, not the result. Default: ours."""
     lora: Lora | None = None
@@ -51,14 +51,14 @@ class SftConfig(Section):
 
 
 class SftSection(SftConfig):
-    """Non-reasoning SFT: instruction following, JSON tool calls and the answer format (paper, section 4.1)."""
+    """SFT without reasoning: instruction following, JSON tool calls and the answer format (paper, section 4.1)."""
 
     problems: Problems | None = None
     """Synthetic problems. Their solution traces are generated and executed in the sandbox."""
     mix: dict[str, float] = Field({})
-    """Shares of the kinds of synthetic trace (fields of `TraceMix` in rl/synthetic/traces.py)."""
+    """Fields of `TraceMix` in rl/synthetic/traces.py, such as the weights of the kinds of synthetic traces."""
     conversations: tuple[MixEntry, ...] = ()
-    """Files of conversations, and how many to use of each."""
+    """Files of conversations, and how many conversations to use of each."""
 
     @model_validator(mode="after")
     def _check_data(self) -> "SftSection":

@@ -14,13 +14,15 @@ class HandOff(Section):
     """Conditions that end a stage before `steps`. They are checked after each step; one is enough."""
 
     solved_groups: float | None = Field(None, gt=0, le=1)
-    """End when at least this share of groups has only correct rollouts, mean over `window` steps."""
+    """End when the share of groups with only correct rollouts, averaged over `window` steps, is at least this value."""
     truncation_plateau: float | None = Field(None, ge=0)
-    """End when the share of truncated rollouts changes by at most this from one `window` of steps to the next."""
+    """End when the share of truncated rollouts, averaged over `window` steps, differs by at most this value from its average over the
+    `window` steps before."""
     window: Positive = 10
-    """Steps over which these two conditions average. Default: ours."""
+    """Number of steps in the averages of `solved_groups` and `truncation_plateau`. Default: ours."""
     trigger: Function | None = None
-    """End when your own `module:function` of the metrics of the stage's steps returns true (docs/extending.md)."""
+    """Your own `module:function`, which receives the metrics of the stage's steps; the stage ends when it returns true
+    (docs/extending.md)."""
 
     @model_validator(mode="after")
     def _check_condition(self) -> "HandOff":
@@ -30,8 +32,8 @@ class HandOff(Section):
 
 
 class DifficultyFilter(Section):
-    """Difficulty filter before a stage: roll out the stage's problems with the newest policy and drop the easy ones
-    (paper, stage 3)."""
+    """Difficulty filter before a stage: sample rollouts of the stage's problems from the newest policy and drop the easy
+    problems (paper, stage 3)."""
 
     samples: Positive = 8
     """Rollouts per problem. Default: paper, stage 3."""
@@ -40,7 +42,7 @@ class DifficultyFilter(Section):
 
 
 class Stage(Section):
-    """One stage of RL. Besides these keys it takes any key of `rl`."""
+    """One stage of RL. Besides these keys it accepts any key of `rl`, except those that cannot differ between stages."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the stage, unique in the recipe."""

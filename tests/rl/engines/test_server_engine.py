@@ -139,8 +139,8 @@ def test_server_urls_of_a_recipe_are_checked():
     sets = {"engine.kind": "server", "engine.urls": ["http://127.0.0.1:8000"]}
     assert load_recipe("evaluate", sets).engine.urls == ("http://127.0.0.1:8000",)
     for wrong, message in (
-        ({"engine.kind": "server"}, "urls and kind: server belong together"),
-        ({"engine.urls": ["http://127.0.0.1:8000"]}, "urls and kind: server belong together"),
+        ({"engine.kind": "server"}, "kind: server requires urls, and urls require kind: server"),
+        ({"engine.urls": ["http://127.0.0.1:8000"]}, "kind: server requires urls, and urls require kind: server"),
         (sets | {"engine.urls": ["127.0.0.1:8000"]}, "does not begin with http://"),
         ({"engine.teacher_url": "127.0.0.1:8000"}, "teacher_url: '127.0.0.1:8000' does not begin with http://"),
         (sets | {"rl.rollout": "lockstep"}, "lockstep is not supported with engine.kind: server"),

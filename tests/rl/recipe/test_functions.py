@@ -251,7 +251,7 @@ async def test_an_own_chat_template_renders_prompts_and_text_between_turns():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("return 1", "rl.chat_template: my_wrong:t returned int; expected a text"),
+        ("return 1", "rl.chat_template: my_wrong:t returned int; expected a string"),
         ("return messages[0]['text']", "rl.chat_template: my_wrong:t failed at .*my_wrong.py:2: KeyError: 'text'"),
         ("return ''", "rl.chat_template: my_wrong:t ends a turn without a special token"),
     ],
@@ -278,9 +278,9 @@ def test_a_loss_of_the_wrong_shape_is_refused(module):
 def test_the_error_of_a_wrong_name_lists_built_ins_and_the_module_form():
     with pytest.raises(RecipeError) as error:
         parse_recipe({"model": "tiny", "rl": {"roc": "papr"}})
-    assert "rl.roc: Input should be 'paper'" in str(error.value) and "rl.roc: a function of your own has" in str(
+    assert "rl.roc: Input should be 'paper'" in str(
         error.value
-    )
+    ) and "is not a function of the form module:function" in str(error.value)
 
 
 @pytest.mark.slow
