@@ -115,7 +115,7 @@ FAULTS = {
     fault.name: fault
     for fault in (
         Fault("stale-weights", "the engines keep their first weights", _stale_weights),
-        Fault("wrong-template", "rollouts lack the end of the prompt that SFT trained", _wrong_template),
+        Fault("wrong-template", "rollout prompts lack the last part of the prompt used in SFT", _wrong_template),
         Fault(
             "shifted-mask",
             "the loss mask is shifted by one token",
