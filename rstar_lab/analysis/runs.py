@@ -77,9 +77,7 @@ class Runs:
         """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup."""
         rollup = self._query("SELECT * FROM rollup", where, order="run_id, step")
         measured = self.trainer_metrics()
-        clashes = [
-            name for name in measured.columns if name in rollup.columns and name not in ("run_id", "stage", "step")
-        ]
+        clashes = set(measured.columns) & set(rollup.columns) - {"run_id", "stage", "step"}
         measured = measured.rename(columns={name: f"trainer.{name}" for name in clashes})
         return measured.merge(rollup, on=["run_id", "stage", "step"], how="right", sort=False)
 
@@ -317,10 +315,9 @@ class Runs:
         if self._searched is None or self._searched[0] != scope:
             files = self._views.files("transcripts", condition, parameters)
             if sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
-                query = (
-                    f"SELECT * FROM ({select_files_sql('transcripts', files)}) WHERE regexp_matches(messages, ?, 'i')"
-                )
-                return _hits(self._views.arrow(f"{query} LIMIT {int(limit)}", [pattern]), needles)
+                source = select_files_sql("transcripts", files)
+                query = f"SELECT * FROM ({source}) WHERE regexp_matches(messages, ?, 'i') LIMIT {int(limit)}"
+                return _hits(self._views.arrow(query, [pattern]), needles)
             read = [read_steps(file, [*_FOUND, "messages"]) for file in files]
             table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
             # Lower-casing Unicode is much slower than ASCII, and needed only if the searched text is not ASCII.
