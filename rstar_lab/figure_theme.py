@@ -17,6 +17,7 @@ _OK_COLOUR, _INFRASTRUCTURE_COLOUR = "#009E73", "#6B6B6B"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 _LEGEND_WIDTH = 780  # pixels available to one line of the legend; figures are at least 900 pixels wide
+_LINE = 18  # pixels of a further line of a title
 _MAX_UNIT_TICKS = 12  # widest range of an x axis with a tick at every integer
 _PAGE_COLOURS = {"light": ("#1b1b1b", "#ffffff", "#e2e2e2"), "dark": ("#ececec", "#16181d", "#3a3d45")}
 
@@ -83,7 +84,7 @@ def place_headings(figure: go.Figure) -> None:
     layout: dict[str, Any] = {"height": height}
     if figure.layout.title.text:
         layout["title_y"] = 1 - top / height
-        top += 32
+        top += 32 + _LINE * figure.layout.title.text.count("<br>")
     names = [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
     if figure.layout.showlegend is not False and (len(names) > 1 or any(trace.showlegend for trace in figure.data)):
         layout["legend_y"] = 1 - top / height
@@ -92,8 +93,9 @@ def place_headings(figure: go.Figure) -> None:
             width = 48 + 7 * len(name)
             lines, used = (lines, used + width) if used + width <= _LEGEND_WIDTH or not used else (lines + 1, width)
         top += 8 + 21 * lines
-    if any(note.yref == "paper" and note.yanchor == "bottom" for note in figure.layout.annotations):
-        top += 26
+    panels = [note for note in figure.layout.annotations if note.yref == "paper" and note.yanchor == "bottom"]
+    if panels:
+        top += 26 + _LINE * max(note.text.count("<br>") for note in panels)
     figure.update_layout(layout, margin_t=top + 8)
 
 

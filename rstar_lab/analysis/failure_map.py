@@ -15,7 +15,7 @@ from rstar_lab.analysis.runs import named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 
-_WIDTH = 780  # pixels of a row of discs; figures are at least 900 pixels wide
+_WIDTH = 590  # pixels of a row of discs; they fit into a notebook on a page of 900 pixels
 _MAX_RADIUS = 95  # radius of the largest disc in pixels
 _GAP, _LINE, _HEADING = 14, 14, 40  # pixels between discs, of a line of a label, above the discs of a band
 _LABEL_WIDTH = 132  # pixels that a labelled disc has at least; _CHARACTERS fit in it

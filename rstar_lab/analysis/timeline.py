@@ -140,9 +140,10 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
     shown = frame.lane.max() + 1
     of = f"{len(rows):,} rollouts" if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
     idle = wait_s / (len(rows) * longest_s) if longest_s else 0.0
-    title = f"step {step}, {of}: " + ", ".join(f"{kind} {value:,.3g} s" for kind, value in sums.items())
+    times = ", ".join(f"{kind} {value:,.3g} s" for kind, value in sums.items())
+    title = f"step {step}, {of}; idle {idle:.0%}<br><span style='font-size:13px'>sums: {times}</span>"
     layout = {"barmode": "overlay", "bargap": 0.15, "height": min(760, 240 + 9 * int(shown))}
-    figure.update_layout(layout, title=f"{title}; idle {idle:.0%}")
+    figure.update_layout(layout, title=title)
     figure.update_xaxes(title="seconds", rangemode="tozero")
     figure.update_yaxes(title="rollouts by duration", showticklabels=False, ticks="", showgrid=False)
     return figure

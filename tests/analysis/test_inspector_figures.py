@@ -120,7 +120,7 @@ def test_the_live_page_shows_progress_speed_time_left_and_changes(tmp_path: Path
         strip = "▰" * 6 + "▱" * 18
         assert layout.title.text == f"r: running, step 10 of 40 {strip}, 30 s per step, 15 min left"
         # The change refers to the mean of the first three losses: 1.0 - 1.8.
-        assert layout.annotations[0].text.startswith("Loss<br><b>1</b>") and "(-0.8 since the start)" in str(layout)
+        assert layout.annotations[0].text.startswith("Loss<br><b>1</b>") and "-0.8 since the start" in str(layout)
         writer.finish("finished")
     assert "left" not in watch(tmp_path / "r").figure.figure.layout.title.text
     with RunWriter.open(tmp_path, "sft", kind="sft", recipe={}, seed=0) as writer:

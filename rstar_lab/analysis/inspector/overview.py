@@ -76,7 +76,9 @@ class Overview:
         self._reader = OverviewRows(root)
         self.rows = self._reader.read()
         if selected is None:
-            selected = [row.run_id for row in self.rows if row.trajectories and row.step is not None][:1]
+            with_rollouts = [row for row in self.rows if row.trajectories and row.step is not None]
+            # Evaluations have one step; the newest run with a curve says more.
+            selected = [row.run_id for row in sorted(with_rollouts, key=lambda row: row.step == 1)][:1]
         self.table = RunTable(self.rows, selected=selected)
         self.figure = LinkedFigure(_empty_figure(), None)
         self._draw()

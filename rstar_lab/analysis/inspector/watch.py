@@ -122,11 +122,10 @@ class Watch:
         if not columns:
             figure.update_xaxes(visible=False).update_yaxes(visible=False)
         title = heading(self.reader, steps, status) if self.reader else f"{run_id}: {status}, no step yet"
-        figure.update_layout(height=330 if columns else 80, title=title)
+        figure.update_layout(height=345 if columns else 80, title=title)
         if columns:
             figure.update_xaxes(title_text="step")
-        drawn = Figure(figure, steps)
-        return drawn.update_layout(margin_t=drawn.layout.margin.t + 20) if columns else drawn  # tiles have two lines
+        return Figure(figure, steps)
 
     def _ipython_display_(self, **_: Any) -> None:
         display(self.figure)

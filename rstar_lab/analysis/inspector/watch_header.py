@@ -27,13 +27,11 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
 
 
 def tile(title: str, values: pd.Series) -> str:
-    """Return the title of a curve, its last value, and the change since the mean of the first three steps."""
+    """Return three lines: the title of a curve, its last value, and the change since the mean of the first three steps."""
     recorded = values.dropna().astype(float)
     change = float(recorded.iloc[-1] - recorded.head(_FIRST_STEPS).mean())
-    since = (
-        f" <span style='font-size:11px'>({change:+.3g} since the start)</span>" if len(recorded) > _FIRST_STEPS else ""
-    )
-    return f"{title}<br><b>{recorded.iloc[-1]:.3g}</b>{since}"
+    since = f"{change:+.3g} since the start" if len(recorded) > _FIRST_STEPS else ""
+    return f"{title}<br><b>{recorded.iloc[-1]:.3g}</b><br><span style='font-size:11px'>{since}</span>"
 
 
 def planned_steps(recipe: dict[str, Any], stage: str) -> int | None:
