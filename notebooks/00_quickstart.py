@@ -28,7 +28,7 @@
 runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
 name = "tiny"  # the recipe's name: tiny, or tiny_fast
 
-# %%
+# %% jupyter={"source_hidden": true}
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
@@ -47,14 +47,14 @@ evaluations = open_runs(root, run_ids=list(stages.values()))
 #
 # Held-out problems, several rollouts each. Intervals are 95%, bootstrapped over problems.
 
-# %%
+# %% jupyter={"source_hidden": true}
 table = measure(evaluations, ["pass1", "tool_error_rate_correct", "response_tokens"])
 table.insert(0, "model", table.run_id.map({run: stage for stage, run in stages.items()}))
 order = list(stages)
 table = table.sort_values("model", key=lambda column: column.map(order.index)).drop(columns="run_id").reset_index(drop=True)
 table.pivot(index="model", columns="metric", values="value").loc[order]
 
-# %%
+# %% jupyter={"source_hidden": true}
 passed = table[table.metric == "pass1"].set_index("model")
 display(
     Markdown(
@@ -70,16 +70,16 @@ display(
 # **tool errors in correct trajectories**: the reward does not penalise failing code on the way to a correct answer, so
 # without RoC nothing pushes the model to write cleaner code.
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_curves(training)
 
 # %% [markdown]
 # How tool calls ended at each step, and how long the responses were.
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_outcomes(training)
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_lengths(training)
 
 # %% [markdown]
@@ -87,7 +87,7 @@ plot_lengths(training)
 #
 # The same held-out problems before and after RL, compared problem by problem.
 
-# %%
+# %% jupyter={"source_hidden": true}
 card = compare(
     open_runs(root, run_ids=[stages["after SFT"]]), open_runs(root, run_ids=[stages["after GRPO-RoC"]]),
     name_a="after SFT", name_b="after GRPO-RoC",
@@ -100,7 +100,7 @@ card
 # Filter by step, reward, errors, or whether RoC kept the rollout. Open one to read what the model wrote, what its code
 # returned, and the entropy of every token. `j` and `k` move through the list. The list starts at the last step.
 
-# %%
+# %% jupyter={"source_hidden": true}
 last = training.steps().step.max()
 kept = training.trajectories(f"step = {last} AND reward > 0", columns=["traj_id", "calls"], order_by="kept DESC, calls DESC", limit=1)
 everything = open_runs(root, run_ids=[f"{name}-rl", *stages.values()])  # the links of the comparison open here too

@@ -31,7 +31,7 @@ runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a lapto
 job_id = ""  # attach to this job instead of submitting a new one
 wait = True  # block until the job ends (needed for papermill)
 
-# %%
+# %% jupyter={"source_hidden": true}
 from html import escape
 from pathlib import Path
 
@@ -61,7 +61,7 @@ job
 # `job.watch()` prints the log. Interrupting the cell stops the printing, not the job. If the job is killed, submit it
 # again: it continues from its last checkpoint.
 
-# %%
+# %% jupyter={"source_hidden": true}
 if wait:
     status = job.watch()
     assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
@@ -72,7 +72,7 @@ if wait:
 # One conversation per problem. Some are imperfect on purpose: errors that are fixed in the next turn, wrong programs,
 # guesses, answers given twice. RL has to find out which of these behaviours lead to a correct answer.
 
-# %%
+# %% jupyter={"source_hidden": true}
 run = name or Path(recipe).stem
 traces = pd.read_json(open_runs(runs_dir, run_ids=[f"{run}-sft"]).run_dir(f"{run}-sft") / "traces.jsonl", lines=True)
 kinds = traces.groupby("kind").agg(conversations=("kind", "size"), correct=("correct", "mean"), calls=("outcomes", lambda o: o.str.len().mean()))
@@ -82,7 +82,7 @@ kinds.sort_values("conversations", ascending=False).style.format({"correct": "{:
 # One conversation as the model reads it. Only the model's own tokens, <mark>marked</mark> here, contribute to the loss.
 # The problem, the tool schemas and the tool responses are context.
 
-# %%
+# %% jupyter={"source_hidden": true}
 shown = traces[traces.kind == "error_then_fix"].iloc[0]
 pieces = render_segments(shown.messages, tools=[CODE_TOOL])
 text = "".join(f"<mark>{escape(piece)}</mark>" if own else escape(piece) for piece, own in pieces)
@@ -91,7 +91,7 @@ HTML(f'<pre style="white-space: pre-wrap; font-size: 12px; line-height: 1.45">{t
 # %% [markdown]
 # ## The loss curve
 
-# %%
+# %% jupyter={"source_hidden": true}
 steps = open_runs(runs_dir, run_ids=[f"{run}-sft"]).steps()
 figure = px.line(steps, x="step", y="loss", labels={"loss": "loss (nats per model token)"})
 Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[["step", "loss"]])
@@ -102,13 +102,13 @@ Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[
 # Held-out problems before and after SFT. As a starting point for RL, the pass rate matters less than the format: calls that
 # parse, boxed answers, short responses.
 
-# %%
+# %% jupyter={"source_hidden": true}
 run_ids = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]
 evaluations = open_runs(runs_dir, run_ids=[run_id for run_id in run_ids if run_id != f"{run}-sft"])
 table = measure(evaluations, ["pass1", "calls", "tool_error_rate", "response_tokens", "truncation_rate"])
 table.pivot(index="run_id", columns="metric", values="value")
 
-# %%
+# %% jupyter={"source_hidden": true}
 passed = table[table.metric == "pass1"].set_index("run_id")
 display(
     Markdown(
@@ -119,7 +119,7 @@ display(
 # %% [markdown]
 # Read some rollouts: the tool calls, the output of the sandbox, and how the model reached its answer.
 
-# %%
+# %% jupyter={"source_hidden": true}
 inspect(evaluations)
 
 # %% [markdown]

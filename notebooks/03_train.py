@@ -29,7 +29,7 @@ runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a lapto
 job_id = ""  # attach to this job; empty: to a running job of this run, else submit a new one
 wait = True  # block until the job ends (needed for papermill); False: watch live below
 
-# %%
+# %% jupyter={"source_hidden": true}
 from pathlib import Path
 
 from rstar_lab.analysis import inspect, open_runs, watch
@@ -52,26 +52,26 @@ job
 #
 # `job.watch()` prints the log. Interrupting the cell stops the printing, not the job.
 
-# %%
+# %% jupyter={"source_hidden": true}
 if wait:
     status = job.watch()
     assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
 
-# %%
+# %% jupyter={"source_hidden": true}
 root = Path(runs_dir)
 watch(root / f"{run}-sft", root / f"{run}-rl")
 
 # %% [markdown]
 # ## Result
 
-# %%
+# %% jupyter={"source_hidden": true}
 runs = open_runs(runs_dir, run_ids=[f"{run}-rl"])
 plot_curves(runs)
 
-# %%
+# %% jupyter={"source_hidden": true}
 runs.steps().tail()
 
-# %%
+# %% jupyter={"source_hidden": true}
 inspect(runs)
 
 # %% [markdown]
@@ -79,5 +79,5 @@ inspect(runs)
 #
 # `attach(id)` connects to a job from any notebook. `job.stop()` ends it together with every process that it started.
 
-# %%
+# %% jupyter={"source_hidden": true}
 list_jobs(runs_dir)

@@ -49,7 +49,7 @@ overrides = {  # for all arms, SFT included
 }
 train = True  # False: only show runs that exist
 
-# %%
+# %% jupyter={"source_hidden": true}
 import pandas as pd
 from IPython.display import Markdown, display
 
@@ -80,7 +80,7 @@ runs.runs()[["run_id", "status", "steps", "trajectories"]]
 # All rollouts of a step, including the dropped ones. Lines are means over seeds, bands are 95% intervals over seeds
 # (Student's t).
 
-# %%
+# %% jupyter={"source_hidden": true}
 metrics = ["pass1", "tool_error_rate_correct", "response_tokens", "duplicate_answers", "entropy", "reflection_tokens"]
 plot_ablation(runs, "label", metrics)
 
@@ -89,13 +89,13 @@ plot_ablation(runs, "label", metrics)
 #
 # The same curves over the number of generated tokens, which shows the cost of oversampling.
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_ablation(runs, "label", metrics[:4], x="tokens")
 
 # %% [markdown]
 # Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.every`):
 
-# %%
+# %% jupyter={"source_hidden": true}
 sums = ablation_sums(runs)
 if "held_out_numerator" in sums:
     display(plot_frontier(sums, [arm for arm in arms if arm in set(sums.arm)]))
@@ -105,7 +105,7 @@ if "held_out_numerator" in sums:
 #
 # Each arm minus the control of equal cost, over the last third of the steps, on the problems that both saw.
 
-# %%
+# %% jupyter={"source_hidden": true}
 late = f"step > {2 * steps // 3}"
 control = "2x at random" if "2x at random" in arms else next(iter(arms))
 run_table = runs.runs()
@@ -113,14 +113,14 @@ of_arm = {arm: open_runs(runs_dir, run_ids=list(run_table[run_table["recipe.labe
 cards = {arm: compare(of_arm[control], of_arm[arm], where=late, name_a=control, name_b=arm) for arm in arms if arm != control}
 pd.concat({arm: card.table for arm, card in cards.items()}, names=["arm"])
 
-# %%
+# %% jupyter={"source_hidden": true}
 for card in cards.values():
     display(card)
 
 # %% [markdown]
 # Click a trajectory in a table above to open it here.
 
-# %%
+# %% jupyter={"source_hidden": true}
 inspect(runs)
 
 # %% [markdown]
@@ -129,11 +129,11 @@ inspect(runs)
 # Seven arms with eight seeds each, on two cores ([docs/ablation.md](../docs/ablation.md)). The table is computed from the
 # sums in `rstar_lab/analysis/data`.
 
-# %%
+# %% jupyter={"source_hidden": true}
 recorded = recorded_sums()
 Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromkeys(recorded.arm))).to_markdown())
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_frontier(recorded)
 
 # %% [markdown]
@@ -141,7 +141,7 @@ plot_frontier(recorded)
 #
 # RoC alone, and with a token baseline (OTB), with a loss on tool responses (ECHO) or with branching after tool responses.
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_frontier(recorded_sums("ablation-options"))
 
 # %% [markdown]
@@ -150,5 +150,5 @@ plot_frontier(recorded_sums("ablation-options"))
 # A share of the calls fails in the sandbox. RoC either leaves these calls out of its penalty or counts them as errors of the
 # model.
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_faults(recorded_sums("ablation-faults"))

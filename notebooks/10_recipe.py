@@ -36,7 +36,7 @@ wait = True  # block until the job ends (needed for papermill)
 # The form shows every key of the recipe with its default and its meaning. Changes are used when the job is submitted below,
 # and keys that are set in `overrides` above take precedence.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from rstar_lab.rl.forms import RecipeForm
 
 form = RecipeForm(recipe)
@@ -45,7 +45,7 @@ form
 # %% [markdown]
 # ## Submit the job
 
-# %%
+# %% jupyter={"source_hidden": true}
 from pathlib import Path
 
 import pandas as pd
@@ -69,12 +69,12 @@ job
 #
 # Interrupting the cell stops the printing, not the job. Run the cell again to continue.
 
-# %%
+# %% jupyter={"source_hidden": true}
 if wait:
     status = job.watch()
     assert status == "finished", f"the job {status}; the end of its log:\n{job.logs(tail=20)}"
 
-# %%
+# %% jupyter={"source_hidden": true}
 watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell again"
 
 # %% [markdown]
@@ -82,7 +82,7 @@ watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell a
 #
 # A stage ends after its steps, or earlier by its hand-off rule. The next stage starts from its model.
 
-# %%
+# %% jupyter={"source_hidden": true}
 run = name or Path(recipe).stem
 training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
 info = RunReader(training.run_dir(f"{run}-rl")).info
@@ -94,7 +94,7 @@ stages
 #
 # pass@1 on the held-out sets, with a 95% bootstrap interval over problems.
 
-# %%
+# %% jupyter={"source_hidden": true}
 names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
 titles = ["random weights", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
 existing = set(open_runs(runs_dir).runs().run_id)
@@ -115,10 +115,10 @@ results.pivot(index="model", columns=["metric", "set"], values="value").loc[orde
 # Response length over all steps, with the boundaries of the stages. The first stage has a short limit, so that the model
 # learns short responses before it may write long ones.
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_error_rate_correct"])
 
-# %%
+# %% jupyter={"source_hidden": true}
 plot_lengths(training)
 
 # %% [markdown]
@@ -127,7 +127,7 @@ plot_lengths(training)
 # Before a stage with a `filter`, the policy samples several rollouts of every problem. Problems that it always solves give
 # no signal and are removed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 tables = [path for path in stages.difficulty if isinstance(path, str)]
 for path in tables:
     difficulty = pd.read_parquet(training.run_dir(f"{run}-rl") / path)
@@ -138,5 +138,5 @@ for path in tables:
 # %% [markdown]
 # ## Read the trajectories
 
-# %%
+# %% jupyter={"source_hidden": true}
 inspect(training)

@@ -11,11 +11,18 @@ TEXTS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
 def test_notebook_equals_its_py_file_and_has_no_outputs(text):
     cells, notebook = jupytext.read(text).cells, jupytext.read(text.with_suffix(".ipynb"))
-    assert [(cell.cell_type, cell.source) for cell in cells] == [
-        (cell.cell_type, cell.source) for cell in notebook.cells
+    assert [(cell.cell_type, cell.source, cell.metadata) for cell in cells] == [
+        (cell.cell_type, cell.source, cell.metadata) for cell in notebook.cells
     ]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
+
+
+@pytest.mark.parametrize("name", ["00_quickstart", "02_sft", "03_train", "06_ablation", "10_recipe"])
+def test_code_of_notebooks_that_tell_a_story_is_folded(name):
+    cells = [cell for cell in jupytext.read(TEXTS[0].parent / f"{name}.ipynb").cells if cell.cell_type == "code"]
+    for cell in cells:
+        assert cell.metadata.get("jupyter", {}).get("source_hidden", False) != ("parameters" in cell.metadata.get("tags", []))
 
 
 def test_every_notebook_has_a_py_file():
