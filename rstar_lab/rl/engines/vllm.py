@@ -26,8 +26,8 @@ Request = tuple[int, list[int], Sampling]
 WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases))
 
 
-class _Forked:
-    """A process forked by another engine's process. It is held by a pidfd, because its pid could be reused after its end."""
+class _ForkedProcess:
+    """A process forked by another engine's process. A pidfd identifies it, because its pid may be reused after its end."""
 
     def __init__(self, pid: int):
         self.pid, self._fd = pid, os.pidfd_open(pid)
@@ -46,6 +46,7 @@ class VllmEngine:
 
     A process that died or hangs is restarted with the newest weights, and its unfinished requests are sent again. A
     request with a seed then returns the same tokens. A request that vLLM ends with an internal error is sent once more.
+    After the last restart, unfinished and new requests raise EngineError.
 
     gpu: name of the engine's GPU, None on a CPU. stall_s: a busy process that sends nothing for this long counts as
     hung. Time in which the parent's event loop was blocked does not count. max_restarts: total number of restarts.
@@ -69,12 +70,13 @@ class VllmEngine:
         self._in_transfer: WeightSource | None = None
         self._weights: tuple[Callable[[], WeightSource], int] | None = None
         self._weights_loaded: asyncio.Future[None] | None = None
-        self._process: subprocess.Popen[bytes] | _Forked | None = None
+        self._process: subprocess.Popen[bytes] | _ForkedProcess | None = None
         self._life: int | None = None
         self._closed = False
-        self._heard = time.monotonic()
+        self._failure: EngineError | None = None  # set when the engine is closed or cannot be restarted
+        self._last_message = time.monotonic()
 
-    # Life of the process
+    # Start and end of the process
 
     def spawn(self, others: Sequence["VllmEngine"] = ()) -> None:
         """Start the process without waiting for it. It imports vLLM in the meantime.
@@ -106,12 +108,12 @@ class VllmEngine:
                 os.close(fd)
 
     def _open_slot(self) -> tuple[int, int, int, str]:
-        """Return the resources of the worker process: a socket, a pipe that closes when this process ends, a log file,
-        a folder for sockets."""
+        """Return the resources of the worker process: a socket, a pipe that closes when this process ends (the life pipe), a
+        log file, and a folder for vLLM's sockets."""
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._connection = Connection(ours.detach())
-        # vLLM does not remove its sockets.
+        # A folder that this process removes, because vLLM does not remove its sockets.
         self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
         log = os.open(self.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         return theirs.detach(), life, log, self._sockets.name
@@ -128,15 +130,15 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(None, self._receive)
         if answer and answer[0] == "hello":
-            self._process = self._process or _Forked(answer[1])
+            self._process = self._process or _ForkedProcess(answer[1])
             answer = await loop.run_in_executor(None, self._receive)
         if answer is None or answer[0] == "failed":
-            await self.aclose()
+            self._end_process()
             reason = answer[1] if answer else "its process died"
             raise UserError(f"engine: vLLM could not load {self.model}: {reason}{end_of_log(self.log)}")
         self.kv_tokens: int = answer[1]
         self._loop = loop
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         threading.Thread(target=self._read, args=(self._connection,), daemon=True).start()
         self._watchdog = loop.create_task(self._watch())
 
@@ -162,7 +164,7 @@ class VllmEngine:
     def _handle(self, message: Any, connection: Connection) -> None:
         if connection is not self._connection:
             return  # a message of an earlier process
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         match message:
             case ("done", results):
                 for request_id, token_ids, log_probs, reason, version, parts in results:
@@ -190,7 +192,7 @@ class VllmEngine:
                         EngineError(f"{self.name}: the new weights were not loaded: {text}")
                     )
             case ("died",) if not self._closed:
-                self._revive_task = self._loop.create_task(self._revive())
+                self._restart_task = self._loop.create_task(self._restart())
 
     def _retry(self, request_id: int) -> bool:
         """Send a request again, once. Returns False if it was already sent again or was cancelled."""
@@ -207,19 +209,18 @@ class VllmEngine:
             started = time.monotonic()
             await asyncio.sleep(period)
             # While the event loop is blocked (by an update, a checkpoint), heartbeats arrive but are not handled.
-            self._heard += max(0.0, time.monotonic() - started - period)
+            self._last_message += max(0.0, time.monotonic() - started - period)
             busy = self._pending or (self._weights_loaded and not self._weights_loaded.done())
             if not busy:
-                self._heard = time.monotonic()
-            elif time.monotonic() - self._heard > self.stall_s and self._process:
-                self._heard = time.monotonic()
-                self._process.kill()  # the reader thread sees the end of the connection; `_revive` restarts the process
+                self._last_message = time.monotonic()
+            elif time.monotonic() - self._last_message > self.stall_s and self._process:
+                self._last_message = time.monotonic()
+                self._process.kill()  # the reader thread sees the end of the connection and calls `_restart`
 
-    async def _revive(self) -> None:
-        self._reap()
+    async def _restart(self) -> None:
+        self._end_process()
         if self.restarts_left <= 0:
-            error = EngineError(f"{self.name} died too often{end_of_log(self.log)}")
-            self._fail(error)
+            self._fail(EngineError(f"{self.name} died too often{end_of_log(self.log)}"))
             return
         self.restarts_left -= 1
         self._watchdog.cancel()
@@ -234,6 +235,8 @@ class VllmEngine:
             self._send(("generate", [request for request, _ in self._pending.values()]))
 
     def _fail(self, error: EngineError) -> None:
+        """Raise `error` in all unfinished requests and in all later ones."""
+        self._failure = error
         waiting: list[asyncio.Future[Any]] = [future for _, future in self._pending.values()]
         self._pending.clear()
         if self._weights_loaded:
@@ -246,12 +249,12 @@ class VllmEngine:
         try:
             self._connection.send(message)
         except OSError:
-            pass  # the process died: the reader thread notices and `_revive` sends all pending requests again
+            pass  # the process died: the reader thread notices and `_restart` sends all pending requests again
 
-    def _reap(self) -> None:
+    def _end_process(self) -> None:
         if self._life is None:
             return
-        os.close(self._life)  # a slot whose process is not forked yet is dropped
+        os.close(self._life)  # a process that is forked later exits at once
         self._life = None
         self._connection.close()
         if self._process:
@@ -267,14 +270,14 @@ class VllmEngine:
         self._closed = True
         if hasattr(self, "_watchdog"):
             self._watchdog.cancel()
-        self._reap()
+        self._end_process()
         self._fail(EngineError(f"{self.name} was closed"))
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    # Work
+    # Requests
 
     def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
         """Send several requests in one message; they enter the engine's batch together."""
@@ -283,14 +286,19 @@ class VllmEngine:
         for prompt_ids, sampling in requests:
             request = (next(self._ids), prompt_ids, sampling)
             future: asyncio.Future[Completion] = self._loop.create_future()
+            futures.append(future)
+            if self._failure:
+                future.set_exception(self._failure)
+                continue
             self._pending[request[0]] = (request, future)
             batch.append(request)
-            futures.append(future)
         self._send(("generate", batch))
         return futures
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion. A cancelled call is aborted in the engine. Raises EngineError."""
+        if self._failure:
+            raise self._failure
         (future,) = self.submit([(prompt_ids, sampling)])
         request_id = next(reversed(self._pending))
         try:
@@ -306,7 +314,8 @@ class VllmEngine:
     async def load_weights(self, path: Path | str, version: int) -> None:
         """Load a safetensors file of the whole model and reset the prefix cache. Raises EngineError.
 
-        Requests in flight continue with the new weights; `Completion.versions` says which tokens are whose.
+        Requests in flight continue with the new weights; `Completion.versions` holds the version that sampled each
+        token.
         """
         await self._load(lambda: ("file", str(path)), version)
 
@@ -318,6 +327,8 @@ class VllmEngine:
         await self._load(lambda: ("tensors", source()), version)
 
     async def _load(self, source: Callable[[], WeightSource], version: int) -> None:
+        if self._failure:
+            raise self._failure
         self._weights = (source, version)
         self._weights_loaded = self._loop.create_future()
         self._send_weights()

@@ -46,6 +46,7 @@ class ScriptedVllm(VllmEngine):
     answer_s = 0.0
     reasons: tuple[str, ...] = ()
     weights_answer: tuple[object, ...] = ("weights", 1)
+    ready: tuple[object, ...] = ("ready", 1000)
 
     def spawn(self, others=()):
         ours, theirs = socket.socketpair()
@@ -59,7 +60,7 @@ class ScriptedVllm(VllmEngine):
 
     def _work(self):
         self.theirs.recv()
-        self.theirs.send(("ready", 1000))
+        self.theirs.send(self.ready)
         try:
             while True:
                 kind, *arguments = self.theirs.recv()
@@ -97,6 +98,26 @@ async def test_silent_process_is_killed_after_stall_s():
     with pytest.raises(EngineError, match="died too often"):
         await asyncio.wait_for(engine.generate([1], Sampling(1)), 4)
     assert process.kills >= 1
+    # Later requests and weight updates fail at once, too.
+    with pytest.raises(EngineError, match="died too often"):
+        await asyncio.wait_for(engine.generate([1], Sampling(1)), 4)
+    with pytest.raises(EngineError, match="died too often"):
+        await asyncio.wait_for(engine.submit([([1], Sampling(1))])[0], 4)
+    with pytest.raises(EngineError, match="died too often"):
+        await asyncio.wait_for(engine.load_weights("weights.safetensors", 1), 4)
+    await engine.aclose()
+
+
+async def test_a_restart_that_cannot_load_the_model_is_reported_with_its_reason():
+    engine = ScriptedVllm()
+    engine.answer_s = 5.0
+    await engine.start("model", {})
+    request = asyncio.create_task(engine.generate([1], Sampling(1)))
+    await asyncio.sleep(0.05)
+    engine.ready = ("failed", "OutOfMemoryError")
+    engine.process.kill()
+    with pytest.raises(EngineError, match="OutOfMemoryError"):
+        await asyncio.wait_for(request, 4)
     await engine.aclose()
 
 
