@@ -43,9 +43,9 @@ async def run_rollout(
     """Generate the rollout of `task`, or continue `task.partial`, and return its trajectory.
 
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
-    step_ended: no turn starts once this event is set. The rollout then ends with what has been generated and
+    step_ended: no turn starts once this event is set. The rollout then ends with the tokens so far and
     StopReason.TIME_LIMIT. With carry_over it is returned with StopReason.UNFINISHED and without a reward, and a later
-    call continues it. branch: see `branching`.
+    call continues it. branch: the branch whose parent is this rollout (see `branching`).
 
     A failure of the engine or the environment does not raise: it ends the rollout with StopReason.ENGINE_ERROR or
     ENVIRONMENT_ERROR.
@@ -75,8 +75,11 @@ async def run_rollout(
 
 @dataclass(slots=True)
 class _Rollout:
-    """A rollout in progress. ids, mask, log_probs: arrays of the response so far. open_turn: a turn that the end of an
-    earlier step cut off; the next completion continues it."""
+    """A rollout in progress.
+
+    ids, mask, log_probs: arrays of the response so far. open_turn: a turn that the end of an earlier step cut off; the
+    next completion continues it.
+    """
 
     prompt_ids: list[int]
     ids: list[int]
@@ -93,12 +96,13 @@ class _Rollout:
 
     @classmethod
     def empty(cls, task: RolloutTask, context: RolloutContext) -> "_Rollout":
-        """Return a rollout without turns, whose environment failed in its reset."""
+        """Return a rollout without turns, for an environment that failed to start."""
         question = task.problem.question
         return cls(context.codec.prompt_ids(question), [], [], [], [], [], "", 0, None, question)
 
     @classmethod
     async def start(cls, task: RolloutTask, context: RolloutContext, episode: Episode) -> "_Rollout":
+        """Return a new rollout, or the state of `task.partial`."""
         partial = task.partial
         if partial is None:
             question = await episode.reset(task.seed)
@@ -152,9 +156,9 @@ class _Rollout:
 
     def prefix(self, task: RolloutTask, context: RolloutContext, end: int) -> Trajectory:
         """Return the trajectory before the current turn, which starts at token `end` of the response."""
-        whole = self.trajectory(task, context, StopReason.UNFINISHED)
+        trajectory = self.trajectory(task, context, StopReason.UNFINISHED)
         ids, mask, log_probs = self.ids[:end], self.mask[:end], self.log_probs[:end]
-        return replace(whole, response_ids=ids, loss_mask=mask, log_probs=log_probs)
+        return replace(trajectory, response_ids=ids, loss_mask=mask, log_probs=log_probs)
 
     @property
     def seconds(self) -> float:
@@ -197,13 +201,17 @@ class _Rollout:
                 generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
             versions = self._append(completion, versions)
             self.open_turn = None
-            if branch and self.turns and branch.wanted(self.log_probs[: self.turns[0].end], self.log_probs[start:]):
+            if (
+                branch
+                and self.turns
+                and branch.should_start(self.log_probs[: self.turns[0].end], self.log_probs[start:])
+            ):
                 await branch.start_at(self.prefix(task, context, start), context)
             text = codec.decode(self.ids[start:])
 
             # A turn that was cut off may contain complete calls; they are not executed.
-            written = codec.calls(text)
-            calls = written if completion.finish_reason is FinishReason.STOP else []
+            parsed = codec.calls(text)
+            calls = parsed if completion.finish_reason is FinishReason.STOP else []
             may_continue = len(self.turns) + 1 < limits.max_turns
             tools_started = time.monotonic()
             observation = NO_OBSERVATION
@@ -223,8 +231,8 @@ class _Rollout:
                         tool_s=time.monotonic() - tools_started,
                         queue_s=max((result.queue_s for result in results), default=0.0),
                         versions=versions,
-                        void=is_void_turn(text, written, context.answer_format),
-                        control_token=codec.has_misplaced_control_token(text, written),
+                        void=is_void_turn(text, parsed, context.answer_format),
+                        control_token=codec.has_misplaced_control_token(text, parsed),
                         observation=observation.text,
                         reward=observation.reward,
                     )
@@ -303,10 +311,8 @@ class _Rollout:
         return versions
 
     async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
-        """Execute the calls of a turn concurrently; answer those past the limit with an error.
-
-        In the released format the calls past the limit have no response.
-        """
+        """Execute the calls of a turn concurrently and return their results. Calls beyond the limit get an error result; in the
+        released format they get none."""
         limit, prompt_format = context.limits.max_calls_per_turn, context.codec.prompt_format
         results = await asyncio.gather(
             *(

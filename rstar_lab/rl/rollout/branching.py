@@ -1,7 +1,8 @@
 """Branching of rollouts at turns with high entropy (recipe key `rl.branching`), after ARPO (arXiv 2507.19849, section 3.1).
 
-Half of the rollouts of a group start at once, the parents. Each of the others, the children, waits for its own parent. When
-the token entropy at the start of a parent's turn is higher than that of its first turn by more than the threshold, the child
+The first half of the rollouts of a group, the parents, start at once. Each of the others, the children, waits for its
+own parent. When the token entropy at the start of a parent's turn is higher than that of its first turn by more than
+the threshold, the child
 starts there: it shares the tokens before that turn and has copies of the tool sessions. A parent branches once at most. If it
 ends without a branch, its child starts from the prompt, as without branching.
 
@@ -42,14 +43,14 @@ class Branch:
         self.turn: int | None = None  # turn of the parent at which the child starts
         self.decided = asyncio.Event()
 
-    def wanted(self, first_turn: Sequence[float], turn: Sequence[float]) -> bool:
-        """Return whether the child starts at a turn. Arguments: log-probs of the first turn and of this one."""
+    def should_start(self, first_turn: Sequence[float], turn: Sequence[float]) -> bool:
+        """Return whether the child starts at a turn of the parent. Arguments: log-probs of the first turn and of this one."""
         if self.decided.is_set():
             return False
         return entropy_estimate(turn) - entropy_estimate(first_turn) > self.threshold
 
     async def start_at(self, prefix: Trajectory, context: RolloutContext) -> None:
-        """Start the child at the end of a prefix of its parent. If a tool cannot be copied, the parent goes on alone."""
+        """Start the child at the end of a prefix of its parent. If a tool cannot be copied, it does not start here."""
         try:
             await context.fork_tools(self.parent.traj_id, self.child.traj_id)
         except ForkFailed as error:
@@ -63,8 +64,9 @@ class Branch:
         """Start the child from the prompt, unless it has started at a turn of the parent."""
         self.decided.set()
 
-    def labelled(self, trajectory: Trajectory) -> Trajectory:
-        """Return the rollout of the child with its parent's sample and its first own turn among its metrics."""
+    def add_origin(self, trajectory: Trajectory) -> Trajectory:
+        """Return the child's rollout with the metrics `branch_parent` (sample of the parent) and `branch_turn` (its first own
+        turn), if it started at a turn of the parent."""
         if self.turn is None:
             return trajectory
         origin = {"branch_parent": float(self.parent.sample), "branch_turn": float(self.turn)}

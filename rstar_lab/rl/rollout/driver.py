@@ -55,7 +55,7 @@ class BusyClock:
         return self._seconds + self._busy * (time.monotonic() - self._since)
 
     def change(self, engines: int) -> None:
-        """Count this many engines more (or less) as busy."""
+        """Add `engines` to the number of busy engines; negative: subtract."""
         self._seconds, self._since = self.seconds(), time.monotonic()
         self._busy += engines
 
@@ -74,6 +74,7 @@ class Dispatcher:
         self.clock = clock or BusyClock()
         self.pending: dict[int, PendingTurn] = {}
         self.abandoned: set[int] = set()  # rollouts that ended while one of their turns was waiting in the policy
+        self.last_error: EngineError | None = None
         self.dispatch_scheduled = self.interrupted = False
 
     def slot(self, index: int, problem_id: str, generated: int = 0) -> "DispatchedSlot":
@@ -88,6 +89,9 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         self.dispatch_scheduled = False
+        if self.last_error and not any(state.alive for state in self.states):
+            self._fail_pending(self.last_error)
+            return
         for request, number in self.policy.dispatch(self.states):
             if request.rollout in self.abandoned:
                 self.abandoned.discard(request.rollout)
@@ -111,7 +115,7 @@ class Dispatcher:
             if not future.done():
                 future.set_exception(error)
         except EngineError as error:
-            state.alive = False
+            state.alive, self.last_error = False, error
             if future.done():
                 return
             if any(other.alive for other in self.states):
@@ -119,13 +123,16 @@ class Dispatcher:
                 self.policy.ready(request)
                 self.schedule_dispatch()
             else:
-                for other_turn in self.pending.values():
-                    if not other_turn.future.done():
-                        other_turn.future.set_exception(error)
+                self._fail_pending(error)
         finally:
             state.running -= 1
             state.kv_used -= len(turn.prompt_ids)
             self.clock.change(-int(not state.running))
+
+    def _fail_pending(self, error: EngineError) -> None:
+        for turn in self.pending.values():
+            if not turn.future.done():
+                turn.future.set_exception(error)
 
     def interrupt(self) -> None:
         """End every turn with the tokens generated so far. Requests to engines that are not Interruptible are cancelled,
@@ -206,7 +213,7 @@ async def run_rollouts(
     slots: gives the engine slot of a task, by its index. on_rollout: called with each rollout when it ends.
     step_ended: once this event is set, unfinished rollouts are cut off; with carry_over they are returned with
     StopReason.UNFINISHED, to be passed again as `partial` of their tasks. branching: recipe key `rl.branching`.
-    Raises UserError if the reward function does.
+    Raises UserError if the reward function fails.
     """
     started: list[EngineSlot] = []
     branches = plan_branches(tasks, branching)
@@ -217,10 +224,10 @@ async def run_rollouts(
             slot.interrupt()
 
     async def run_task(index: int, task: RolloutTask) -> Trajectory:
-        branch, origin = branches.of_parent.get(task.traj_id), branches.of_child.get(task.traj_id)
-        if origin:
-            await origin.decided.wait()
-            task = origin.child
+        branch, child_of = branches.of_parent.get(task.traj_id), branches.of_child.get(task.traj_id)
+        if child_of:
+            await child_of.decided.wait()
+            task = child_of.child
         if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
             return task.partial
         slot = slots(index, task)
@@ -233,8 +240,8 @@ async def run_rollouts(
             slot.leave()
             if branch:
                 branch.parent_ended()
-        if origin:
-            trajectory = origin.labelled(trajectory)
+        if child_of:
+            trajectory = child_of.add_origin(trajectory)
         if on_rollout:
             on_rollout(trajectory)
         return trajectory
@@ -260,8 +267,8 @@ async def stream_rollouts(
 ) -> AsyncGenerator[Trajectory]:
     """Generate rollouts with at most `max_in_flight` at a time and yield each when it ends.
 
-    A new rollout starts whenever one ends, so that a slow one does not hold up the others. Raises UserError if the
-    reward function does.
+    A new rollout starts whenever one ends, so that the others do not wait for a slow one. Raises UserError if the
+    reward function fails.
     """
     waiting = enumerate(tasks)
     running: set[asyncio.Task[Trajectory]] = set()

@@ -55,9 +55,9 @@ def test_the_trigger_is_the_rise_of_the_entropy_of_the_first_tokens():
         threshold = rng.uniform(-1, 4)
         rise = np.mean(first[:20]) - np.mean(turn[:20])
         branch = Branch(*tasks(2), threshold)
-        assert branch.wanted(list(first), list(turn)) == (rise > threshold)
+        assert branch.should_start(list(first), list(turn)) == (rise > threshold)
     branch.parent_ended()
-    assert not branch.wanted([0.0], [-9.0])
+    assert not branch.should_start([0.0], [-9.0])
 
 
 @pytest.mark.parametrize("count, parents", [(1, 1), (2, 1), (5, 3), (8, 4)])

@@ -17,6 +17,8 @@ from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.scheduling.base import EngineState
 from rstar_lab.rl.scheduling.baselines import LeastInFlight
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox.call import Call, CallResult
@@ -107,6 +109,32 @@ async def test_rollouts_of_a_failed_engine_continue_on_another(tokenizer):
     dispatcher = Dispatcher(engines, LeastInFlight(), [EngineState("only", 10**6)])
     done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
     assert {t.stop_reason for t in done} >= {StopReason.ENGINE_ERROR}
+
+
+@pytest.mark.parametrize("policy", ["least-in-flight", "adaptive", "kv", "static", "turn-barrier"])
+async def test_turns_that_arrive_after_the_last_engine_failed_are_errors(tokenizer, policy):
+    """The engine fails while the tools of the other rollouts run."""
+
+    class Slow(Echo):
+        async def run_many(self, calls: list[Call]) -> list[CallResult]:
+            await asyncio.sleep(0.1)
+            return await super().run_many(calls)
+
+    class Dying(ScriptedEngine):
+        async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+            if len(self.prompts) > 2:
+                await asyncio.sleep(0.01)
+                raise EngineError("dead")
+            return await super().generate(prompt_ids, sampling)
+
+    engine = Dying(tokenizer, lambda prompt, turn: CALL)
+    made = make_policy(policy, max_context=4000, predictor=LengthPredictor(4000))
+    dispatcher = Dispatcher([engine], made, [EngineState("only", 10**6)])
+    tools = make_tools(["python"], Slow())
+    context = RolloutContext(Codec(tokenizer, tools), tools, lambda text, answer: 0.0, RolloutLimits(100_000, 8))
+    slots = lambda i, task: dispatcher.slot(i, task.problem.problem_id)  # noqa: E731
+    done = await asyncio.wait_for(run_rollouts(tasks(4), context, slots=slots), 10)
+    assert {t.stop_reason for t in done} == {StopReason.ENGINE_ERROR}
 
 
 @pytest.mark.slow
