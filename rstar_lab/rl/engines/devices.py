@@ -1,10 +1,14 @@
-"""The GPUs that this process may use."""
+"""The devices of engines: the GPUs that this process may use, and environment variables of child processes."""
 
 import os
 
 from rstar_lab.runs.provenance import hardware
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+# On a CPU, vLLM gets one OpenMP thread, which sleeps when it is idle: two spinning threads on one core are thirty times
+# slower.
+CPU_THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def visible_gpus() -> list[str]:

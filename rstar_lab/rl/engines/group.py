@@ -1,7 +1,6 @@
 """The inference engines of a run: starts them with the recipe's options, sends them weights, and ends them."""
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,7 +13,7 @@ import torch
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import EngineError, Sampling
-from rstar_lab.rl.engines.devices import environment_for, visible_gpus
+from rstar_lab.rl.engines.devices import CPU_THREADS, environment_for, visible_gpus
 from rstar_lab.rl.engines.hf import HfEngine
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.engines.server_metrics import ServerMetrics
@@ -22,6 +21,7 @@ from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.engines.weights import Transport, WeightsFile, choose_transport, tensors_to_send
 from rstar_lab.rl.models.lora import full_state, has_lora
 from rstar_lab.rl.models.model import load_model
+from rstar_lab.rl.models.model_folder import has_tied_embeddings
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.driver import BusyClock, Dispatcher, EngineSlot
@@ -36,14 +36,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 AnyEngine = VllmEngine | HfEngine | ServerEngine
 
-# One OpenMP thread per engine, which sleeps when idle: spinning threads on a busy core cost a factor of thirty.
-# TORCHDYNAMO_DISABLE: compiling vLLM's sampler takes seconds and does not make it faster on a CPU.
-CPU_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "passive",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-}
+# Compiling vLLM's sampler takes seconds and does not make it faster on a CPU.
+CPU_ENVIRONMENT = CPU_THREADS | {"TORCHDYNAMO_DISABLE": "1"}
 
 
 class EngineGroup:
@@ -54,18 +48,17 @@ class EngineGroup:
         engines: Sequence[AnyEngine],
         work_dir: Path,
         max_batch: int,
-        holds: Path | None = None,
         parity_limit: float = 1e-3,
         scheduler: str = "adaptive",
         max_tokens: int = 32_768,
         dtype: str = "float32",
     ):
-        """holds: the model folder whose weights the engines hold now. parity_limit: see `assert_parity`.
-
-        scheduler: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout. dtype: dtype of
-        the engines; weights are sent in it.
+        """work_dir: folder for the weights file. max_batch: maximum number of running requests of an engine. parity_limit:
+        see `assert_parity`. scheduler: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout.
+        dtype: dtype of the engines; weights are sent in it.
         """
-        self.engines, self.work_dir, self.max_batch, self.holds = engines, work_dir, max_batch, holds
+        self.engines, self.work_dir, self.max_batch = engines, work_dir, max_batch
+        self.loaded_folder: Path | None = None  # the model folder whose weights all engines have now
         self.parity_limit, self.scheduler, self.max_tokens = parity_limit, scheduler, max_tokens
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.predictors: dict[int, LengthPredictor] = {}  # one predictor per longest response; kept from step to step
@@ -83,9 +76,10 @@ class EngineGroup:
         """Send the weights of `model` to every engine and check the engines' log-probs. version: policy version of
         these weights.
 
-        Raises EngineError if an engine does not load them, UserError if its log-probs differ from the model's.
+        A lost server gets the weights when it answers again, if another server works. Raises EngineError if an engine
+        does not load them, UserError if its log-probs differ from the model's.
         """
-        self.holds = None
+        self.loaded_folder = None
         transport = self.transport(model)
         if transport == "cuda-ipc":
             (engine,) = self.engines
@@ -100,11 +94,11 @@ class EngineGroup:
             if self._file is None:
                 self._file = WeightsFile(transport, self.work_dir)
             tensors = tensors_to_send(full_state(model), self.dtype)
-            await asyncio.to_thread(self._file.write, *tensors)  # rollouts in flight go on
+            await asyncio.to_thread(self._file.write, *tensors)  # in a thread, so that rollouts in flight continue
             path = self._file.path
             await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
         for engine in self.engines:
-            if isinstance(engine, VllmEngine | ServerEngine):
+            if isinstance(engine, VllmEngine | ServerEngine) and not (isinstance(engine, ServerEngine) and engine.lost):
                 await assert_parity(engine, model, self.parity_limit)
 
     def transport(self, model: "PreTrainedModel") -> Transport:
@@ -121,9 +115,9 @@ class EngineGroup:
 
     async def load_folder(self, folder: Path) -> None:
         """Make every engine serve the model in `folder`."""
-        if self.holds != folder:
+        if self.loaded_folder != folder:
             await self.load(load_model(folder, torch.float32), 0)
-            self.holds = folder
+            self.loaded_folder = folder
 
     async def aclose(self) -> None:
         """End the engines and remove the weights file."""
@@ -135,7 +129,11 @@ class EngineGroup:
     def slots(
         self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
     ) -> Callable[[int, RolloutTask], EngineSlot]:
-        """Return a function that gives each rollout its engine slot, for `run_rollouts`."""
+        """Return a function that gives each rollout its engine slot, for `run_rollouts`.
+
+        tasks: all rollouts of the step. mode: recipe key `rl.rollout`. max_response_tokens: of the longest rollout;
+        None: `max_tokens`.
+        """
         if mode == "lockstep":
             lockstep = Lockstep(self.engines, [task.group_id for task in tasks])
             return lambda index, task: lockstep.slot(index)
@@ -147,7 +145,7 @@ class EngineGroup:
         dispatcher = Dispatcher(self.engines, policy, states, self.clock)
         for engine, state in zip(self.engines, states, strict=True):
             if isinstance(engine, ServerEngine):
-                engine.on_back = partial(_revive, state, dispatcher)
+                engine.on_recovered = partial(_mark_alive, state, dispatcher)
                 engine.on_metrics = partial(_update_state, state)
 
         def slot(index: int, task: RolloutTask) -> EngineSlot:
@@ -157,7 +155,7 @@ class EngineGroup:
         return slot
 
 
-def _revive(state: EngineState, dispatcher: Dispatcher) -> None:
+def _mark_alive(state: EngineState, dispatcher: Dispatcher) -> None:
     state.alive = True
     dispatcher.schedule_dispatch()
 
@@ -203,10 +201,6 @@ def engine_gpus() -> list[str]:
     return visible_gpus() if torch.cuda.is_available() else []
 
 
-def is_tied(model_dir: Path) -> bool:
-    return bool(json.loads((model_dir / "config.json").read_text()).get("tie_word_embeddings"))
-
-
 def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, seed: int) -> dict[str, Any]:
     """Return keyword arguments of `vllm.LLM`. max_tokens: prompt plus response of the longest rollout."""
     options: dict[str, Any] = {
@@ -229,7 +223,7 @@ def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, see
         "block_size": 32,  # the last partial block is recomputed each turn; the default on a CPU is 128
         "kv_cache_memory_bytes": int((section.kv_cache_gb or 1.0) * 2**30),
     }
-    if is_tied(model_dir):
+    if has_tied_embeddings(model_dir):
         # On a CPU, vLLM keeps the old head when tied weights are reloaded. Load the head as a separate tensor, which
         # `EngineGroup.load` sends.
         options |= {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
@@ -237,7 +231,7 @@ def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, see
 
 
 def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
-    """Start the engine processes before the model exists, so that they import vLLM in the meantime."""
+    """Create the engines of a recipe and start their processes, which import vLLM while the caller prepares the model."""
     work_dir.mkdir(parents=True, exist_ok=True)
     if section.kind == "transformers":
         return [HfEngine(max_batch=section.max_batch)]
@@ -276,12 +270,13 @@ async def open_engines(
 ) -> AsyncIterator[EngineGroup]:
     """Yield engines that serve the model in `model_dir`, and close them afterwards. Raises UserError if one cannot start.
 
-    spawned: engines that `spawn_engines` has started; by default it is called here.
+    max_tokens: prompt plus response of the longest rollout. spawned: engines that `spawn_engines` returned; default:
+    new engines.
     """
     engines = spawned or spawn_engines(section, work_dir)
     options = {} if section.kind == "server" else engine_options(section, model_dir, max_tokens, seed)
     limit = section.resolved_mismatch_limit
-    group = EngineGroup(engines, work_dir, section.max_batch, None, limit, section.scheduler, max_tokens, section.dtype)
+    group = EngineGroup(engines, work_dir, section.max_batch, limit, section.scheduler, max_tokens, section.dtype)
     try:
         await asyncio.gather(*(engine.start(model_dir, options) for engine in engines))
         servers = [engine for engine in engines if isinstance(engine, ServerEngine)]
@@ -289,7 +284,7 @@ async def open_engines(
             server.group = servers
         serving = [await server.serves(model_dir) for server in servers]
         if "load_format" not in options and all(serving):
-            group.holds = model_dir
+            group.loaded_folder = model_dir
         yield group
     finally:
         await group.aclose()

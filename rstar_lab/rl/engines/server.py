@@ -29,10 +29,11 @@ BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the req
 class ServerEngine:
     """One vLLM server.
 
-    A request whose connection breaks is sent again after a pause. A server is lost if retries fail, or if its token counters
-    do not change for `stall_s` while it has requests of this engine. The requests of a lost server raise EngineError, so that
-    the dispatcher sends them to other servers with the same seeds. If all servers of the group are lost, requests wait up to
-    `patience_s` for one of them. A lost server is polled; it receives the newest weights before it is used again.
+    A request whose connection breaks is sent again after a pause. A server is marked as lost if retries fail, or if its
+    token counters do not change for `stall_s` while it has requests of this engine. The requests of a lost server raise
+    EngineError, so that the dispatcher sends them to other servers with the same seeds. If all servers of the group are
+    lost, requests wait up to `patience_s` for one of them. A lost server is polled; it receives the newest weights
+    before it is used again.
 
     deadline_s: time limit of one request. connections: maximum number of open requests. api_key: token of the server;
     default: the environment variable RSTAR_LAB_API_KEY.
@@ -53,7 +54,7 @@ class ServerEngine:
         self.version = 0
         self.lost = self._closed = False
         self.group: Sequence[ServerEngine] = (self,)
-        self.on_back: Callable[[], None] = lambda: None
+        self.on_recovered: Callable[[], None] = lambda: None
         self.on_metrics: Callable[[ServerMetrics], None] = lambda metrics: None
         key = api_key or os.environ.get(API_KEY)
         self._http = httpx.AsyncClient(
@@ -66,7 +67,7 @@ class ServerEngine:
         )
         self._slots = asyncio.Semaphore(connections)
         self._in_flight: set[asyncio.Task[Completion]] = set()
-        self._heard = 0.0
+        self._last_progress = 0.0
         self._weights: tuple[Path, int] | None = None
         self._watchdog: asyncio.Task[None] | None = None
 
@@ -135,33 +136,31 @@ class ServerEngine:
             if metrics:
                 self.on_metrics(metrics)
             if self.lost:
-                if answers and await self._is_back():
-                    self.lost, self._heard = False, time.monotonic()
-                    self.on_back()
+                if answers and await self._recover():
+                    self.lost, self._last_progress = False, time.monotonic()
+                    self.on_recovered()
                 continue
             # A server without counters counts as working while it responds.
             moved = answers and (metrics is None or metrics.progress != progress)
             progress = metrics.progress if metrics else progress
             if moved or not self._in_flight:
-                self._heard = time.monotonic()
-            elif time.monotonic() - self._heard > self.stall_s:
-                self._give_up()
+                self._last_progress = time.monotonic()
+            elif time.monotonic() - self._last_progress > self.stall_s:
+                self.lost = True
+                for task in self._in_flight:
+                    task.cancel()
 
-    def _give_up(self) -> None:
-        self.lost = True
-        for task in self._in_flight:
-            task.cancel()
-
-    async def _is_back(self) -> bool:
-        """Return whether the server generates again with the newest weights. Sends them if it was restarted meanwhile."""
+    async def _recover(self) -> bool:
+        """Send the newest weights to a lost server that does not have them; return whether it generates with them."""
+        newest = self._weights
         try:
-            if self._weights and await self._served_version() != self._weights[1]:
-                await self._push(*self._weights)
+            if newest and await self._served_version() != newest[1]:
+                await self._push(*newest)
             async with asyncio.timeout(self.stall_s):
                 await self._complete(self._body([0], Sampling(1, seed=0)), pauses=())
         except (EngineError, UserError, TimeoutError):
             return False
-        return True
+        return self._weights == newest  # else `load_weights` was called in the meantime
 
     # Requests
 
@@ -195,7 +194,7 @@ class ServerEngine:
         body = self._body(prompt_ids, sampling)
         async with self._slots:
             while True:
-                await self._until_found()
+                await self._wait_until_usable()
                 work = self._stream(body, on_tokens) if on_tokens else self._complete(body)
                 task = asyncio.create_task(work)
                 self._in_flight.add(task)
@@ -205,7 +204,7 @@ class ServerEngine:
                         self.lost = True
                         raise EngineError(f"{self.name}: no response within {self.deadline_s:.0f} s")
                     if not task.cancelled():
-                        self._heard = time.monotonic()
+                        self._last_progress = time.monotonic()
                         return task.result()
                     failure = EngineError(f"{self.name}: no progress for {self.stall_s:.0f} s")
                 except RequestRefused:
@@ -215,32 +214,32 @@ class ServerEngine:
                 finally:
                     self._in_flight.discard(task)
                     task.cancel()
-                if self._closed or on_tokens or self._others_serve():
+                if self._closed or on_tokens or self._other_server_works():
                     raise failure
 
-    def _others_serve(self) -> bool:
+    def _other_server_works(self) -> bool:
         return any(not other.lost for other in self.group if other is not self)
 
-    async def _until_found(self) -> None:
-        """Return when this server is not lost. Raises EngineError if another server can serve, or after `patience_s`."""
+    async def _wait_until_usable(self) -> None:
+        """Return when this server is not lost. Raises EngineError if another server works, or after `patience_s`."""
         deadline = time.monotonic() + self.patience_s
         while self.lost:
-            if self._others_serve() or time.monotonic() > deadline:
+            if self._other_server_works() or time.monotonic() > deadline:
                 raise EngineError(f"{self.name} is lost")
             await asyncio.sleep(0.25)
 
     async def score(self, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
         """Return the log-probs of the tokens of a response, at temperature 1. Raises EngineError.
 
-        They are NaN from the last token of the model's context on: the server needs room to generate one token.
+        The server must generate one token after the tokens that it scores. Tokens beyond its context minus one are NaN.
         """
         scored = response_ids[: max(0, self.context - 1 - len(prompt_ids))]
         if not scored:
             return [math.nan] * len(response_ids)
         body = self._body([*prompt_ids, *scored], Sampling(1, seed=0)) | {"max_tokens": 1, "prompt_logprobs": 0}
         async with self._slots:
-            found = (await self._request(body))["prompt_logprobs"][len(prompt_ids) :]
-        log_probs = [at[str(token)]["logprob"] for at, token in zip(found, scored, strict=True)]
+            entries = (await self._request(body))["prompt_logprobs"][len(prompt_ids) :]
+        log_probs = [entry[str(token)]["logprob"] for entry, token in zip(entries, scored, strict=True)]
         return log_probs + [math.nan] * (len(response_ids) - len(scored))
 
     async def alternatives(self, before: list[int], token: int, k: int) -> tuple[dict[int, float], int]:
@@ -317,10 +316,12 @@ class ServerEngine:
         """Load a safetensors file of the whole model into the server and reset its prefix cache.
 
         The server must be started with `rstar-lab serve --updatable` and be able to read the file. Requests in flight are
-        paused and continue with the new weights. Raises UserError or EngineError.
+        paused and continue with the new weights. If this server is lost and another one works, returns at once: the
+        server gets the weights when it answers again. Raises UserError or EngineError.
         """
         self._weights = (Path(path), version)
-        await self._push(*self._weights)
+        if not (self.lost and self._other_server_works()):
+            await self._push(*self._weights)
 
     async def _push(self, path: Path, version: int) -> None:
         await self._control("/pause", params={"mode": "keep"})
@@ -368,8 +369,8 @@ class ServerEngine:
         return answer
 
     async def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Send a request that may be executed twice. It is sent again if its connection broke: vLLM 0.24 closes a connection
-        after an answer with an error, and this client may have chosen it for the next request."""
+        """Send an idempotent request. It is sent again if the connection breaks: vLLM 0.24 closes a connection after an error
+        response, and this client may send its next request on that connection."""
         try:
             return await self._http.request(method, path, **arguments)
         except (httpx.NetworkError, httpx.RemoteProtocolError):

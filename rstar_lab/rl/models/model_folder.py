@@ -1,5 +1,6 @@
-"""Find the folder of a model that is given on the command line, or of the model with which a recipe's RL starts."""
+"""Model folders: find the folder of a model, and check its files."""
 
+import json
 from pathlib import Path
 
 from rstar_lab.errors import UserError
@@ -25,14 +26,23 @@ def model_folder(model: str, runs_dir: Path) -> Path:
 
 
 def check_readable(folder: Path) -> None:
-    """Raise PermissionError for the first file of a model folder that cannot be read. Loaders report it as missing, or retry."""
+    """Raise PermissionError for the first file of a model folder that cannot be read.
+
+    transformers and vLLM would report such a file as missing, or try again.
+    """
     for path in sorted(folder.iterdir()):
         if path.is_file():
             path.open("rb").close()
 
 
+def has_tied_embeddings(folder: Path) -> bool:
+    """Return whether the LM head of the model shares the weights of the embeddings."""
+    return bool(json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"))
+
+
 def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
-    """Return the folder of the recipe's model after SFT. It may not exist yet."""
+    """Return the folder of the model that the recipe's RL starts from: the model after SFT, or without SFT the recipe's
+    model. It may not exist yet."""
     if recipe.sft is None:
         return Path(recipe.model).absolute()
     return (runs_dir / f"{recipe.name}-sft" / "sft" / "model").absolute()

@@ -4,8 +4,11 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from helpers.tiny_models import make_model
 
 from rstar_lab.rl.engine import EngineError
+from rstar_lab.rl.engines import group as group_module
+from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.engines.server import ServerEngine
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n#\n"
@@ -38,6 +41,31 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again():
         for _ in range(3):
             await engine.scrape()
         assert connections == [1, 1, 1]
+
+
+async def test_a_lost_server_gets_new_weights_later_if_another_works(tmp_path, monkeypatch):
+    model, loaded = make_model(tmp_path / "model"), []
+
+    class Working(ServerEngine):
+        async def load_weights(self, path, version):
+            loaded.append(version)
+
+    lost, working = ServerEngine("http://127.0.0.1:9"), Working("http://127.0.0.1:9")
+    lost.group = working.group = [lost, working]
+    lost.lost = True
+    group, checked = EngineGroup([lost, working], tmp_path, 1), []
+
+    async def assert_parity(engine, *_):
+        checked.append(engine)
+
+    monkeypatch.setattr(group_module, "assert_parity", assert_parity)
+    await group.load(model, 7)
+    assert loaded == [7] and checked == [working]
+    assert lost._weights and lost._weights[1] == 7 and lost.version == 0
+    working.lost = True
+    with pytest.raises(EngineError):
+        await lost.load_weights(tmp_path / "weights.safetensors", 8)
+    await group.aclose()
 
 
 async def test_a_server_that_closes_all_connections_is_an_error():

@@ -67,7 +67,7 @@ async def test_servers_return_the_models_log_probs_and_load_new_weights(served, 
     folder, model = memorized_model
     async with open_engines(section(served), folder, tmp_path, 512) as group:
         first, second = group.engines
-        assert group.holds == folder and group.context == 512 and first.kv_tokens > 1000
+        assert group.loaded_folder == folder and group.context == 512 and first.kv_tokens > 1000
         a, b = await sample(first), await sample(second)
         assert [(c.token_ids, c.log_probs) for c in a] == [(c.token_ids, c.log_probs) for c in b]
         assert max(worst_gap(model, p, c) for p, c in zip(PROMPTS, a, strict=True)) < 2e-5
