@@ -64,16 +64,19 @@ class ChatServer:
                 raise UserError(f"{url} rejects the token: set {API_KEY} to the token of the server")
             try:
                 card = answer.json()["data"][0]
-                root = Path(card.get("root") or "")
-                folder = root if (root / "config.json").is_file() else None
-                yield cls(http, url, card["id"], folder, card.get("max_model_len"))
+                model, root = card["id"], Path(card.get("root") or "")
             except (ValueError, LookupError, TypeError):
                 raise UserError(
                     f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
                 ) from None
+            folder = root if (root / "config.json").is_file() else None
+            yield cls(http, url, model, folder, card.get("max_model_len"))
 
     async def weight_version(self) -> int | None:
-        """Return the version that a trainer pushed last, or None if the server has its initial weights or does not report it."""
+        """Return the version of the weights that a trainer pushed last.
+
+        Returns None if the server has the weights that it was started with, or does not report the version.
+        """
         answer = await self.http.get(VERSION_PATH)
         try:
             return int(answer.json()["version"])
@@ -93,7 +96,7 @@ class _PartialTurn:
 
 
 class PlainChat:
-    """A chat through messages: the agent loop, with the template and the parser of the server."""
+    """A chat through chat completions. The server renders the conversation and parses the tool calls."""
 
     def __init__(self, server: ChatServer, tools: Mapping[str, Tool], options: Any):
         """options: see `session.ChatOptions`."""
@@ -110,7 +113,10 @@ class PlainChat:
     async def reply(
         self, question: str, name: str, number: int, seed: int, on_event: Callable[[Event], None]
     ) -> Trajectory:
-        """Answer one question. Raises UserError if the server fails."""
+        """Answer one question and return the trajectory, without token ids. Raises UserError if the server fails.
+
+        name, number: name of the chat, and number of the question in it. on_event: called with each event.
+        """
         if not self.messages:
             self.messages.append({"role": "system", "content": SYSTEM_PROMPT})
         self.messages.append({"role": "user", "content": format_question(question)})
@@ -129,7 +135,7 @@ class PlainChat:
             truncated = partial.finish == "length" or (remaining is not None and partial.tokens >= remaining)
             run_tools = bool(calls) and not truncated and len(turns) + 1 < self.options.max_turns
             for index, (call_id, call) in enumerate(calls):
-                if call_id:  # calls within the text were already emitted with the text
+                if call_id:  # `Sections` has emitted the calls without an id, which are in the text
                     on_event(call_event(call))
                 if not run_tools:
                     continue
@@ -212,7 +218,8 @@ def _add_chunk(turn: _PartialTurn, sections: Sections, chunk: dict[str, Any], ur
 
 
 def _read_turn(turn: _PartialTurn) -> tuple[list[tuple[str, ToolCall]], dict[str, Any], str]:
-    """Return (calls with the ids of the server, the message for the history, the text of the turn in our format)."""
+    """Return ((id, call) of each call, the message for the history, the text of the turn in the paper's format). The id is ""
+    for a call that was parsed from the text."""
     text = f"<reason>{turn.thought}</reason>{turn.text}" if turn.thought else turn.text
     if not turn.calls:
         return [("", call) for call in parse_tool_calls(turn.text)], {"role": "assistant", "content": turn.text}, text

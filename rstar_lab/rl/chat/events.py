@@ -1,4 +1,4 @@
-"""The events of a chat: split a model's text into thinking, calls and answers while it streams."""
+"""The events of a chat. `Sections` splits the text of the model into reasoning, calls and answers while it streams."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 class Kind(StrEnum):
     """The kind of an event. REASON, TEXT and ANSWER arrive in pieces, CALL and RESULT complete."""
 
-    REASON = "reason"  # thinking
-    TEXT = "text"  # neither thinking nor answer
+    REASON = "reason"
+    TEXT = "text"  # neither reasoning nor answer
     ANSWER = "answer"
     CALL = "call"  # the code of a tool call, or its arguments if it has no code
     RESULT = "result"  # the response of the tool
@@ -23,6 +23,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """One event. tool: name of the tool of a CALL or RESULT. outcome: of a RESULT."""
+
     kind: Kind
     text: str
     tool: str = ""
@@ -40,14 +42,16 @@ _LONGEST = max(map(len, _OPENS))
 
 
 class Sections:
-    """Split one turn, received in pieces of any size, into events without the tags. kind: kind of the text before the
-    first tag. parse: finds the calls in a text with `<tool_call>` tags."""
+    """Splits one turn, received in pieces of any size, into events without the tags.
+
+    kind: kind of the text before the first tag. parse: returns the calls in a text with `<tool_call>` tags.
+    """
 
     def __init__(self, kind: Kind = Kind.REASON, parse: Callable[[str], list[ToolCall]] = parse_tool_calls):
         self.kind, self._parse, self._buffer = kind, parse, ""
 
     def feed(self, text: str) -> list[Event]:
-        """Add a piece; return the events that are certain. A possible start of a tag stays in the buffer."""
+        """Add a piece; return the new events. Text that may be the start of a tag stays in the buffer."""
         self._buffer += text
         events = []
         while match := (_CALL_END if self.kind is Kind.CALL else _TAG).search(self._buffer):
@@ -79,6 +83,7 @@ def _start_of_tag(text: str) -> int:
 
 
 def call_event(call: ToolCall) -> Event:
+    """Return the event of a call: its code, or its raw text if it could not be parsed."""
     return Event(Kind.CALL, _code(call.arguments) if call.arguments is not None else call.raw.strip(), call.name or "")
 
 

@@ -1,4 +1,4 @@
-"""Store a chat as a run: each exchange is a step with one trajectory. Its reward is null, because there is no reference answer."""
+"""Stores a chat as a run: each question with its reply is a step with one trajectory, whose reward is null."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from rstar_lab.runs.writer import RunWriter
 
 
 class ChatLog:
-    """Writes the exchanges of one chat to a run."""
+    """Writes the questions and replies of one chat to a run."""
 
     def __init__(self, writer: RunWriter):
         self.writer = writer
@@ -30,7 +30,7 @@ class ChatLog:
             writer.finish("finished")
 
     def write(self, trajectory: Trajectory, tokens: int) -> None:
-        """Write one exchange. tokens: tokens of the response."""
+        """Write one question and its reply. tokens: tokens of the response."""
         labels = TrainingLabels(True)
         row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
         if not trajectory.response_ids:

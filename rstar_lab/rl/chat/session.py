@@ -40,6 +40,8 @@ from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
 
 class StreamingEngine(Protocol):
+    """An engine that reports new tokens while it generates."""
+
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, on_tokens: Callable[[list[int]], None] | None = None
     ) -> Completion: ...
@@ -50,8 +52,8 @@ class ChatOptions:
     """Sampling and limits of a chat.
 
     max_tokens: limit of one reply, including tool responses; None: 30,000, or the rest of the context if that is less.
-    tools: names as in the recipe key rl.tools. prompt_format: as the recipe key rl.prompt_format; `released` needs a
-    chat by token ids.
+    seed: None: the time. tools: names as in the recipe key rl.tools. prompt_format: as the recipe key rl.prompt_format;
+    `released` requires a model that is called with token ids.
     """
 
     temperature: float = 0.6
@@ -192,10 +194,11 @@ class _EventEmittingEngine:
         return completion
 
     def _sections(self) -> Sections:
-        own = self.codec.model_template
-        if own is None:
+        template = self.codec.model_template
+        if template is None:
             return Sections()
-        return Sections(Kind.REASON if own.thinks_first else Kind.TEXT, lambda text: PARSERS[own.syntax](text, {}))
+        kind = Kind.REASON if template.thinks_first else Kind.TEXT
+        return Sections(kind, lambda text: PARSERS[template.syntax](text, {}))
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -224,7 +227,7 @@ class _EventEmittingTool:
 
 @dataclass(slots=True)
 class Chat:
-    """One conversation. `open_chat` makes it."""
+    """One conversation. `open_chat` creates it."""
 
     backend: TokenChat | PlainChat
     options: ChatOptions
@@ -286,8 +289,8 @@ async def open_chat(
     Args:
         model_or_url: folder, run, or URL of an OpenAI-style server. A vLLM server whose tokenizer is on this machine is
             called with token ids, any other server through chat completions with tools.
-        tokenizer: folder of the tokenizer, if it is not the model's folder.
-        plain: use chat completions always.
+        tokenizer: folder of the tokenizer; default: the model's folder.
+        plain: use chat completions for every server and model.
         engine: engine for a model folder: vllm, transformers, or auto (vLLM on a GPU, else transformers, which starts faster).
         sandbox: "local", or the URL of `rstar-lab sandbox serve`.
         save: store the chat as run `name` in `runs_dir`.

@@ -1,4 +1,4 @@
-"""Print a chat in a terminal or a notebook, with thinking, code, results and answer in different styles."""
+"""Prints a chat in a terminal or a notebook, with reasoning, code, results and answer in different styles."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Token check for every request. vLLM's own --api-key does not protect all paths that generate or change the server."""
+"""Checks the token of every request to a server. vLLM's own --api-key leaves some paths open that generate text or change the
+server."""
 
 import hmac
 import os
@@ -10,7 +11,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # an environment variable, because other users can read command lines
+TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # environment variable with the token; other users could read it on a command line
 
 
 class TokenGuard:

@@ -1,8 +1,8 @@
 """Supervise one vLLM server: `python -m rstar_lab.rl.serving.keeper LIFE_FD COMMAND...`, started by `serve`.
 
-A vLLM server consists of several processes, and its engine processes survive if only the HTTP process is killed. All are in the
-keeper's process group. The keeper kills the group when the server ends, or when the process at the other end of the pipe LIFE_FD
-closes it or dies.
+A vLLM server consists of several processes, and its engine processes survive if only the HTTP process is killed. All of
+them are in the keeper's process group. The keeper kills this group when the HTTP process ends, or when the pipe LIFE_FD
+closes: its other end is in `serve`, so it also closes when `serve` is killed.
 """
 
 import os

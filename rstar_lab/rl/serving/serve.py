@@ -21,24 +21,18 @@ from typing import Any
 import httpx
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engines.devices import environment_for, visible_gpus
+from rstar_lab.rl.engines.devices import CPU_THREADS, environment_for, visible_gpus
 from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
-from rstar_lab.rl.models.model_folder import check_readable
+from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
 from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
 
-CPU_ENVIRONMENT = {
-    # One thread per server, which sleeps when idle: two spinning OpenMP threads on one core are thirty times slower.
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "passive",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Run the model in the engine process. The HTTP server stays a separate process.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
+# VLLM_ENABLE_V1_MULTIPROCESSING: run the model in the engine process. The HTTP server stays a separate process.
+CPU_ENVIRONMENT = CPU_THREADS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-# Pauses before the 1st, 2nd ... restart in a row; further restarts use the last value.
+# Pauses before the first, second ... consecutive restart; further restarts use the last value.
 RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)
 
 
@@ -46,12 +40,15 @@ RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)
 class ServeOptions:
     """Options of `rstar-lab serve`.
 
-    port: port of the first server; the others have the following ones. 0: free ports. updatable: accept new weights
-    from clients with the token. max_model_len: maximum context; None: the model's own. prompt_format: `paper` or
-    `released`: use the chat template of this format instead of the model's own. hung_after_s: seconds without an answer
-    after which a server is restarted. dtype: `auto`: the model's on a GPU, float32 on a CPU, where vLLM's bfloat16 kernels
-    end in an illegal instruction on some processors.
-    extra: options passed to vLLM.
+    replicas: number of servers. port: port of the first server; the others use the next ports. 0: free ports. api_key:
+    token that requests must have; None: no token. updatable: accept new weights from clients with the token.
+    max_model_len: maximum number of prompt plus response tokens; None: the model's own. dtype: `auto`: the model's on a
+    GPU, float32 on a CPU, because vLLM's bfloat16 kernels use instructions that some processors do not have. max_batch:
+    maximum number of running requests of a server. kv_cache_gb: size of the KV cache on a CPU. memory_share: share of
+    the GPU memory that vLLM uses. tensor_parallel: GPUs per server. hung_after_s: a server that does not answer for
+    this long is restarted.
+    prompt_format: `paper` or `released`: use the chat template of this format; None: the model's own. extra: further
+    options of vLLM.
     """
 
     model: Path
@@ -71,7 +68,7 @@ class ServeOptions:
     extra: tuple[str, ...] = ()
 
 
-def check(options: ServeOptions) -> None:
+def check_options(options: ServeOptions) -> None:
     """Raise UserError for options that cannot work."""
     if options.prompt_format not in (None, "paper", "released"):
         raise UserError(f"--prompt-format {options.prompt_format}: choose from paper, released")
@@ -86,7 +83,7 @@ def check(options: ServeOptions) -> None:
         raise UserError(
             f"--updatable lets clients change the model: set a token with --api-key or the environment variable {API_KEY}"
         )
-    if options.updatable and not visible_gpus() and _is_tied(options.model):
+    if options.updatable and not visible_gpus() and has_tied_embeddings(options.model):
         raise UserError(
             f"--updatable: {options.model} has tied embeddings, and vLLM on a CPU does not update their head; "
             "save the model with tie_word_embeddings: false"
@@ -102,10 +99,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _is_tied(model: Path) -> bool:
-    return bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings"))
 
 
 def reserve_ports(options: ServeOptions) -> list[int]:
@@ -160,24 +153,14 @@ class Replica:
         options = self.options
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         folder = options.model.resolve()
-        command += [
-            "--model",
-            str(folder),
-            "--served-model-name",
-            folder.name,
-            str(folder),
-        ]  # requests may use either name
+        # Requests may use the name or the path of the folder.
+        command += ["--model", str(folder), "--served-model-name", folder.name, str(folder)]
         dtype = "float32" if options.dtype == "auto" and not visible_gpus() else options.dtype
         command += ["--host", options.host, "--port", str(self.port), "--dtype", dtype]
         command += ["--max-num-seqs", str(options.max_batch), "--disable-uvicorn-access-log"]
         # Log-probs of the sampled distribution; tool calls in the format of OpenAI clients.
-        command += [
-            "--logprobs-mode",
-            "processed_logprobs",
-            "--enable-auto-tool-choice",
-            "--tool-call-parser",
-            "hermes",
-        ]
+        command += ["--logprobs-mode", "processed_logprobs"]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         command += ["--generation-config", "vllm"]  # ignore the sampling defaults in the model's folder
         if options.prompt_format:
             command += ["--chat-template", str(self.log.parent / CHAT_TEMPLATE_FILE)]
@@ -193,7 +176,8 @@ class Replica:
         else:
             command += ["--enforce-eager", "--distributed-executor-backend", "uni"]
             command += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gb * 2**30))]
-            # As in `engines.engine_options`: on a CPU, seeded sampling is reproducible only without chunked prefill.
+            # On a CPU, seeded sampling is reproducible only without chunked prefill (see
+            # `engines.group.engine_options`).
             command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, self.context))]
         return [*command, *options.extra]
 
@@ -221,7 +205,7 @@ class Replica:
         return self._keeper.pid if self._keeper else None
 
     async def wait_until_lost(self) -> str:
-        """Wait until the server has ended or hangs; return the reason."""
+        """Wait until the server has ended or hangs; return an error message."""
         assert self._keeper
         answered_at = time.monotonic()
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -249,7 +233,7 @@ class Replica:
         return False
 
     def end(self) -> None:
-        """Ask the keeper to end the server; this returns at once, and the server ends within seconds."""
+        """Make the keeper end the server. Returns at once; the server ends within seconds."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
@@ -279,7 +263,7 @@ async def serving(
 
     on_event: called with ("died", fields) and ("restarted", fields). Raises UserError if a server does not start.
     """
-    check(options)
+    check_options(options)
     folder = Path(tempfile.mkdtemp(prefix="rstar-lab-serve-"))
     if options.prompt_format:
         template = chat_template_of(load_tokenizer(options.model), options.prompt_format)
@@ -346,7 +330,7 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
-        check(options)
+        check_options(options)
         if not as_json:
             print(f"starting {options.replicas} x {options.model} ...", flush=True)
         async with serving(options, print_event) as replicas:

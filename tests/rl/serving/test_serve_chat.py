@@ -1,5 +1,6 @@
 """`serve`, `chat` and `evaluate` by URL, as users meet them: on the two servers of served.py and a model that calls its tool."""
 
+import asyncio
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from rich.console import Console
 from rstar_lab.analysis import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
@@ -26,7 +28,7 @@ from rstar_lab.rl.commands.evaluate import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.serving.serve import Replica, ServeOptions, check, reserve_ports, serving
+from rstar_lab.rl.serving.serve import Replica, ServeOptions, check_options, reserve_ports, serving
 from rstar_lab.runs.reader import RunReader
 
 GREEDY = ChatOptions(temperature=0.0, seed=0)
@@ -269,6 +271,20 @@ def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
         load("aime23", "", None)
 
 
+async def test_an_error_of_the_caller_is_not_reported_as_one_of_the_server():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        card = b'{"data": [{"id": "m"}]}'
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(card)
+        writer.write(head + card)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        with pytest.raises(KeyError, match="caller"):
+            async with ChatServer.open(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}") as server:
+                assert (server.model, server.folder, server.context) == ("m", None, None)
+                raise KeyError("caller")
+
+
 # Serving
 
 
@@ -302,7 +318,7 @@ def test_what_cannot_be_served_is_one_line(memorized_model, tmp_path):
         (ServeOptions(folder, updatable=True), "--updatable lets clients change the model: set a token"),
     ):
         with pytest.raises(UserError, match=message):
-            check(options)
+            check_options(options)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use: choose another --port"):
@@ -326,7 +342,7 @@ def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(memorized_
     config = json.loads((memorized_model[0] / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="has tied embeddings"):
-        check(ServeOptions(tmp_path, updatable=True, api_key=KEY))
+        check_options(ServeOptions(tmp_path, updatable=True, api_key=KEY))
 
 
 @pytest.mark.slow
