@@ -268,7 +268,7 @@ async def run_scripts(rollouts: Sequence[ScriptedRollout], make_slot: Callable[[
             last = turn is script.turns[-1]
             slot.on_turn("", last)
             if not last:
-                ids = ids + completion.token_ids + _tokens(turn.answer, rng)
+                ids = ids + completion.token_ids + _tokens(turn.tool_tokens, rng)
                 await asyncio.sleep(turn.tool_s)
         slot.leave()
 

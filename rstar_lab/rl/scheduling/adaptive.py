@@ -13,18 +13,20 @@ from rstar_lab.rl.scheduling.lengths import LengthPredictor
 class Adaptive:
     """Admit as many rollouts to an engine as its KV cache is expected to hold; longest expected first; balance the work.
 
-    Admission: the context of an engine's rollouts is projected forward with their expected remaining tokens. A new rollout is
-    sent to an engine if the maximum of the projection stays below `fill` times the KV cache. Rollouts that wait for a tool
-    count, so that their prefix stays cached. Each expected length stands for three equally likely ones (`SPREAD`).
+    Admission: the total context of an engine's rollouts is projected forward with their expected remaining tokens. A
+    new rollout is sent to an engine if the maximum of the projection stays below `fill` times the KV cache. Rollouts
+    that wait for a tool count, so that their prefix stays cached. Each expected length is replaced by three equally
+    likely lengths (`SPREAD`).
 
     Order: first `probes` rollouts of each problem, from which the predictor learns; then the problems expected to be longest.
 
-    Balance: work is measured in token-steps of context (what decoding reads). A new rollout goes to the engine with the least
-    work. A later turn stays with its engine and its cached prefix, unless that engine has more work than another by `margin`
-    times the work of the longest possible rollout.
+    Balance: work is measured in token-steps, the number of context tokens that all remaining decode steps read. A new
+    rollout goes to the engine with the least work. A later turn stays with its engine and its cached prefix, unless
+    that engine has more work than another by `margin` times the work of the longest possible rollout.
 
-    fill: share of the KV cache. None chooses from `FILL`: the first value if the longest rollout takes more steps than all the
-    work at full caches (it then decides the makespan and must not be preempted), else the second.
+    fill: share of the KV cache. None: chosen from `FILL` at the first dispatch. The first value is used if the longest
+    rollout takes more decode steps than all rollouts together take with full caches (it then decides the makespan and
+    must not be preempted), else the second.
     """
 
     SPREAD = np.array([0.5, 0.9, 1.6])  # means of the thirds of a lognormal with sigma 0.6, divided by its mean
@@ -37,19 +39,19 @@ class Adaptive:
         self.predictor = predictor
         self._fill, self.probes = fill, probes
         self._margin = margin * self._work(0.0, predictor.max_tokens)
-        self._home: dict[int, int] = {}
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
         self._next_turns: list[TurnRequest] = []
-        self._resumed: deque[TurnRequest] = deque()
-        self._new: dict[str, deque[TurnRequest]] = {}
-        self._started: dict[str, int] = {}
+        self._resumed: deque[TurnRequest] = deque()  # rollouts with tokens but without an engine
+        self._new: dict[str, deque[TurnRequest]] = {}  # problem -> first turns that wait for admission
+        self._started: dict[str, int] = {}  # problem -> number of admitted rollouts
         self._queue: list[tuple[int, float, str]] = []  # heap of problems; entries may be outdated or duplicated
-        self._ledgers: list[_Ledger] = []
+        self._loads: list[_EngineLoad] = []
         self._work_left: list[float] = []
         # Engines that may admit a rollout. The others are full until one of their rollouts finishes a turn.
         self._open: set[int] = set()
 
     def ready(self, request: TurnRequest) -> None:
-        if request.rollout in self._home:
+        if request.rollout in self._engine_of:
             self._next_turns.append(request)
         elif request.generated:
             self._resumed.append(request)
@@ -60,33 +62,33 @@ class Adaptive:
             waiting.append(request)
 
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
-        engine = self._home[request.rollout]
-        self._leave(request.rollout, engine)
+        engine = self._engine_of[request.rollout]
+        self._remove(request.rollout, engine)
         self._open.add(engine)
         total = request.generated + generated
         if not done:
             self.predictor.progress(request.problem, total, request.rollout)
             left = self.predictor.remaining(request.problem, total)
-            self._join(request.rollout, engine, request.tokens + generated, left)
+            self._add(request.rollout, engine, request.tokens + generated, left)
             return
-        del self._home[request.rollout]
+        del self._engine_of[request.rollout]
         if generated:
             self.predictor.observe(request.problem, total, request.rollout)
             if self._new.get(request.problem):
                 heappush(self._queue, self._rank(request.problem))
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
-        if not self._ledgers:
-            self._ledgers = [_Ledger() for _ in engines]
+        if not self._loads:
+            self._loads = [_EngineLoad() for _ in engines]
             self._work_left = [0.0] * len(engines)
             self._open = set(range(len(engines)))
             if self._fill is None:
                 self._fill = self.FILL[self._steps_at_full_caches(engines) > self.predictor.max_tokens]
         # An engine that restarted has no rollouts, so no finished turn would open it.
-        self._open.update(i for i in alive_engines(engines) if not self._ledgers[i].rollouts)
+        self._open.update(i for i in alive_engines(engines) if not self._loads[i].rollouts)
         sent: Dispatch = []
         for request in self._next_turns:
-            self._continue(request, engines, sent)
+            self._place_next_turn(request, engines, sent)
         self._next_turns = []
         while self._resumed and self._admit(self._resumed[0], engines, sent):
             self._resumed.popleft()
@@ -105,7 +107,7 @@ class Adaptive:
         return sent
 
     def _steps_at_full_caches(self, engines: Sequence[EngineState]) -> float:
-        """Expected number of decode steps for the waiting rollouts if every KV cache is full."""
+        """Return the expected number of decode steps for the waiting rollouts if every KV cache is full."""
         occupied = 0.0  # token-steps
         for problem, waiting in self._new.items():
             left = self.predictor.remaining(problem)
@@ -116,19 +118,19 @@ class Adaptive:
         probed = min(self._started.get(problem, 0), self.probes)
         return probed, -self.predictor.remaining(problem), problem
 
-    def _continue(self, request: TurnRequest, engines: Sequence[EngineState], sent: Dispatch) -> None:
+    def _place_next_turn(self, request: TurnRequest, engines: Sequence[EngineState], sent: Dispatch) -> None:
         """Send a later turn to its engine, or to another one that has much less work."""
-        home = self._home[request.rollout]
-        self._leave(request.rollout, home)
-        if not engines[home].alive:
-            del self._home[request.rollout]
+        current = self._engine_of[request.rollout]
+        self._remove(request.rollout, current)
+        if not engines[current].alive:
+            del self._engine_of[request.rollout]
             self._resumed.append(request)
             return
         left = self.predictor.remaining(request.problem, request.generated)
         work = self._work_left
         least = min(work)
-        engine = home
-        if work[home] - least > self._margin:
+        engine = current
+        if work[current] - least > self._margin:
             other = work.index(least)
             if engines[other].alive and self._fits(other, engines[other], request.tokens, left):
                 engine = other
@@ -146,51 +148,54 @@ class Adaptive:
         return False
 
     def _send(self, request: TurnRequest, engine: int, left: float, sent: Dispatch) -> None:
-        self._home[request.rollout] = engine
-        self._join(request.rollout, engine, request.tokens, left)
+        self._engine_of[request.rollout] = engine
+        self._add(request.rollout, engine, request.tokens, left)
         sent.append((request, engine))
 
     def _fits(self, engine: int, state: EngineState, tokens: float, left: float) -> bool:
         """Return whether the projected context stays below the limit with one more rollout. An empty engine admits any
         rollout."""
-        ledger = self._ledgers[engine]
+        load = self._loads[engine]
         assert self._fill is not None
         limit = self._fill * state.kv_tokens
-        rollouts = ledger.rollouts
+        rollouts = load.rollouts
         if not rollouts:
             return True
         if len(rollouts) >= state.max_running:
             return False
-        if ledger.tokens + tokens + self.SPREAD[-1] * (ledger.left + left) < limit:
+        if load.tokens + tokens + self.SPREAD[-1] * (load.left + left) < limit:
             return True
+        # The total context is largest just before a rollout ends. At step ends[order[i]], the first i + 1 rollouts in
+        # `order` still run, and each of them has grown by that many tokens. Each rollout counts three times, with a
+        # third of the weight.
         pairs = np.array([*rollouts.values(), (tokens, left)])
         ends = np.outer(pairs[:, 1], self.SPREAD).ravel()
         order = ends.argsort()[::-1]
-        held = np.repeat(pairs[:, 0], len(self.SPREAD))[order].cumsum()
+        present = np.repeat(pairs[:, 0], len(self.SPREAD))[order].cumsum()
         grown = ends[order] * np.arange(1, len(order) + 1)
-        return float((held + grown).max()) < limit * len(self.SPREAD)
+        return float((present + grown).max()) < limit * len(self.SPREAD)
 
     @classmethod
     def _work(cls, tokens: float, left: float) -> float:
         return left * (tokens + left / 2 + cls.TOKEN_WORK)
 
-    def _join(self, rollout: int, engine: int, tokens: float, left: float) -> None:
-        ledger = self._ledgers[engine]
-        ledger.rollouts[rollout] = (tokens, left)
-        ledger.tokens += tokens
-        ledger.left += left
+    def _add(self, rollout: int, engine: int, tokens: float, left: float) -> None:
+        load = self._loads[engine]
+        load.rollouts[rollout] = (tokens, left)
+        load.tokens += tokens
+        load.left += left
         self._work_left[engine] += self._work(tokens, left)
 
-    def _leave(self, rollout: int, engine: int) -> None:
-        ledger = self._ledgers[engine]
-        tokens, left = ledger.rollouts.pop(rollout)
-        ledger.tokens -= tokens
-        ledger.left -= left
+    def _remove(self, rollout: int, engine: int) -> None:
+        load = self._loads[engine]
+        tokens, left = load.rollouts.pop(rollout)
+        load.tokens -= tokens
+        load.left -= left
         self._work_left[engine] -= self._work(tokens, left)
 
 
-class _Ledger:
-    """Rollouts of one engine: (context tokens, expected remaining tokens) at their last event, and the sums of both."""
+class _EngineLoad:
+    """Rollouts of one engine: (context tokens, expected remaining tokens) when they were last updated, and the sums of both."""
 
     __slots__ = ("left", "rollouts", "tokens")
 

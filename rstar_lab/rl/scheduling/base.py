@@ -1,8 +1,8 @@
 """The interface between a driver of rollouts and a dispatch policy.
 
 A dispatch policy decides which waiting turn goes to which engine, and when. The policies are in `baselines` and `adaptive`; the
-rollout driver, the scheduler service and the simulator use the same ones. A policy only keeps counts: it has no clock and does
-no I/O. The driver reports events and then asks for dispatches:
+rollout driver, the scheduler service and the simulator use the same ones. A policy has no clock and does no I/O. The
+driver reports events and then asks for dispatches:
 
     policy.ready(request)                       a turn can be generated: the first of a rollout, or its tools have answered
     policy.finished(request, generated, done)   an engine returned `generated` tokens; done: the rollout has ended
@@ -35,7 +35,11 @@ class TurnRequest:
 
 @dataclass(slots=True)
 class EngineState:
-    """An engine as the policy sees it. kv_tokens: size of its KV cache in tokens; max_running: vLLM's max_num_seqs."""
+    """The state of an engine that policies may use.
+
+    kv_tokens: size of its KV cache in tokens. max_running: vLLM's max_num_seqs. kv_used: tokens in the KV cache.
+    running, waiting: numbers of requests in the batch and in the queue. alive: False while the engine cannot be used.
+    """
 
     name: str
     kv_tokens: int

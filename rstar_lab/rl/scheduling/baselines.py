@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapreplace
 
 from rstar_lab.rl.scheduling.base import Dispatch, EngineState, TurnRequest, alive_engines
 
@@ -11,7 +11,7 @@ class Static:
     """Split the rollouts over the engines in equal contiguous shares. Send every turn at once."""
 
     def __init__(self) -> None:
-        self._home: dict[int, int] = {}
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
         self._waiting: list[TurnRequest] = []
 
     def ready(self, request: TurnRequest) -> None:
@@ -19,53 +19,53 @@ class Static:
 
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
         if done:
-            del self._home[request.rollout]
+            del self._engine_of[request.rollout]
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         waiting, self._waiting = self._waiting, []
-        _split(waiting, self._home, engines)
-        return [(request, self._home[request.rollout]) for request in waiting]
+        _split(waiting, self._engine_of, engines)
+        return [(request, self._engine_of[request.rollout]) for request in waiting]
 
 
-def _split(waiting: Sequence[TurnRequest], home: dict[int, int], engines: Sequence[EngineState]) -> None:
+def _split(waiting: Sequence[TurnRequest], engine_of: dict[int, int], engines: Sequence[EngineState]) -> None:
     """Assign the rollouts that have no live engine to live engines, in equal contiguous shares."""
-    unassigned = [r for r in waiting if r.rollout not in home or not engines[home[r.rollout]].alive]
+    unassigned = [r for r in waiting if r.rollout not in engine_of or not engines[engine_of[r.rollout]].alive]
     if unassigned:
         alive = alive_engines(engines)
         for i, request in enumerate(unassigned):
-            home[request.rollout] = alive[i * len(alive) // len(unassigned)]
+            engine_of[request.rollout] = alive[i * len(alive) // len(unassigned)]
 
 
 class TurnBarrier:
     """Static split. The next turn of an engine's rollouts starts when all of them have finished the current turn."""
 
     def __init__(self) -> None:
-        self._home: dict[int, int] = {}
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
         self._new: list[TurnRequest] = []
-        self._held: dict[int, list[TurnRequest]] = {}
-        self._out: dict[int, set[int]] = {}
+        self._held: dict[int, list[TurnRequest]] = {}  # engine -> turns that wait for the barrier
+        self._unfinished: dict[int, set[int]] = {}  # engine -> rollouts that generate, or wait for a tool
 
     def ready(self, request: TurnRequest) -> None:
         self._new.append(request)
 
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
         if done:
-            self._out[self._home.pop(request.rollout)].discard(request.rollout)
+            self._unfinished[self._engine_of.pop(request.rollout)].discard(request.rollout)
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         for engine in [e for e in self._held if not engines[e].alive]:
             self._new += self._held.pop(engine)
+        for request in self._new:  # the previous turn of the rollout has ended
+            if request.rollout in self._engine_of:
+                self._unfinished[self._engine_of[request.rollout]].discard(request.rollout)
+        _split(self._new, self._engine_of, engines)
         for request in self._new:
-            if request.rollout in self._home:
-                self._out[self._home[request.rollout]].discard(request.rollout)
-        _split(self._new, self._home, engines)
-        for request in self._new:
-            self._held.setdefault(self._home[request.rollout], []).append(request)
+            self._held.setdefault(self._engine_of[request.rollout], []).append(request)
         self._new = []
         sent: Dispatch = []
-        for engine in [e for e in self._held if not self._out.get(e)]:
+        for engine in [e for e in self._held if not self._unfinished.get(e)]:
             requests = self._held.pop(engine)
-            self._out[engine] = {request.rollout for request in requests}
+            self._unfinished[engine] = {request.rollout for request in requests}
             sent += [(request, engine) for request in requests]
         return sent
 
@@ -74,26 +74,34 @@ class LeastInFlight:
     """Send a rollout's first turn at once to the engine with the fewest requests in flight; later turns follow it (as in verl)."""
 
     def __init__(self) -> None:
-        self._home: dict[int, int] = {}
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
         self._in_flight: dict[int, int] = {}
+        self._generating: set[int] = set()  # rollouts whose turn is in flight
         self._waiting: list[TurnRequest] = []
 
     def ready(self, request: TurnRequest) -> None:
+        self._end_turn(request.rollout)  # if its engine failed during the turn
         self._waiting.append(request)
 
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
-        self._in_flight[self._home[request.rollout]] -= 1
+        self._end_turn(request.rollout)
         if done:
-            del self._home[request.rollout]
+            del self._engine_of[request.rollout]
+
+    def _end_turn(self, rollout: int) -> None:
+        if rollout in self._generating:
+            self._generating.remove(rollout)
+            self._in_flight[self._engine_of[rollout]] -= 1
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         sent: Dispatch = []
         for request in self._waiting:
-            engine = self._home.get(request.rollout)
+            engine = self._engine_of.get(request.rollout)
             if engine is None or not engines[engine].alive:
                 engine = min(alive_engines(engines), key=lambda i: self._in_flight.get(i, 0))
-                self._home[request.rollout] = engine
+                self._engine_of[request.rollout] = engine
             self._in_flight[engine] = self._in_flight.get(engine, 0) + 1
+            self._generating.add(request.rollout)
             sent.append((request, engine))
         self._waiting = []
         return sent
@@ -107,14 +115,14 @@ class KvCapacity:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self._home: dict[int, int] = {}
-        self._rollouts: dict[int, int] = {}
-        self._queue: deque[TurnRequest] = deque()
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
+        self._rollouts: dict[int, int] = {}  # engine -> number of admitted rollouts
+        self._queue: deque[TurnRequest] = deque()  # turns of rollouts that are not admitted
         self._next_turns: list[TurnRequest] = []
         self._changed = False  # whether a rollout arrived or ended since the last admission
 
     def ready(self, request: TurnRequest) -> None:
-        if request.rollout in self._home:
+        if request.rollout in self._engine_of:
             self._next_turns.append(request)
         else:
             self._queue.append(request)
@@ -122,17 +130,17 @@ class KvCapacity:
 
     def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
         if done:
-            self._rollouts[self._home.pop(request.rollout)] -= 1
+            self._rollouts[self._engine_of.pop(request.rollout)] -= 1
             self._changed = True
 
     def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
         sent: Dispatch = []
         for request in self._next_turns:
-            engine = self._home[request.rollout]
+            engine = self._engine_of[request.rollout]
             if engines[engine].alive:
                 sent.append((request, engine))
             else:
-                self._rollouts[self._home.pop(request.rollout)] -= 1
+                self._rollouts[self._engine_of.pop(request.rollout)] -= 1
                 self._queue.appendleft(request)
                 self._changed = True
         self._next_turns = []
@@ -144,15 +152,14 @@ class KvCapacity:
     def _admit(self, engines: Sequence[EngineState]) -> Dispatch:
         """Send each first turn to the engine with the most free places."""
         sent: Dispatch = []
-        slots = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in alive_engines(engines)}
-        room = [(self._rollouts.get(i, 0) - count, i) for i, count in slots.items() if self._rollouts.get(i, 0) < count]
-        room.sort()
-        while self._queue and room:
-            taken, engine = heappop(room)
+        places = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in alive_engines(engines)}
+        # A heap of (minus the number of free places, engine).
+        free = sorted((self._rollouts.get(i, 0) - count, i) for i, count in places.items())
+        while self._queue and free and free[0][0] < 0:
+            minus_free, engine = free[0]
             request = self._queue.popleft()
-            self._home[request.rollout] = engine
+            self._engine_of[request.rollout] = engine
             self._rollouts[engine] = self._rollouts.get(engine, 0) + 1
             sent.append((request, engine))
-            if taken + 1 < 0:
-                heappush(room, (taken + 1, engine))
+            heapreplace(free, (minus_free + 1, engine))
         return sent

@@ -12,7 +12,11 @@ from rstar_lab.rl.scheduling.simulator import SimulationResult
 
 
 def table(results: Mapping[str, SimulationResult], bound_s: float) -> pd.DataFrame:
-    """Return one row per policy: makespan in seconds, its ratio to the lower bound, idle share, preemptions and cache use."""
+    """Return one row per policy: makespan in seconds, lower bound / makespan, share of idle engine time, preemptions, computed
+    prompt tokens, share of prompt tokens found in the prefix cache, and turns that moved to another engine.
+
+    bound_s: lower bound of the makespan, in seconds.
+    """
     rows = [
         {
             "policy": name,
@@ -32,9 +36,11 @@ def table(results: Mapping[str, SimulationResult], bound_s: float) -> pd.DataFra
 def plot_gantt(
     results: Mapping[str, SimulationResult], bound_s: float, points: int = 400, *, mode: str = "light"
 ) -> go.Figure:
-    """Plot the number of generating rollouts per engine (row) over time (seconds), one panel per policy. Empty: idle.
+    """Plot the number of generating rollouts per engine (row) over time (seconds), one panel per policy.
 
-    bound_s: lower bound of the makespan. points: number of points in time. mode: "light" or "dark" page.
+    An idle engine is blank.
+
+    bound_s: lower bound of the makespan, in seconds. points: number of points in time. mode: "light" or "dark" page.
     """
     figure = make_subplots(
         len(results), 1, shared_xaxes=True, vertical_spacing=0.25 / len(results), subplot_titles=list(results)

@@ -13,31 +13,28 @@ class LengthPredictor:
     log(length) = problem mean + noise; the problem means are normal around a common mean. Both are estimated from finished
     rollouts and from unfinished ones. An unfinished rollout is a censored observation: its length is at least the number of
     tokens so far. Without these observations the estimate would be too low during a step, because short rollouts finish first.
-    Each observation of a problem triggers one step of expectation-maximisation. The expected rest of a rollout is the mean of
-    the lognormal truncated at its tokens so far.
+    Each new observation of a problem triggers one step of expectation-maximisation. The expected number of remaining
+    tokens is computed from the lognormal truncated at the tokens so far.
 
-    max_tokens: maximum response length. mean_tokens: prior mean, with the weight of `prior_rollouts` observations.
-    sigma_problem, sigma_rollout: standard deviations of the log length between problems and within one.
+    max_tokens: maximum response length. mean_tokens: prior mean of the length; None: a quarter of max_tokens.
     history: response tokens of earlier rollouts by problem, for example of an earlier epoch.
     """
 
     MEMORY = 256  # rollouts: old lengths lose weight, because lengths change as the policy is trained
+    SIGMA_PROBLEM, SIGMA_ROLLOUT = 0.55, 0.6  # standard deviations of the log length between and within problems
+    PRIOR_ROLLOUTS = 32.0  # weight of the prior mean, in observations
 
     def __init__(
         self,
         max_tokens: int,
         *,
         mean_tokens: float | None = None,
-        sigma_problem: float = 0.55,
-        sigma_rollout: float = 0.6,
-        prior_rollouts: float = 32.0,
         history: Mapping[str, Iterable[float]] | None = None,
     ):
         self.max_tokens = max_tokens
-        self.sigma = sigma_rollout
-        self._shrink = (sigma_rollout / sigma_problem) ** 2
-        guess = math.log(mean_tokens or max_tokens / 4) - 0.5 * (sigma_problem**2 + sigma_rollout**2)
-        self._count, self._total = prior_rollouts, prior_rollouts * guess
+        self._shrink = (self.SIGMA_ROLLOUT / self.SIGMA_PROBLEM) ** 2
+        prior = math.log(mean_tokens or max_tokens / 4) - 0.5 * (self.SIGMA_PROBLEM**2 + self.SIGMA_ROLLOUT**2)
+        self._count, self._total = self.PRIOR_ROLLOUTS, self.PRIOR_ROLLOUTS * prior
         self._problems: dict[str, _ProblemLengths] = {}
         for problem, lengths in (history or {}).items():
             for length in lengths:
@@ -80,7 +77,7 @@ class LengthPredictor:
             return overall
         if lengths.stale:
             guess = (lengths.total + self._shrink * overall) / (lengths.count + self._shrink)
-            sigma = self.sigma
+            sigma = self.SIGMA_ROLLOUT
             total = lengths.ended_total
             for so_far in lengths.unfinished.values():
                 total += guess + sigma * _mills((so_far - guess) / sigma)
@@ -92,11 +89,16 @@ class LengthPredictor:
 
     def remaining(self, problem: str, generated: float = 0.0) -> float:
         """Return the expected number of further response tokens after `generated`, at least 1."""
-        return max(_mean_past(self.mean_log(problem), self.sigma, generated, self.max_tokens) - generated, 1.0)
+        return max(_mean_past(self.mean_log(problem), self.SIGMA_ROLLOUT, generated, self.max_tokens) - generated, 1.0)
 
 
 class _ProblemLengths:
-    """Rollouts of one problem: number and sum of logs of finished ones, logs of unfinished ones, and the last estimate."""
+    """Rollouts of one problem.
+
+    ended, ended_total: number of finished rollouts and sum of their log lengths. unfinished: log of the tokens so far, by
+    rollout. count, total: the same as ended, ended_total for all rollouts, with the expected log lengths of unfinished
+    ones. stale: count and total must be computed again.
+    """
 
     __slots__ = ("count", "ended", "ended_total", "stale", "total", "unfinished")
 

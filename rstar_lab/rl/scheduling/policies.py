@@ -13,8 +13,8 @@ POLICIES = ("turn-barrier", "static", "least-in-flight", "kv", "adaptive")
 def make_policy(name: str, *, max_context: int, predictor: LengthPredictor) -> DispatchPolicy:
     """Return a new policy by its name, or from the user's own `module:Class`, which is called without arguments.
 
-    max_context: tokens of the longest prompt plus response; predictor: used by `adaptive`. Raises UserError if the user's
-    object is not a dispatch policy.
+    max_context: prompt plus response of the longest rollout, in tokens; used by `kv`. predictor: used by `adaptive`.
+    Raises UserError if the user's object is not a dispatch policy, and ValueError for an unknown name.
     """
     if NAME.fullmatch(name):
         policy = load_function(name, "engine.scheduler", ())()

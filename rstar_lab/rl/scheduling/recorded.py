@@ -14,9 +14,9 @@ from rstar_lab.runs import RunReader, RunStoreError
 def recorded_rollouts(run_dir: str | Path, step: int) -> list[ScriptedRollout]:
     """Return the rollouts of one committed step of a run, in stored order.
 
-    A turn is a run of model tokens in the loss mask. The tool time of a turn is that of its slowest call, including queueing.
-    If the run has no token arrays, the tokens are split evenly over the turns, and the prompt is assumed to have 300 tokens.
-    Raises RunStoreError if the run has no such step.
+    A turn is a sequence of consecutive model tokens in the loss mask. The tool time of a turn is that of its slowest
+    call, including queueing. If the run has no token arrays, the tokens are split evenly over the turns, and the prompt
+    is assumed to have 300 tokens. Raises RunStoreError if the run has no such step.
     """
     reader = RunReader(run_dir)
     if step not in reader.steps():
@@ -34,30 +34,30 @@ def recorded_rollouts(run_dir: str | Path, step: int) -> list[ScriptedRollout]:
     rollouts: list[ScriptedRollout] = []
     for row in rows("trajectories", ["problem_id", "turns", "model_tokens", "response_tokens"]):
         recorded = tokens.get(row["traj_id"], {})
-        parts = _parts(recorded.get("loss_mask")) or _even_parts(row)
+        tokens_of_turns = _turn_tokens(recorded.get("loss_mask")) or _even_turn_tokens(row)
         steps = tuple(
-            ScriptedTurn(generated, tools[row["traj_id"], turn], answer)
-            for turn, (generated, answer) in enumerate(parts)
+            ScriptedTurn(generated, tools[row["traj_id"], turn], tool_tokens)
+            for turn, (generated, tool_tokens) in enumerate(tokens_of_turns)
         )
         prompt = len(recorded["prompt_ids"]) if recorded.get("prompt_ids") else 300
         rollouts.append(ScriptedRollout(len(rollouts), row["problem_id"], prompt, steps))
     return rollouts
 
 
-def _parts(loss_mask: list[bool] | None) -> list[tuple[int, int]]:
+def _turn_tokens(loss_mask: list[bool] | None) -> list[tuple[int, int]]:
     """Return (model tokens, tool tokens) of each turn."""
-    parts: list[tuple[int, int]] = []
-    for by_model, run in groupby(loss_mask or []):
-        count = len(list(run))
+    turns: list[tuple[int, int]] = []
+    for by_model, tokens in groupby(loss_mask or []):
+        count = len(list(tokens))
         if by_model:
-            parts.append((count, 0))
-        elif parts:
-            parts[-1] = (parts[-1][0], count)
-    return parts
+            turns.append((count, 0))
+        elif turns:
+            turns[-1] = (turns[-1][0], count)
+    return turns
 
 
-def _even_parts(row: dict[str, Any]) -> list[tuple[int, int]]:
+def _even_turn_tokens(row: dict[str, Any]) -> list[tuple[int, int]]:
     """Return (model tokens, tool tokens) of each turn, split evenly over the turns."""
     turns = max(row["turns"], 1)
-    answers = row["response_tokens"] - row["model_tokens"]
-    return [(max(row["model_tokens"] // turns, 1), answers // turns)] * turns
+    tool_tokens = row["response_tokens"] - row["model_tokens"]
+    return [(max(row["model_tokens"] // turns, 1), tool_tokens // turns)] * turns

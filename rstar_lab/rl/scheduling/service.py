@@ -10,7 +10,7 @@ methods must run in one event loop. How to drive it:
 
     # in each rollout, for each turn
     while True:
-        server = await scheduler.admit(rollout_id, problem_id, len(prompt_ids), owner=worker_id)
+        server = await scheduler.admit(rollout_id, problem_id, len(prompt_ids))
         try:
             completion = await clients[server].generate(prompt_ids, sampling)
             break
@@ -19,7 +19,6 @@ methods must run in one event loop. How to drive it:
     scheduler.finish(rollout_id, len(completion.token_ids), done=last_turn)
 
     # when a rollout ends without a last turn (error, time limit): scheduler.abandon(rollout_id)
-    # when a worker process dies: scheduler.owner_failed(worker_id)
     # in the background: await poll_metrics(scheduler, {name: read_metrics, ...})
 
 `read_metrics` is any coroutine function that returns a `ServerReport`. A server that fails three reads in a row is marked as
@@ -53,7 +52,7 @@ class ServerReport:
 
 @dataclass(slots=True)
 class _Server:
-    """A server. share: part of its KV cache that the policy may plan with; lowered while the server preempts."""
+    """A server. share: share of its KV cache that the policy may use; lowered while the server preempts."""
 
     state: EngineState
     kv_tokens: int
@@ -64,11 +63,14 @@ class _Server:
 
 @dataclass(slots=True)
 class _Rollout:
-    """A rollout that has been admitted or waits. request: its current turn; server: where the turn is in flight."""
+    """A rollout that has been admitted or waits for admission.
+
+    generated: tokens generated in earlier turns. request: its current turn. server: index of the server on which the
+    turn is in flight. future: result of the call of `admit` that waits.
+    """
 
     number: int
     problem: str
-    owner: str
     generated: int = 0
     turn: int = 0
     request: TurnRequest | None = None
@@ -106,7 +108,7 @@ class Scheduler:
         self._rollouts: dict[str, _Rollout] = {}
         self._names: dict[int, str] = {}
         self._abandoned: set[int] = set()  # numbers of rollouts that ended while a turn of them waited in the policy
-        self._numbers = 0
+        self._next_number = 0
         self._expected = 0  # number of first turns that the first dispatch of the step still waits for
         self._hold: asyncio.TimerHandle | None = None
         self._give_up: asyncio.TimerHandle | None = None
@@ -172,20 +174,20 @@ class Scheduler:
         self._expected = rollouts
         self._stop_hold()
 
-    async def admit(self, rollout: str, problem: str, tokens: int, *, owner: str = "", generated: int = 0) -> str:
+    async def admit(self, rollout: str, problem: str, tokens: int, *, generated: int = 0) -> str:
         """Wait until the next turn of a rollout may run; return the name of its server.
 
-        tokens: length of the turn's prompt. owner: the worker that drives the rollout (see `owner_failed`). generated: tokens
-        that the rollout generated in an earlier step. Call it again for the same turn if the server failed. If the caller is
-        cancelled while it waits, the rollout is abandoned. Raises EngineError if no server was alive for `patience_s`.
+        tokens: length of the turn's prompt. generated: tokens that the rollout generated in an earlier step. Call it
+        again for the same turn if the server failed. If the caller is cancelled while it waits, the rollout is
+        abandoned. Raises EngineError if no server was alive for `patience_s`, or if there are no servers.
         """
         if not self._servers:
             raise EngineError("the scheduler has no servers: call add_server first")
         entry = self._rollouts.get(rollout)
         if entry is None:
-            entry = self._rollouts[rollout] = _Rollout(self._numbers, problem, owner, generated)
+            entry = self._rollouts[rollout] = _Rollout(self._next_number, problem, generated)
             self._names[entry.number] = rollout
-            self._numbers += 1
+            self._next_number += 1
             self._expected = max(self._expected - 1, 0)
         elif entry.future is not None:
             raise ValueError(f"rollout {rollout}: admit was called while an earlier admit waits")
@@ -235,13 +237,9 @@ class Scheduler:
         self._forget(rollout)
         self._dispatch_soon()
 
-    def owner_failed(self, owner: str) -> None:
-        """Abandon all rollouts of a worker that died."""
-        for rollout in [name for name, entry in self._rollouts.items() if entry.owner == owner]:
-            self.abandon(rollout)
-
     def stats(self) -> dict[str, float]:
-        """Return open and waiting rollouts, turns in flight, decisions, and the mean time of a decision in ms."""
+        """Return the numbers of open and waiting rollouts, turns in flight, servers that are alive and decisions, and the mean
+        time of a decision in ms."""
         return {
             "open": len(self._rollouts),
             "waiting": sum(entry.future is not None for entry in self._rollouts.values()),
@@ -252,7 +250,7 @@ class Scheduler:
         }
 
     def placements(self) -> dict[str, int]:
-        """Turns in flight by server."""
+        """Return the number of turns in flight by server."""
         return {server.state.name: server.in_flight for server in self._servers}
 
     def _forget(self, rollout: str) -> None:
@@ -261,7 +259,7 @@ class Scheduler:
     # Dispatch
 
     def _dispatch_soon(self) -> None:
-        """Dispatch once for all events of this turn of the event loop."""
+        """Dispatch once, after all events of this iteration of the event loop."""
         loop = asyncio.get_running_loop()
         if self._expected > 0:
             if self._hold is None:

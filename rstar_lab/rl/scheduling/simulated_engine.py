@@ -41,10 +41,7 @@ class SimulatedEngine:
         self.max_running, self.max_batched = spec.max_running, spec.max_batched_tokens
         self.capacity = spec.kv_tokens
         self.waste = spec.block_tokens / 2
-        self.context, self.left = (
-            context,
-            left,
-        )  # by rollout: tokens in the context, tokens left to generate in this turn
+        self.context, self.left = context, left  # by rollout: tokens in the context, and still to generate in this turn
         self.waiting: deque[int] = deque()
         self.running: dict[int, int] = {}  # rollout -> step at which its turn ends, in order of admission
         self.offset: dict[int, int] = {}  # rollout -> context tokens minus steps
@@ -56,11 +53,13 @@ class SimulatedEngine:
         self.since = 0.0  # start time of the planned steps
         self.planned = 0  # number of planned steps
         self.ends_at = math.inf
-        self.version = 0
+        self.version = 0  # of the plan; the simulator ignores events of earlier plans
         self.busy_s = 0.0
         self.preemptions = self.computed = self.hit = 0
         self.preempted: set[int] = set()  # waiting rollouts that were admitted before
-        self.began: dict[int, float] | None = None
+        self.began: dict[int, float] | None = (
+            None  # rollout -> time of the first admission of its turn; None: not recorded
+        )
 
     def elapsed(self, k: int) -> float:
         """Return the duration of the next k decode steps in seconds."""
@@ -82,8 +81,9 @@ class SimulatedEngine:
         n = len(self.running)
         curve = 0.5 * self.context_s * n
         slope = self.step_s + max(self.weights_s, self.token_s * n) + self.context_s * self.tokens - curve
-        gone = now - self.since
-        k = gone / slope if curve == 0 else 2 * gone / (slope + math.sqrt(slope * slope + 4 * curve * gone))
+        # The first step that ends at `now` or later, from the inverse of `elapsed`: slope * k + curve * k^2 = passed.
+        passed = now - self.since
+        k = passed / slope if curve == 0 else 2 * passed / (slope + math.sqrt(slope * slope + 4 * curve * passed))
         k = max(math.ceil(k - 1e-9), 1)
         if k >= self.planned:
             return False
@@ -92,6 +92,7 @@ class SimulatedEngine:
         return True
 
     def used(self) -> float:
+        """Return the tokens of the KV cache that running requests occupy."""
         return self.tokens + self.waste * len(self.running)
 
     def wake(self, now: float) -> list[int]:
@@ -109,7 +110,7 @@ class SimulatedEngine:
                     del running[rollout]
                     self._release(rollout)
                     ended.append(rollout)
-        prompt_tokens = admitted = again = 0
+        prompt_tokens = admitted = readmitted = 0
         room = self._room()
         if running and room < 1:
             while len(running) > 1 and room < 1:
@@ -139,7 +140,7 @@ class SimulatedEngine:
                 admitted += 1
                 if rollout in self.preempted:
                     self.preempted.remove(rollout)
-                    again += 1
+                    readmitted += 1
                 self.tokens += size
                 self.offset[rollout] = size - self.steps
                 running[rollout] = step = self.steps + self.left[rollout]
@@ -150,13 +151,13 @@ class SimulatedEngine:
         excess = self.used() + self.cached - self.capacity
         while excess > 0 and self.cache:
             oldest, size = next(iter(self.cache.items()))
-            gone = min(size, math.ceil(excess))
-            excess -= gone
-            self.cached -= gone
-            if gone == size:
+            evicted = min(size, math.ceil(excess))
+            excess -= evicted
+            self.cached -= evicted
+            if evicted == size:
                 del self.cache[oldest]
             else:
-                self.cache[oldest] = size - gone
+                self.cache[oldest] = size - evicted
         self.since = now
         if not running:
             self.ends_at = math.inf
@@ -169,7 +170,7 @@ class SimulatedEngine:
                 self.step_s
                 + max(self.weights_s, self.token_s * tokens)
                 + self.context_s * self.tokens
-                + self.request_s * (admitted - again)
+                + self.request_s * (admitted - readmitted)
             )
             return ended
         ends = self.ends

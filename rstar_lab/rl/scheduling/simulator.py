@@ -22,13 +22,13 @@ from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, SimulatedEngine
 class ScriptedTurn:
     """A turn whose tokens and tool time are known in advance.
 
-    generate: tokens that the model generates. tool_s: seconds of tool calls. answer: tokens of the tool results. The last
-    turn has no tool calls.
+    generate: tokens that the model generates. tool_s: seconds of tool calls. tool_tokens: tokens of the tool responses.
+    The last turn has no tool calls.
     """
 
     generate: int
     tool_s: float = 0.0
-    answer: int = 0
+    tool_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,10 @@ def simulate(
 ) -> SimulationResult:
     """Simulate one step of `rollouts` under `policy`. spans: record the time of each turn.
 
-    Raises ValueError if a rollout does not fit into the smallest KV cache.
+    Raises ValueError if a rollout does not fit into the smallest KV cache, and RuntimeError if the policy dispatches
+    nothing although turns wait and no engine is busy.
     """
-    largest = max(r.prompt + sum(t.generate + t.answer for t in r.turns) for r in rollouts)
+    largest = max(r.prompt + sum(t.generate + t.tool_tokens for t in r.turns) for r in rollouts)
     smallest = min(spec.kv_tokens - spec.block_tokens for spec in engines)
     if largest > smallest:
         raise ValueError(
@@ -111,7 +112,8 @@ def simulate(
     if spans:
         for sim in sims:
             sim.began = {}
-    events: list[tuple[float, int, int, int]] = []  # time, serial, engine or -1, version or rollout
+    # (time, serial, engine, version of its plan), or (time, serial, -1, rollout whose tools have answered)
+    events: list[tuple[float, int, int, int]] = []
     serial = 0
 
     def ready(index: int) -> None:
@@ -175,7 +177,7 @@ def simulate(
             if done:
                 open_rollouts -= 1
             else:
-                context[index] += step.answer
+                context[index] += step.tool_tokens
                 serial += 1
                 heapq.heappush(events, (now + step.tool_s, serial, -1, index))
         dispatch(now)
@@ -219,8 +221,8 @@ def lower_bound(rollouts: Sequence[ScriptedRollout], engines: Sequence[EngineSpe
                 + rates.request_s
                 + turn.tool_s
             )
-            context += k + turn.answer
-            fresh = float(turn.answer + 1)
+            context += k + turn.tool_tokens
+            fresh = float(turn.tool_tokens + 1)
         longest = max(longest, alone - rollout.turns[-1].tool_s)
     batch = min(spec.max_running, len(rollouts) / len(engines))
     steps = max(total_tokens / batch, occupied / spec.kv_tokens)

@@ -130,6 +130,18 @@ def adaptive(**options) -> Adaptive:
     return Adaptive(LengthPredictor(4000, mean_tokens=500, history=options.pop("history", None)), **options)
 
 
+def test_least_in_flight_counts_each_turn_once():
+    policy, states = LeastInFlight(), engines(2)
+    requests = first_turns(6)
+    assert submit(policy, requests[:2], states) == {0: 0, 1: 1}
+    states[0].alive = False  # during the turn of rollout 0, which is sent to the other engine
+    assert submit(policy, requests[:1], states) == {0: 1}
+    states[0].alive = True
+    policy.finished(requests[1], 10, done=False)
+    policy.finished(requests[1], 0, done=True)  # abandoned between two turns
+    assert submit(policy, requests[2:], states) == {2: 0, 3: 0, 4: 1, 5: 0}
+
+
 def test_adaptive_admits_by_expected_length():
     states = engines(1, 12_000)
     sent = submit(adaptive(), first_turns(200), states)
@@ -235,7 +247,7 @@ def test_engine_groups_use_the_policy_of_the_recipe(name, tmp_path):
 def test_remaining_tokens_agree_with_sampling():
     predictor = LengthPredictor(12_288, mean_tokens=3000)
     rng = np.random.default_rng(0)
-    draws = np.exp(predictor.mean_log("p") + predictor.sigma * rng.standard_normal(400_000)).clip(max=12_288)
+    draws = np.exp(predictor.mean_log("p") + predictor.SIGMA_ROLLOUT * rng.standard_normal(400_000)).clip(max=12_288)
     for written in (0, 500, 2500, 6000):
         expected = draws[draws > written].mean() - written
         assert predictor.remaining("p", written) == pytest.approx(expected, rel=0.05)

@@ -78,14 +78,6 @@ async def test_preemptions_lower_the_planned_share_of_the_kv_cache():
     scheduler.abandon("p-1")
 
 
-async def test_rollouts_of_a_dead_worker_are_abandoned():
-    scheduler = make_scheduler("kv", servers=1, kv_tokens=800)
-    admits = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50, owner=f"w{i < 2:d}")) for i in range(4)]
-    await asyncio.sleep(0.01)
-    scheduler.owner_failed("w1")
-    assert await asyncio.gather(*admits[2:]) == ["s0", "s0"]
-
-
 async def test_cancelled_admit_abandons_the_rollout():
     scheduler = make_scheduler("kv", servers=1, kv_tokens=400)
     await scheduler.admit("p-0", "p", 50)

@@ -83,14 +83,14 @@ def step_by_step(rollouts: list[ScriptedRollout], spec: EngineSpec) -> tuple[flo
                 step = rollouts[i].turns[turn[i]]
                 turn[i] += 1
                 if turn[i] < len(rollouts[i].turns):
-                    context[i] += step.answer
+                    context[i] += step.tool_tokens
                     left[i] = rollouts[i].turns[turn[i]].generate
                     away.append((now + step.tool_s, i))
     return now, preemptions
 
 
 def test_duration_of_a_single_rollout_equals_the_formula():
-    turns = (ScriptedTurn(generate=3, tool_s=2.0, answer=5), ScriptedTurn(generate=2))
+    turns = (ScriptedTurn(generate=3, tool_s=2.0, tool_tokens=5), ScriptedTurn(generate=2))
     (result,) = [simulate([ScriptedRollout(0, "p", 10, turns)], Static(), [EngineSpec(RATES, 1000)])]
     first = 0.003 + (0.01 + 0.005 + 10e-5) + 2 * 0.012 + (11 + 12) * 1e-5
     second = 0.003 + (0.01 + 0.0025 + 18e-5) + 0.012 + 19e-5  # 13 tokens cached, 5 of the answer computed
