@@ -34,9 +34,9 @@ class LossConfig:
     """Options of the training loss. See `objective.policy_loss` for the variants and `objective.aggregate` for the
     aggregations.
 
-    variant, correction: a name, or a user function. horizon: constant length that `seq-mean-token-sum-norm` divides by;
-    None: the width of the batch.
-    correction, correction_bounds: off-policy correction, see `correction.correction_weights`.
+    variant: a name, or a user function. clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+    horizon: constant length that `seq-mean-token-sum-norm` divides by; None: the width of the batch. correction: a
+    name, or a user function. correction_bounds: bounds of the ratio, see `correction.correction_weights`.
     kl_coefficient: weight of the KL to the reference model; 0: no KL term.
     """
 
@@ -54,16 +54,18 @@ class LossConfig:
 class SelectionConfig:
     """Options of the selection of rollouts for training.
 
-    min_positive, min_negative: smallest number kept of each side, if the group has that many.
     rule: resampling rule; none keeps whole groups. group_size: rollouts kept per group. penalties: terms of the penalty
-    by which RoC ranks correct rollouts. rule and penalties may be user functions. advantage: user function; None: group
-    advantages, divided by the standard deviation of the group if normalise_std.
+    by which RoC ranks correct rollouts. rule and penalties may be user functions. min_positive, min_negative: smallest
+    number of correct and of incorrect rollouts to keep, if the group has that many. advantage: user function; None:
+    group advantages, divided by the standard deviation of the group if normalise_std.
     overlong_buffer: tokens before max_response_tokens over which the shaped reward falls by 1; 0: no shaping.
     drop_void_turns: leave out rollouts that have a turn without a well-formed call or an answer (SimpleTIR).
-    drop_control_tokens: leave out rollouts in which the model wrote a control token that does not belong there.
+    drop_control_tokens: leave out rollouts in which the model wrote a misplaced control token
+    (`Codec.has_misplaced_control_token`).
     keep_equal: also train on groups whose rewards are all equal, with advantage 0.
-    tool_budget, tool_budget_from, max_turns: see `advantages.tool_budget_advantages`; 0: no penalty on tool calls.
-    environment_penalties: penalties of the rollouts of an environment, by its name; for others `penalties`.
+    tool_budget: weight of the penalty on tool calls, see `advantages.tool_budget_advantages`; 0: no penalty.
+    tool_budget_from: pass rate from which a problem counts as easy. max_turns: number of calls with the full penalty.
+    environment_penalties: penalties of the rollouts of an environment, by its name; other rollouts use `penalties`.
     """
 
     rule: SelectionRule | OwnRule = "paper"

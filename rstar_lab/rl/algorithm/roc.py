@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 
 # The paper divides by the penalty and does not define the case of penalty 0. Penalties below this floor count as equal;
-# above it, the sampling probability is exactly inverse to the penalty. One error in 100 calls is below any penalty that
-# occurs in practice.
+# above it, the sampling probability is inversely proportional to the penalty. The floor is that of one error in 100
+# calls, which is less than any other penalty in practice.
 PENALTY_FLOOR = 0.01
 
 Rule = Literal["paper", "released", "random"]  # of `resample`
@@ -52,7 +52,7 @@ def released_tool_error_penalty(tool_responses: Sequence[str]) -> float:
 
 
 def rewards_equal(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal, so that all advantages are 0 and the group has no gradient."""
+    """Return whether all rewards are equal. All advantages of such a group are 0, so it has no gradient."""
     return len(rewards) == 0 or bool(np.ptp(np.asarray(rewards, dtype=float)) == 0)
 
 
@@ -68,20 +68,22 @@ def resample(
 ) -> list[int]:
     """Return the ascending indices of the `keep` rollouts of one group to train on; all indices if the group has no more.
 
-    rewards: a rollout is positive if its reward is > 0. penalties: p_err + p_format of each rollout, at least 0.
-    min_positive, min_negative: smallest number kept of each side, if the side has that many. rng: source of randomness;
-    None: a new generator with a random seed.
+    rewards: a rollout is positive if its reward is > 0, else negative. penalties: p_err + p_format of each rollout, at
+    least 0. min_positive, min_negative: smallest number of positives and of negatives to keep, if the group has that
+    many.
+    rng: source of randomness; None: a new generator with a random seed.
 
-    paper: each side keeps its proportional share of `keep` (halves are rounded to even), and at least one rollout if it
-    has any and `keep` allows it. If one side has too few, its places go to the other side. Negatives are sampled uniformly.
-    Positives are sampled one after the other without replacement, each with probability inversely proportional to
-    max(penalty, PENALTY_FLOOR).
+    paper: positives and negatives each keep their proportional share of `keep` (halves are rounded to even), and at
+    least one rollout if there is any and `keep` is at least 2. If there are too few of one kind, more of the other are
+    kept. Negatives are sampled uniformly. Positives are sampled one after the other without replacement, each with
+    probability inversely proportional to max(penalty, PENALTY_FLOOR).
     released: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest
     penalties and the first negatives; ties in index order. Deterministic.
     random: `keep` rollouts, uniformly. A control: oversampling without a preference.
     a function: it receives (rewards, penalties, keep, rng) and returns `keep` different indices; it ignores the minima.
 
-    Raises ValueError if lengths differ, a penalty is negative or not finite, or the minima do not fit into `keep`.
+    Raises ValueError for an unknown rule, if lengths differ, if a reward or penalty is not finite or a penalty is
+    negative, or if min_positive + min_negative exceeds `keep`.
     """
     reward, penalty = np.asarray(rewards, dtype=float), np.asarray(penalties, dtype=float)
     count = len(reward)

@@ -18,8 +18,8 @@ from rstar_lab.rl.trajectory import Trajectory
 class Selection:
     """The rollouts of a step that are trained on.
 
-    trajectories, advantages: of equal length, grouped by group. equal_groups: number of groups dropped because their
-    kept rewards were equal. void, control_tokens: number of rollouts dropped by `drop_void_turns` and by
+    trajectories, advantages: of equal length, in the order of their groups. equal_groups: number of groups dropped
+    because their kept rewards were equal. void, control_tokens: number of rollouts dropped by `drop_void_turns` and by
     `drop_control_tokens`. teacher_log_probs: the teacher's log-probs, (response length,) per trajectory, NaN where the
     teacher returned none; None without a teacher.
     """
@@ -44,8 +44,8 @@ class Selection:
 def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig, seed: int) -> Selection:
     """Resample every group by the configured rule and drop the groups whose remaining rewards are all equal.
 
-    Rollouts that ended through an engine failure are left out. Reward shaping changes the advantages only: resampling
-    and the test for equal rewards use the reward itself. seed: seed of the step.
+    Rollouts that ended because an engine or an environment failed are left out. Reward shaping changes the advantages
+    only: resampling and the test for equal rewards use the unshaped reward. seed: seed of the step.
     """
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -87,7 +87,7 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
         advantages = group_advantages(rewards, groups_of, normalise_std=config.normalise_std).tolist()
     else:
         advantages = list(config.advantage(np.asarray(rewards, dtype=float), kept)) if kept else []
-    # Rollouts are dropped after the advantages are computed, so that these stay those of the whole group.
+    # Rollouts are dropped after the advantages are computed, so that the baseline is that of the whole group.
     void = {i for i, t in enumerate(kept) if config.drop_void_turns and any(turn.void for turn in t.turns)}
     control = {
         i for i, t in enumerate(kept) if config.drop_control_tokens and any(turn.control_token for turn in t.turns)
@@ -97,8 +97,8 @@ def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig,
 
 
 def rollout_penalty(trajectory: Trajectory, config: SelectionConfig) -> float:
-    """Return the penalty by which RoC ranks a correct rollout. The released rule counts tool responses that contain the
-    word "error" in place of the outcomes."""
+    """Return the penalty by which RoC ranks a correct rollout. The rule `released` computes p_err from the tool responses
+    that contain the word "error", not from the outcomes of the calls."""
     errors = trajectory.p_err
     if config.rule == "released":
         errors = released_tool_error_penalty([call.response for call in trajectory.calls])
