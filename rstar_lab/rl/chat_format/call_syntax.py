@@ -1,7 +1,7 @@
 """Syntaxes in which models write tool calls, other than the project's own (`parser.py`).
 
-A chat template shows which one its model uses: `find_syntax` lets the template write a call and looks for the parser that
-reads it back.
+`find_syntax` detects the syntax of a model: its chat template renders a call, and the parser that returns this call has
+the syntax.
 """
 
 import json
@@ -47,7 +47,7 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text  # the check of the arguments tells the model which type is expected
+        return text  # the check of the arguments rejects it with an error for the model
 
 
 def parse_json_calls(text: str, schemas: Schemas) -> list[ToolCall]:

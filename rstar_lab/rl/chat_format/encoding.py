@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A conversation as token ids. mask: true on the tokens of the model, which are trained on."""
+    """A conversation as token ids. mask: True on the tokens of the model, which are trained on; same length as ids."""
 
     ids: list[int]
     mask: list[bool]
@@ -31,7 +31,7 @@ def encode(
     examples = []
     for conversation in conversations:
         ids = [token for text, _ in conversation for token in ids_of[text]]
-        mask = [trained for text, trained in conversation for _ in ids_of[text]]
+        mask = [by_model for text, by_model in conversation for _ in ids_of[text]]
         if len(ids) <= max_tokens and any(mask[1:]):
             examples.append(Example(ids, [False, *mask[1:]]))
     if not examples:

@@ -17,8 +17,8 @@ from rstar_lab.rl.chat_format.call_syntax import PARSERS, PYTHON_TAG, Syntax, fi
 from rstar_lab.rl.chat_format.parser import ToolCall, text_outside_calls
 from rstar_lab.rl.chat_format.template import TOOLS_INTRO, neutralise
 
-# Templates that insert today's date get this date instead, so that equal seeds give equal prompts. It is Llama 3.1's
-# default.
+# Templates that insert today's date get this date, so that equal seeds give equal prompts. It is the default of Llama
+# 3.1.
 _DATE = datetime(2024, 7, 26)
 _TURN = "T7u1r6n"  # stands for what the model wrote
 _RESULTS = ("R4e1s", "R9e2s")  # stand for two tool responses
@@ -47,13 +47,14 @@ class TemplateError(UserError):
 class ModelTemplate:
     """The chat template of a tokenizer, or a user's function that replaces it.
 
-    tokenizer: with a chat template, unless `render` is given. control_tokens: neutralised in questions and tool output.
-    options: further variables of the template, such as `enable_thinking`. render: renders conversations instead of the chat
-    template. Raises UserError if the tokenizer has no template, or one that cannot be used.
+    tokenizer: it must have a chat template, unless `render` is given. control_tokens: neutralised in questions and tool
+    output. options: further variables of the template, such as `enable_thinking`. render: function that renders
+    conversations instead of the chat template. Raises UserError if there is no template, or if it cannot be used.
 
-    end: text of the token that ends a turn. syntax: syntax in which the model writes calls. uses_tools: whether the
-    template has a place for tools; if not, tools are described in the system prompt, and tool responses are user
-    messages.
+    Attributes: end: text of the token that ends a turn. syntax: syntax in which the model writes calls. takes_system:
+    whether the template renders a system message. uses_tools: whether the template renders function schemas; if not,
+    tools are described in the system prompt, and tool responses are user messages. calls_needed: whether it renders
+    tool responses only after a turn with calls. thinks_first: whether generation starts after an opening `<think>`.
     """
 
     def __init__(
@@ -84,8 +85,11 @@ class ModelTemplate:
     # Methods that the agent loop uses
 
     def prompt(self, question: str, schemas: Sequence[dict[str, Any]], system: str) -> str:
-        """Return the first prompt, up to the start of generation. question: the question with its wrapper. system:
-        system prompt; "" uses the template's own."""
+        """Return the first prompt, up to the start of generation.
+
+        question: the question with its wrapper. schemas: function schemas of the tools. system: system prompt; "": the
+        template's default. Raises TemplateError.
+        """
         question, system = self._plain(question), self._plain(system)
         if schemas and not self.uses_tools:
             listed = "".join(json.dumps(schema, ensure_ascii=False) + "\n" for schema in schemas)
@@ -100,7 +104,8 @@ class ModelTemplate:
     def continuation(self, results: Sequence[str], user_text: str = "") -> str:
         """Return the text that follows the token that ends a turn, up to the start of generation.
 
-        results: tool responses. user_text: text of the environment, or of the user of a chat, that follows them.
+        results: tool responses. user_text: text of the environment, or of the user of a chat, that follows them. Raises
+        TemplateError.
         """
         results, user_text = [self._plain(text) for text in results], self._plain(user_text)
         if not self.uses_tools:
@@ -129,18 +134,18 @@ class ModelTemplate:
         """Return what a turn contains besides its calls and the tags of its reasoning. calls: those in its text."""
         reasoning, _, rest = text.lstrip().removeprefix("<think>").rpartition("</think>")
         if self.syntax == "json":
-            own = rest.lstrip().removeprefix(PYTHON_TAG) if calls else rest
+            outside = rest.lstrip().removeprefix(PYTHON_TAG) if calls else rest
         else:
-            own = text_outside_calls(rest, calls)
-        return reasoning + own
+            outside = text_outside_calls(rest, calls)
+        return reasoning + outside
 
     def stop_tokens(self) -> list[int]:
         """Return the ids of the tokens that end a turn: the template's, and those in generation_config.json."""
         ids = [self.tokenizer.convert_tokens_to_ids(self.end)]
         path = Path(self.tokenizer.name_or_path or ".") / "generation_config.json"
         if path.is_file():
-            found = json.loads(path.read_text()).get("eos_token_id")
-            ids += found if isinstance(found, list) else [] if found is None else [found]
+            end_ids = json.loads(path.read_text()).get("eos_token_id")
+            ids += end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
         return ids
 
     # Properties of the template
@@ -156,7 +161,7 @@ class ModelTemplate:
         return min(found, key=lambda token: (after.index(token), -len(token)))
 
     def _find_tool_use(self) -> tuple[bool, bool]:
-        """Return whether the template has a place for tools, and whether tool responses need a turn with calls."""
+        """Return `uses_tools` and `calls_needed`. Raises UserError if the template renders schemas but no tool responses."""
         if not self._contains([_user("Q")], "probe_tool", [_PROBE_SCHEMA]):
             return False, False
         for calls_needed in (False, True):
@@ -167,7 +172,7 @@ class ModelTemplate:
                 continue
             if -1 < text.find(_RESULTS[0]) < text.find(_RESULTS[1]):
                 return True, calls_needed
-        raise UserError(f"{self.name} takes tools, but writes no tool responses")
+        raise UserError(f"{self.name} renders function schemas, but no tool responses")
 
     def _find_syntax(self) -> Syntax:
         """Return the syntax of the calls that the template writes."""
@@ -179,7 +184,7 @@ class ModelTemplate:
                 before = self._render(messages[:1], [_PROBE_SCHEMA], generate=True)
             except TemplateError:
                 continue
-            turn = text[_common(text, before) :].partition(self.end)[0]
+            turn = text[_common_length(text, before) :].partition(self.end)[0]
             if syntax := find_syntax(turn.rpartition("</think>")[2], "probe_tool", {"code": "print(1)"}):
                 return syntax
         raise UserError(
@@ -231,7 +236,7 @@ def _call(index: int, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
     return {"id": _call_id(index), "type": "function", "function": function}
 
 
-def _common(first: str, second: str) -> int:
+def _common_length(first: str, second: str) -> int:
     """Return the length of the common beginning."""
     return next(
         (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))

@@ -39,7 +39,7 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
         end = _json_end(text, start)
         value, error = _decode(text[start:end]) if end is not None else (None, "")
         if end is None or (error and _OPEN in text[start:end]):
-            # A string without an end would swallow the next call: use the nearest tag as it stands.
+            # A string without an end would include the next call: end this call at the nearest tag.
             tag = _TAG.search(text, start)
             end = tag.start() if tag else len(text)
             if tag and tag[0] == _CLOSE:

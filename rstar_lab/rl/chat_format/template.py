@@ -87,7 +87,7 @@ def _neutralised(token: str) -> str:
 
 
 def render_tool_call(name: str, arguments: Mapping[str, Any] | str) -> str:
-    """Return one call as the model writes it. arguments: a mapping, or a string that is JSON already."""
+    """Return one call as the model writes it. arguments: a mapping, or JSON."""
     encoded = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {encoded}}}\n</tool_call>'
 
@@ -153,7 +153,10 @@ def render_prompt(
     instruction: str = ANSWER_REQUEST,
 ) -> str:
     """Return the prompt of a rollout, including the generation prefix. Without tools and system there is no system turn.
-    wrapper, instruction: see `format_question`."""
+
+    tools: function schemas. control_tokens: neutralised in question and system. wrapper, instruction: see
+    `format_question`.
+    """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": format_question(question, wrapper, instruction)})
     pieces = render_segments(messages, tools=tools, add_generation_prompt=True, control_tokens=control_tokens)
@@ -161,7 +164,8 @@ def render_prompt(
 
 
 def render_tool_responses(texts: Iterable[str], *, control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
-    """Return what follows the END_OF_TURN of a turn with calls: the tool responses, in order, and the next prefix."""
+    """Return the text that follows the END_OF_TURN of a turn with calls: the tool responses, in order, and the generation
+    prefix of the next turn."""
     responses = [{"role": "tool", "content": text} for text in texts]
     pieces = render_segments(responses, add_generation_prompt=True, control_tokens=control_tokens)
     return "\n" + "".join(text for text, _ in pieces)
@@ -180,7 +184,7 @@ TOOL_CALLS_JINJA = (
 
 
 def chat_template(control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
-    """Return the chat format as a Jinja template for a tokenizer."""
+    """Return the chat format as a Jinja template for a tokenizer. control_tokens: neutralised by the template."""
     replacements = "".join(f" | replace({token!r}, {_neutralised(token)!r})" for token in control_tokens)
     return (
         "{%- macro plain(text) -%}{{- text" + replacements + " -}}{%- endmacro -%}\n"

@@ -33,7 +33,8 @@ def most_likely_tokens(before: list[int], token: int, *, k: int, model: Path | N
     """Return the `k` most likely tokens after the tokens `before`, and those of `token`.
 
     model: model folder, evaluated with transformers in float32. The last model stays in memory. url: vLLM server to use
-    instead; it returns at most 20 tokens by default. Raises UserError if the model or server cannot be used, and for k below 1.
+    instead; by default, a server returns at most 20 tokens. Raises UserError if the model or server cannot be used, or
+    if k is below 1.
     """
     if k < 1:
         raise UserError(f"k must be at least 1, got {k}")
@@ -59,6 +60,7 @@ def most_likely_tokens(before: list[int], token: int, *, k: int, model: Path | N
 
 @lru_cache(maxsize=1)
 def _load(folder: Path, _modified: int) -> "PreTrainedModel":
+    """Load a model. _modified: time of the last change of its weights; a change loads the model again."""
     model = load_model(folder, torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     return model.eval()

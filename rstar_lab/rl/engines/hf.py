@@ -23,12 +23,15 @@ Request = tuple[list[int], Sampling, asyncio.Future[Completion], OnTokens | None
 
 
 class HfEngine:
-    """An engine in this process. Requests that arrive while a batch is generated form the next batch."""
+    """An engine in this process. Requests that arrive while a batch is generated wait for the next batch.
+
+    max_batch: maximum number of requests in a batch.
+    """
 
     def __init__(self, *, name: str = "transformers", max_batch: int = 64):
         self.name, self.max_batch, self.kv_tokens = name, max_batch, 10**9
         self._queue: list[Request] = []
-        self._worker: asyncio.Task[None] | None = None
+        self._batches: asyncio.Task[None] | None = None
         self._generating = asyncio.Lock()  # held during a batch and while weights are loaded
         self._version = 0
 
@@ -40,8 +43,8 @@ class HfEngine:
         self._model.eval()
 
     async def aclose(self) -> None:
-        if self._worker:
-            self._worker.cancel()
+        if self._batches:
+            self._batches.cancel()
         for _, _, future, _ in self._queue:
             if not future.done():
                 future.set_exception(EngineError(f"{self.name} was closed"))
@@ -56,8 +59,8 @@ class HfEngine:
             future: asyncio.Future[Completion] = loop.create_future()
             self._queue.append((prompt_ids, sampling, future, on_tokens))
             futures.append(future)
-        if self._worker is None or self._worker.done():
-            self._worker = loop.create_task(self._work())
+        if self._batches is None or self._batches.done():
+            self._batches = loop.create_task(self._run_batches())
         return futures
 
     async def generate(
@@ -73,7 +76,7 @@ class HfEngine:
             self._model.load_state_dict(read_weights(path), strict=not self._model.config.tie_word_embeddings)
             self._version = version
 
-    async def _work(self) -> None:
+    async def _run_batches(self) -> None:
         while self._queue:
             batch = [request for request in self._queue[: self.max_batch] if not request[2].done()]
             del self._queue[: self.max_batch]
@@ -93,7 +96,7 @@ class HfEngine:
                     future.set_result(completion)
 
     @torch.no_grad()
-    def _generate(self, batch: list[Request], call: Callable[..., Any]) -> list[Completion]:
+    def _generate(self, batch: list[Request], call_in_loop: Callable[..., Any]) -> list[Completion]:
         device = self._model.device
         width = max(len(prompt) for prompt, *_ in batch)
         ids_BT = torch.zeros((len(batch), width), dtype=torch.long)
@@ -105,7 +108,7 @@ class HfEngine:
         limit = min(limit, getattr(self._model.config, "max_position_embeddings", 2**20) - width)
         if limit < 1:
             raise EngineError(f"the prompt ({width} tokens) fills the model's context")
-        sampler = _Sampler(batch, call)
+        sampler = _Sampler(batch, call_in_loop)
         stops = sorted({token for _, sampling, *_ in batch for token in sampling.stop_token_ids})
         out = self._model.generate(  # type: ignore[operator]
             input_ids=ids_BT.to(device),
@@ -131,8 +134,8 @@ class HfEngine:
 class _Sampler:
     """A logits processor that samples a token per row, with one generator per row, and records its log-prob."""
 
-    def __init__(self, batch: list[Request], call: Callable[..., Any]):
-        self.batch, self.call = batch, call
+    def __init__(self, batch: list[Request], call_in_loop: Callable[..., Any]):
+        self.batch, self.call_in_loop = batch, call_in_loop
         self.samplings = samplings = [sampling for _, sampling, *_ in batch]
         self.generators = [torch.Generator() for _ in samplings]
         for generator, sampling in zip(self.generators, samplings, strict=True):
@@ -141,7 +144,7 @@ class _Sampler:
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         forced = torch.full_like(scores, -torch.inf)
-        drawn = []
+        step_log_probs = []
         for row, (sampling, generator) in enumerate(zip(self.samplings, self.generators, strict=True)):
             logits_V = scores[row].float().cpu()
             if sampling.temperature == 0:
@@ -153,10 +156,10 @@ class _Sampler:
                     log_probs_V = _nucleus(log_probs_V, sampling.top_p)
                 token = int(torch.multinomial(log_probs_V.exp(), 1, generator=generator))
             forced[row, token] = 0.0
-            drawn.append(float(log_probs_V[token]))
+            step_log_probs.append(float(log_probs_V[token]))
             if on_tokens := self.batch[row][3]:
-                self.call(on_tokens, [token])
-        self.log_probs.append(drawn)
+                self.call_in_loop(on_tokens, [token])
+        self.log_probs.append(step_log_probs)
         return forced
 
     def abandoned(self, input_ids: torch.LongTensor, scores: Any, **_: Any) -> torch.Tensor:

@@ -22,7 +22,9 @@ from rstar_lab.rl.seeds import derive_seed
 
 HEARTBEAT_S = 5.0  # a busy engine sends at least this often, so `stall_s` must be larger
 
-WorkerSlot = tuple[int, int, int, str]  # fds of the socket, the life pipe and the log; the folder for vLLM's sockets
+# File descriptors of the socket, of the life pipe (it closes when the parent ends) and of the log; the folder for
+# vLLM's sockets.
+WorkerSlot = tuple[int, int, int, str]
 
 
 def attach_to_slot(slot: WorkerSlot) -> None:
@@ -53,8 +55,8 @@ def register_model_class(folder: Path) -> None:
 def enable_cpu_norm_kernels() -> None:
     """On a CPU, run RMSNorm in vLLM's own CPU kernels.
 
-    vLLM leaves the norms to the compiler. Without a compiler each norm takes about five torch kernels, which is an eighth of a
-    small model's step time.
+    vLLM leaves the norms to torch.compile. Without it, each norm takes about five torch kernels, and all norms together
+    an eighth of the step time of a small model.
     """
     import torch
     from torch import Tensor
@@ -109,6 +111,8 @@ class Request:
 
 
 class Worker:
+    """Runs a vLLM engine and handles the messages of the parent."""
+
     def __init__(self, connection: Connection, model: str, options: dict[str, Any]):
         from vllm import LLM
 
@@ -148,11 +152,11 @@ class Worker:
             for request_id in arguments[0]:
                 self.requests.pop(request_id, None)
         elif kind == "interrupt":
-            self.connection.send(("done", [self.result(output) for output in self.cut()]))
+            self.connection.send(("done", [self.result(output) for output in self.abort_all()]))
         elif kind == "weights":
             source, version = arguments
             # All tokens so far were generated under the old weights: the engine has no step in flight here.
-            for output in self.cut():
+            for output in self.abort_all():
                 self.requests[int(output.request_id)].append(*tokens_of(output), self.version)
             try:
                 self.load_weights(source)
@@ -165,11 +169,11 @@ class Worker:
                 self.submit(request_id)
             self.connection.send(answer)
 
-    def cut(self) -> list[Any]:
-        """End all requests in the engine; return their outputs so far."""
-        cut = [self.partial_output(state) for state in self.engine.output_processor.request_states.values()]
-        self.engine.abort_request([output.request_id for output in cut])
-        return cut
+    def abort_all(self) -> list[Any]:
+        """Abort all requests in the engine; return their outputs so far."""
+        outputs = [self.partial_output(state) for state in self.engine.output_processor.request_states.values()]
+        self.engine.abort_request([output.request_id for output in outputs])
+        return outputs
 
     def submit(self, request_id: int) -> None:
         """Add a request to the engine, or the rest of a request after a change of weights."""
@@ -194,14 +198,14 @@ class Worker:
         limit = self.engine.vllm_config.model_config.max_model_len
         if len(prompt_ids) >= limit:  # vLLM would end the process and all other requests
             text = f"the prompt has {len(prompt_ids)} tokens, but the model's maximum is {limit}"
-            self.refuse(request_id, text)
+            self.reject(request_id, text)
             return
         try:
             self.engine.add_request(str(request_id), TokensPrompt(prompt_token_ids=prompt_ids), params)
         except Exception as error:
-            self.refuse(request_id, f"{type(error).__name__}: {error}")
+            self.reject(request_id, f"{type(error).__name__}: {error}")
 
-    def refuse(self, request_id: int, text: str) -> None:
+    def reject(self, request_id: int, text: str) -> None:
         del self.requests[request_id]
         self.connection.send(("refused", request_id, text))
 
@@ -265,7 +269,8 @@ def tokens_of(output: Any) -> tuple[list[int], list[float]]:
 
 
 def fork_workers(slots: list[WorkerSlot]) -> WorkerSlot:
-    """Fork one process per slot; this process takes the first. Returns the slot of the current process; closes the others."""
+    """Fork one process for each slot after the first, which this process uses. Returns the slot of the current process and
+    closes the file descriptors of the others."""
     own = slots[0]
     for slot in slots[1:]:
         if os.fork() == 0:
@@ -284,7 +289,7 @@ def fork_workers(slots: list[WorkerSlot]) -> WorkerSlot:
 def main() -> None:
     slots: list[WorkerSlot] = [tuple(slot) for slot in json.loads(sys.argv[1])]
     attach_to_slot(slots[0])
-    gc.disable()  # the import creates a million objects that all stay alive
+    gc.disable()  # the import creates a million objects that are never freed
     from vllm import LLM  # noqa: F401  (takes seconds; meanwhile the parent may still be building the model)
 
     gc.freeze()

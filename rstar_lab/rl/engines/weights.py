@@ -51,7 +51,7 @@ def choose_transport(
 def tensors_to_send(state: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a state dict in `dtype` without duplicates, and the aliases {duplicate: name of its tensor}.
 
-    A tensor that already has the dtype and is contiguous is not copied.
+    A contiguous tensor that has the dtype is not copied.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -84,7 +84,7 @@ class WeightsFile:
         self.path = self.folder / "weights.safetensors"
 
     def write(self, tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> None:
-        """Replace the file. Engines that still map the old one keep it."""
+        """Replace the file. Engines that have mapped the old file can still read it."""
         new = self.folder / "weights.new"  # servers load every *.safetensors of the folder
         save_file(tensors, new, {"format": "pt", ALIASES: json.dumps(dict(aliases))})
         new.replace(self.path)
@@ -94,7 +94,7 @@ class WeightsFile:
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """Read a safetensors file of a whole model; its tensors are mapped, and tied ones appear under all their names."""
+    """Return the memory-mapped tensors of a safetensors file of a whole model, tied ones under all their names."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)

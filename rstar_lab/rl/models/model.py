@@ -123,10 +123,9 @@ def save_model(
 ) -> None:
     """Write model (safetensors), tokenizer and the chat template of training to `folder`.
 
-    Of a model with LoRA adapters, the merged weights are written, and the adapters alone to `folder/adapter`.
-    prompt_format: in which the model is trained. `model` keeps the chat template of the tokenizer.
-    transformers and vLLM can load the folder. It is filled in place: to replace a folder atomically, write to a temporary
-    one and rename it.
+    For a model with LoRA adapters, the weights are merged, and `folder/adapter` has the adapters alone. prompt_format:
+    format in which the model is trained; `model` keeps the chat template of the tokenizer. transformers and vLLM can
+    load the folder. It is not replaced atomically: for that, write to a temporary folder and rename it.
     """
     from transformers.utils import logging
 

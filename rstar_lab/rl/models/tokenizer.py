@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer trained from scratch, for the tiny model.
 
-Text is split at digits only, so that merges can cross word boundaries. Fixed phrases become few tokens, and the tiny model
-learns from short sequences. Each digit is a token, so that the model can copy numbers.
+Text is split at digits only, so merges can cross word boundaries. Fixed phrases become few tokens, and the sequences of
+the tiny model are short. Each digit is a token, so that the model can copy numbers.
 """
 
 import re
@@ -33,9 +33,9 @@ def train_tokenizer(
 ) -> "PreTrainedTokenizerFast":
     """Train a tokenizer on `texts`. Encoding any string and decoding it returns the same string.
 
-    vocab_size: includes the 256 bytes, the special tokens and `single_tokens`. It is smaller if the texts contain too few
-    pairs to merge. single_tokens: strings that become one token each; default: repeated_texts(), which would need a thousand
-    merges. Raises ValueError if vocab_size is too small.
+    vocab_size: number of tokens, including the 256 bytes, the special tokens and `single_tokens`. The vocabulary is
+    smaller if the texts contain too few pairs to merge. single_tokens: strings that become one token each; default:
+    repeated_texts(), which would need a thousand merges. Raises ValueError if vocab_size is too small.
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -22,7 +22,7 @@ class EngineSection(Section):
     deadline_s: float = Field(3600.0, gt=0)
     """Time limit of one request to a server in seconds. Default: ours."""
     count: Positive | None = None
-    """Number of engines. Default: one per GPU; on a CPU one per core, at most two."""
+    """Number of engines. Default: one per GPU; on a CPU one per core, at most four."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Data type of the weights in the engine."""
     kv_cache_gb: float | None = Field(None, gt=0)

@@ -59,20 +59,22 @@ class Codec:
         return self.model_template.calls(text, {schema["function"]["name"]: schema for schema in self.schemas})
 
     def has_misplaced_control_token(self, text: str, calls: Sequence[ToolCall]) -> bool:
-        """Return whether the model wrote a control token outside of the places where its turn may contain one.
+        """Return whether the model wrote a misplaced control token.
 
-        text: the turn without the tokens that end it. calls: those in its text. These places are the tags and arguments of tool
-        calls and, with a chat template, one pair of `<think>` tags at the start.
+        A turn may contain control tokens only in the tags and arguments of its tool calls, and, in the format `model`,
+        in one pair of `<think>` tags at the start. text: the turn without the tokens that end it. calls: the calls in
+        `text`.
         """
         if not self._control_token.search(text):
             return False
         if self.model_template is None:
-            own = text_outside_calls(text, calls)
+            outside = text_outside_calls(text, calls)
         else:
-            own = self.model_template.text_outside_calls(text, calls)
-        return self._control_token.search(own) is not None
+            outside = self.model_template.text_outside_calls(text, calls)
+        return self._control_token.search(outside) is not None
 
     def prompt_ids(self, question: str) -> list[int]:
+        """Return the ids of the first prompt, up to the start of generation."""
         return list(self._prompt(question))
 
     def _encode_prompt(self, question: str) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ class Codec:
         return self.encode(formats.render_tool_results(texts, self.prompt_format, control_tokens=self.control_tokens))
 
     def observation_ids(self, text: str, tool_texts: Sequence[str]) -> list[int]:
-        """Return the ids that follow a turn which an environment answers: tool responses, the text, the next turn's start."""
+        """Return the ids between two turns with a text of the environment: tool responses, text, and start of the next turn."""
         if self.model_template:
             return self.encode(self.model_template.continuation(tool_texts, text))
         return self.encode(formats.render_observation(text, tool_texts, control_tokens=self.control_tokens))

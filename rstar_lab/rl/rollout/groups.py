@@ -15,9 +15,10 @@ log = logging.getLogger(__name__)
 async def score_groups(
     trajectories: Sequence[Trajectory], tasks: Sequence[RolloutTask], context: RolloutContext
 ) -> list[Trajectory]:
-    """Return the rollouts with the group's parts of their rewards added, in the same order.
+    """Return the rollouts, in the same order, with the rewards and metrics of `score_group` added.
 
-    tasks: of these rollouts. If `score_group` fails, the rollouts of the group end as environment errors.
+    tasks: the tasks of these rollouts. If `score_group` fails, the rollouts of its group end with
+    StopReason.ENVIRONMENT_ERROR.
     """
     problems = {task.group_id: task.problem for task in tasks}
     groups: dict[str, list[int]] = defaultdict(list)
@@ -32,7 +33,7 @@ async def score_groups(
             continue
         group = [trajectories[index] for index in indices]
         try:
-            found = await environment.score_group(problem, group)
+            scores = await environment.score_group(problem, group)
         except EnvironmentFailure as failure:
             log.warning("%s", failure)
             for index in indices:
@@ -40,7 +41,7 @@ async def score_groups(
                     trajectories[index], reward=0.0, stop_reason=StopReason.ENVIRONMENT_ERROR, error=str(failure)
                 )
             continue
-        for index, (reward, metrics) in zip(indices, found, strict=True):
+        for index, (reward, metrics) in zip(indices, scores, strict=True):
             before = trajectories[index]
             scored[index] = replace(before, reward=before.reward + reward, metrics={**before.metrics, **metrics})
     return scored

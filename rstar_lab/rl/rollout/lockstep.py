@@ -8,6 +8,8 @@ from rstar_lab.rl.engine import Completion, Engine, Sampling
 
 
 class BatchEngine(Engine, Protocol):
+    """An engine that accepts several requests at once."""
+
     def submit(self, requests: Sequence[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
         """Add several requests to the batch of the engine at once."""
         ...
@@ -44,6 +46,8 @@ class Lockstep:
 
 
 class LockstepSlot:
+    """The slot of one rollout in lockstep mode."""
+
     def __init__(self, lockstep: Lockstep, index: int):
         self.lockstep, self.index, self.number = lockstep, index, lockstep.engine_of[index]
 

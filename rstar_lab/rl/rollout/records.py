@@ -14,8 +14,11 @@ from rstar_lab.runs.reflection_words import count_reflection_words
 
 @dataclass(frozen=True, slots=True)
 class TrainingLabels:
-    """Per-trajectory results of training: advantage, and arrays of the trainer. Arrays are (response length,), NaN
-    where the mask is False; None: not computed."""
+    """What training adds to a trajectory.
+
+    kept: whether it was trained on. trainer_log_probs, entropy: (response length,), NaN where the loss mask is False;
+    entropy in nats. None: not computed.
+    """
 
     kept: bool
     advantage: float | None = None
@@ -38,15 +41,16 @@ def step_rows(
     """
     rows: dict[str, list[dict[str, Any]]] = {"trajectories": [], "calls": [], "transcripts": []}
     for trajectory in trajectories:
-        its_labels = labels.get(trajectory.traj_id, NOT_KEPT)
-        arrays = {"all": True, "kept": its_labels.kept, "sampled": trajectory.sample == 0}[token_arrays]
-        rows["trajectories"].append(trajectory_row(trajectory, its_labels))
+        own_labels = labels.get(trajectory.traj_id, NOT_KEPT)
+        arrays = {"all": True, "kept": own_labels.kept, "sampled": trajectory.sample == 0}[token_arrays]
+        rows["trajectories"].append(trajectory_row(trajectory, own_labels))
         rows["calls"] += call_rows(trajectory)
-        rows["transcripts"].append(transcript_row(trajectory, its_labels, arrays=arrays))
+        rows["transcripts"].append(transcript_row(trajectory, own_labels, arrays=arrays))
     return rows
 
 
 def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, Any]:
+    """Return the row of a trajectory in the table `trajectories`."""
     errors, calls = trajectory.errors_and_calls
     turns = trajectory.turns
     return {
@@ -84,6 +88,7 @@ def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, 
 
 
 def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Return the rows of a trajectory's tool calls in the table `calls`."""
     return [
         {
             "traj_id": trajectory.traj_id,
@@ -104,26 +109,26 @@ def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return the conversation as messages: the question, then turns of the model, tool responses, and texts of the
     environment (role user). If the environment failed, the last message has the role environment.
 
-    A turn has `generate_s`; `reward`, if the environment gave it one; and `control_token: true`, if the model wrote a
-    misplaced control token. If several policy versions generated the rollout, a turn also has `policy_versions`: [version,
-    tokens] of its parts, in order.
+    A turn of the model has `generate_s`; `reward`, if the environment gave it one; and `control_token: true`, if the
+    model wrote a misplaced control token. If several policy versions generated the rollout, a turn also has
+    `policy_versions`: [version, tokens] of its parts, in order.
     """
     conversation: list[dict[str, Any]] = [{"role": "user", "content": trajectory.question}]
     mixed = len({version for turn in trajectory.turns for version, _ in turn.versions}) > 1
     for number, turn in enumerate(trajectory.turns):
-        spoken = {"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)}
-        conversation.append(spoken)
+        message = {"role": "assistant", "content": turn.text, "generate_s": round(turn.generate_s, 4)}
+        conversation.append(message)
         if mixed:
-            spoken["policy_versions"] = [list(part) for part in turn.versions]
+            message["policy_versions"] = [list(part) for part in turn.versions]
         conversation += [
             {"role": "tool", "content": call.response, "tool": call.tool, "outcome": str(call.outcome)}
             for call in trajectory.calls
             if call.turn == number
         ]
         if turn.control_token:
-            spoken["control_token"] = True
+            message["control_token"] = True
         if turn.reward is not None:
-            spoken["reward"] = turn.reward
+            message["reward"] = turn.reward
         if turn.observation:
             conversation.append({"role": "user", "content": turn.observation})
     if trajectory.error:
@@ -132,7 +137,7 @@ def messages(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def transcript_row(trajectory: Trajectory, labels: TrainingLabels, *, arrays: bool) -> dict[str, Any]:
-    """Return the messages of a trajectory; with `arrays`, also its token ids, mask, log-probs and entropy."""
+    """Return the row of a trajectory in the table `transcripts`. arrays: include token ids, mask, log-probs and entropy."""
     row: dict[str, Any] = {
         "traj_id": trajectory.traj_id,
         "question": trajectory.question,

@@ -101,14 +101,14 @@ def has_tokens(trajectory: Trajectory) -> bool:
 
 def _arrays(row: dict[str, Any], transcript: dict[str, Any]) -> tuple[list[int], list[bool], list[float], list[int]]:
     if transcript["response_ids"] is None:
-        size, own = row["response_tokens"], row["model_tokens"]
-        return [-1] * size, [index < own for index in range(size)], [0.0] * size, []
+        size, model_tokens = row["response_tokens"], row["model_tokens"]
+        return [-1] * size, [index < model_tokens for index in range(size)], [0.0] * size, []
     log_probs = [float(value) for value in transcript["engine_log_probs"]]
     return list(transcript["response_ids"]), list(transcript["loss_mask"]), log_probs, list(transcript["prompt_ids"])
 
 
 def _calls(messages: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> tuple[ToolCallRecord, ...]:
-    """Return the calls with their code and response, which the messages hold in the order of the rows."""
+    """Return the calls of the rows, with the code and response from the messages, which have the same order."""
     responses = iter([message["content"] for message in messages if message["role"] == "tool"])
     parsed = [parse_stored_calls(message["content"]) for message in messages if message["role"] == "assistant"]
     records = []

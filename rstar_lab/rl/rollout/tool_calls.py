@@ -26,7 +26,7 @@ def check_call(call: ToolCall, tools: Mapping[str, Tool], prompt_format: PromptF
 
 
 def too_many_calls(limit: int) -> ToolResult:
-    """Return the error result of a call past the limit of calls per turn."""
+    """Return the error result of a call beyond the limit of calls per turn."""
     return ToolResult(Outcome.MALFORMED_CALL, f"A turn may contain at most {limit} tool calls; this one was not run.")
 
 
@@ -42,9 +42,10 @@ async def execute_call(
 ) -> ToolResult:
     """Execute one call and return its result, or the error result of an invalid call.
 
-    max_chars: a longer response loses its middle: the end of a traceback and the start of an output matter most.
-    prompt_format: released: texts of errors and of truncation as in microsoft/rStar. truncate_side: see
-    `released.truncate`; used by the released format only.
+    max_chars: longest response. A longer one loses its middle, because the start of an output and the end of a
+    traceback matter most. prompt_format: the format `released` uses the error texts and the truncation of
+    microsoft/rStar.
+    truncate_side: see `released.truncate`; used by the format `released` only.
     """
     error = check_call(call, tools, prompt_format)
     if error and prompt_format != "released":

@@ -7,13 +7,16 @@ from typing import Any, Protocol, runtime_checkable
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 
-RETRIES = 2  # outcomes of calls that failed through the infrastructure
-# The problem of the rollout that runs in this task. Set by the agent loop; None in chat.
+RETRIES = 2  # further attempts after an infrastructure failure
+# The problem of the rollout that runs in this asyncio task, set by the agent loop. None in a chat through chat
+# completions.
 CURRENT_PROBLEM: ContextVar[Problem | None] = ContextVar("current_problem", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
+    """The result of a call. text: response for the model. code: the code, or the arguments as JSON. queue_s, run_s: seconds."""
+
     outcome: Outcome
     text: str
     code: str = ""
@@ -57,7 +60,7 @@ _OTHER_KINDS = {"anyOf", "oneOf", "allOf", "$ref", "enum", "const"}
 
 
 def argument_error(schema: dict[str, Any], arguments: dict[str, Any]) -> str | None:
-    """Return an error message for the model if the arguments do not fit the schema, else None."""
+    """Return an error message for the model if the arguments do not match the function schema, else None."""
     function = schema["function"]
     properties, required = function["parameters"]["properties"], function["parameters"].get("required", [])
     for name in required:

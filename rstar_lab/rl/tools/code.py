@@ -19,7 +19,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodeTool:
-    """The tool of the paper: runs a program with its standard input in a new process."""
+    """The tools `python` (paper) and `python_released`: run a program with its standard input in a new process."""
 
     sandbox: Sandbox
     timeout_s: float | None = None
@@ -45,7 +45,7 @@ class CodeTool:
 
 @dataclass(frozen=True, slots=True)
 class JupyterTool:
-    """The second tool of the release: runs cells in one session per trajectory."""
+    """The tool `jupyter`: runs cells in one session per trajectory."""
 
     sandbox: Sandbox
     timeout_s: float | None = None
@@ -95,7 +95,7 @@ async def run_code(
 
 
 async def check_code(sandbox: Sandbox, call: Call, expected: str) -> str:
-    """Return "" if the code prints `expected`, or if no sandbox can be reached: calls then end as infrastructure failures."""
+    """Return an error message if the code does not print `expected`, else "". Infrastructure failures are no error here."""
     result = await run_code(sandbox, call, lambda result: result.stdout)
     if result.outcome in INFRASTRUCTURE_FAILURES or result.text.strip() == expected:
         return ""

@@ -57,7 +57,7 @@ class McpServer:
             self.target = StdioServerParameters(command=command[0], args=command[1:])
 
     async def schemas(self) -> list[dict[str, Any]]:
-        """Return the function schemas of the server's tools, from a session of its own."""
+        """Return the function schemas of the server's tools. They are read in a separate session."""
         session = _Session(self)
         try:
             client = await session.client()
@@ -131,13 +131,13 @@ class McpTool:
 
 
 class _Session:
-    """A connection to a server. It is opened and closed by one task of its own, as the library requires."""
+    """A connection to a server. One asyncio task opens and closes it, as the mcp library requires."""
 
     def __init__(self, server: McpServer):
         self.server, self.answered = server, False
         self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._over = asyncio.Event()
-        self._task = asyncio.create_task(self._live())
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
 
     async def client(self) -> Any:
         """Return the client when the server is ready. Raises the error of the start, or TimeoutError after the time
@@ -146,24 +146,24 @@ class _Session:
             return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
-        self._over.set()
+        self._closing.set()
         done, _ = await asyncio.wait([self._task], timeout=5.0)
         if not done:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=5.0)
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         from mcp import Client
 
         try:
             async with Client(self.server.target) as client:
                 self._opened.set_result(client)
-                await self._over.wait()
+                await self._closing.wait()
         except Exception as error:
             if not self._opened.done():
                 self._opened.set_exception(error)
                 with contextlib.suppress(Exception):
-                    self._opened.exception()  # else asyncio complains if nobody waits for it
+                    self._opened.exception()  # else asyncio logs an error if nobody waits for the future
             else:
                 log.debug("closing %s: %s", self.server.address, _reason(error))
 

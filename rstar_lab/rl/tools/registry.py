@@ -1,4 +1,4 @@
-"""Make the tools that a recipe names. A tool takes JSON arguments and returns an outcome and the text that the model sees."""
+"""Creates the tools that a recipe names."""
 
 from collections.abc import Sequence
 
@@ -27,8 +27,9 @@ def make_tools(
     """Return the tools that a recipe names, by the name that the model uses.
 
     names: python (paper), python_released, jupyter, MCP servers (see `mcp`), or user tools (see `user`). sandbox: may be None
-    if there is no code tool.
-    own_timeout_s: limit of one call of a user tool. fault_share: see `faulty`. Raises UserError for two tools with the same name.
+    if there is no code tool. timeout_s, memory_mb: limits of one call of a code tool; None: those of the sandbox.
+    own_timeout_s: time limit of one call of a user tool. fault_share: see `faulty`. Raises UserError for two tools with
+    the same name.
     """
     if sandbox is not None and fault_share:
         sandbox = FaultySandbox(sandbox, fault_share)

@@ -30,14 +30,16 @@ log = logging.getLogger(__name__)
 
 
 class ToolUnavailable(Exception):
-    """Raise this in a tool for failures that are not the model's (a service is down): retried, then `sandbox_error`."""
+    """Raise this in a tool if a failure is not the fault of the model, such as a service that is down. The call is retried;
+    after the last attempt its outcome is `sandbox_error`."""
 
 
 class UserTool:
-    """A tool made from a function, or from a class with one instance per trajectory, whose `close()` is called at the end.
+    """A tool made from a function, or from a class with one instance per trajectory.
 
-    Functions may be async; others run in a daemon thread. Calls of one trajectory to its instance run one after the other.
-    After a time-out the instance is dropped and the next call gets a new one.
+    The method `close` of an instance is called at the end of its trajectory. Functions may be async; others run in a
+    daemon thread. Calls of one trajectory to its instance run one after the other. After a time-out the instance is
+    dropped and the next call gets a new one.
     """
 
     def __init__(self, name: str, own: Callable[..., Any], time_limit_s: float):
@@ -207,16 +209,18 @@ def describe(
     supplied = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in SUPPLIED}
     visible = [p for p in parameters if p.name not in supplied]
     if bad := next((p for p in visible if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)), None):
-        raise UserError(f"rl.tools: {name}: parameter {bad.name}: name every argument, a model cannot use *, ** or /")
+        raise UserError(
+            f"rl.tools: {name}: parameter {bad.name}: *, ** and positional-only parameters are not supported"
+        )
 
-    def stand_in() -> None: ...
+    def described() -> None: ...  # a copy without the supplied parameters
 
     try:
         hints = get_type_hints(function)
-        stand_in.__name__, stand_in.__doc__ = name.rpartition(":")[2], inspect.getdoc(function)
-        stand_in.__annotations__ = {p.name: hints[p.name] for p in visible if p.name in hints}
-        stand_in.__signature__ = inspect.Signature(visible)  # type: ignore[attr-defined]
-        schema = get_json_schema(stand_in)
+        described.__name__, described.__doc__ = name.rpartition(":")[2], inspect.getdoc(function)
+        described.__annotations__ = {p.name: hints[p.name] for p in visible if p.name in hints}
+        described.__signature__ = inspect.Signature(visible)  # type: ignore[attr-defined]
+        schema = get_json_schema(described)
         arguments: dict[str, TypeAdapter[Any]] = {p.name: TypeAdapter(hints[p.name]) for p in visible}
     except (DocstringParsingException, TypeHintParsingException, PydanticUserError, NameError, TypeError) as error:
         raise UserError(f"rl.tools: {name}: {' '.join(str(error).split())}") from None
@@ -229,7 +233,7 @@ async def run_in_daemon_thread(function: Callable[..., Any], **values: Any) -> A
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-    def settle(result: tuple[Any, BaseException | None]) -> None:
+    def set_result(result: tuple[Any, BaseException | None]) -> None:
         if not done.done():
             done.set_result(result)
 
@@ -239,7 +243,7 @@ async def run_in_daemon_thread(function: Callable[..., Any], **values: Any) -> A
         except BaseException as error:
             result = None, error
         try:
-            loop.call_soon_threadsafe(settle, result)
+            loop.call_soon_threadsafe(set_result, result)
         except RuntimeError:  # the event loop is closed
             pass
 
