@@ -119,7 +119,8 @@ class KvCapacity:
         self._rollouts: dict[int, int] = {}  # engine -> number of admitted rollouts
         self._queue: deque[TurnRequest] = deque()  # turns of rollouts that are not admitted
         self._next_turns: list[TurnRequest] = []
-        self._changed = False  # whether a rollout arrived or ended since the last admission
+        self._alive: set[int] = set()  # engines at the last dispatch
+        self._changed = False  # whether a rollout arrived or ended, or an engine restarted, since the last admission
 
     def ready(self, request: TurnRequest) -> None:
         if request.rollout in self._engine_of:
@@ -144,6 +145,9 @@ class KvCapacity:
                 self._queue.appendleft(request)
                 self._changed = True
         self._next_turns = []
+        alive = set(alive_engines(engines))
+        self._changed |= not alive <= self._alive
+        self._alive = alive
         if self._queue and self._changed:
             self._changed = False
             sent += self._admit(engines)

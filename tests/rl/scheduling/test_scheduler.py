@@ -130,6 +130,15 @@ def adaptive(**options) -> Adaptive:
     return Adaptive(LengthPredictor(4000, mean_tokens=500, history=options.pop("history", None)), **options)
 
 
+def test_kv_admits_rollouts_to_an_engine_that_restarted():
+    policy, states = KvCapacity(50_000), engines(2)  # each cache holds one rollout
+    states[1].alive = False
+    assert submit(policy, first_turns(3), states) == {0: 0}
+    states[1].alive = True
+    assert policy.dispatch(states) == [(first_turns(3)[1], 1)]
+    assert policy.dispatch(states) == []
+
+
 def test_least_in_flight_counts_each_turn_once():
     policy, states = LeastInFlight(), engines(2)
     requests = first_turns(6)
