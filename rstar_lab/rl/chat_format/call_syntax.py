@@ -98,10 +98,10 @@ def find_syntax(rendered: str, name: str, arguments: Mapping[str, Any]) -> Synta
 
 
 def parse_stored_calls(text: str) -> list[ToolCall]:
-    """Return the calls of a stored turn, whose syntax is not known: those of the first syntax that reads one."""
-    found: Sequence[ToolCall] = parse_tool_calls(text)
+    """Return the calls of a stored turn whose syntax is not known: those of the first parser that finds a well-formed call."""
+    calls: Sequence[ToolCall] = parse_tool_calls(text)
     for parse in (parse_function_tags, parse_json_calls):
-        if any(call.error is None for call in found):
+        if any(call.error is None for call in calls):
             break
-        found = parse(text, {}) or found
-    return list(found)
+        calls = parse(text, {}) or calls
+    return list(calls)

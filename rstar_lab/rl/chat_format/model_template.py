@@ -155,10 +155,10 @@ class ModelTemplate:
         text = self._render([_user("Q"), {"role": "assistant", "content": _TURN}])
         after = text.rpartition(_TURN)[2]
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        found = [token for token in {*added, self.tokenizer.eos_token} if token and token in after]
-        if _TURN not in text or not found:
+        candidates = [token for token in {*added, self.tokenizer.eos_token} if token and token in after]
+        if _TURN not in text or not candidates:
             raise UserError(f"{self.name} ends a turn without a special token")
-        return min(found, key=lambda token: (after.index(token), -len(token)))
+        return min(candidates, key=lambda token: (after.index(token), -len(token)))
 
     def _find_tool_use(self) -> tuple[bool, bool]:
         """Return `uses_tools` and `calls_needed`. Raises UserError if the template renders schemas but no tool responses."""
@@ -200,9 +200,9 @@ class ModelTemplate:
 
     def _after_turn(self, turn: dict[str, Any], messages: list[dict[str, Any]]) -> str:
         text = self._render([_user("Q"), turn, *messages], generate=True)
-        _, found, after = text.rpartition(_TURN)
-        _, ended, after = after.partition(self.end)
-        if not found or not ended:
+        _, separator, after = text.rpartition(_TURN)
+        _, end, after = after.partition(self.end)
+        if not separator or not end:
             raise TemplateError(f"{self.name} leaves out a turn of the model, so the text after it cannot be found")
         return after
 

@@ -71,8 +71,8 @@ def control_tokens(tokenizer: Any) -> tuple[str, ...]:
     """Return the strings that user text and tool output must not contain: the special tokens of the tokenizer, its other
     added tokens that have the form of a tag, and the tags of the chat format. Longest first."""
     added = tokenizer.added_tokens_decoder.values()
-    found = {token.content for token in added if token.special or _TAG.fullmatch(token.content)}
-    return tuple(sorted({*CONTROL_TOKENS, *found} - {""}, key=lambda token: (-len(token), token)))
+    special_or_tag = {token.content for token in added if token.special or _TAG.fullmatch(token.content)}
+    return tuple(sorted({*CONTROL_TOKENS, *special_or_tag} - {""}, key=lambda token: (-len(token), token)))
 
 
 def neutralise(text: str, tokens: Sequence[str] = CONTROL_TOKENS) -> str:

@@ -245,9 +245,9 @@ class ServerEngine:
     async def alternatives(self, before: list[int], token: int, k: int) -> tuple[dict[int, float], int]:
         """Return the log-probs of the `k` most likely tokens after `before` and of `token`, and its rank. Raises EngineError."""
         body = self._body([*before, token], Sampling(1, seed=0)) | {"max_tokens": 1, "prompt_logprobs": k}
-        found = {int(key): entry for key, entry in (await self._request(body))["prompt_logprobs"][-1].items()}
-        best = sorted(found, key=lambda key: (key == token and found[key]["rank"] > k, found[key]["rank"]))
-        return {key: found[key]["logprob"] for key in best}, found[token]["rank"]
+        entries = {int(key): entry for key, entry in (await self._request(body))["prompt_logprobs"][-1].items()}
+        best = sorted(entries, key=lambda key: (key == token and entries[key]["rank"] > k, entries[key]["rank"]))
+        return {key: entries[key]["logprob"] for key in best}, entries[token]["rank"]
 
     async def _complete(self, body: dict[str, Any], pauses: Sequence[float] = RETRY_PAUSES_S) -> Completion:
         choice = await self._request(body, pauses)

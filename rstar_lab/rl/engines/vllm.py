@@ -110,13 +110,13 @@ class VllmEngine:
     def _open_slot(self) -> tuple[int, int, int, str]:
         """Return the resources of the worker process: a socket, a pipe that closes when this process ends (the life pipe), a
         log file, and a folder for vLLM's sockets."""
-        ours, theirs = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         life, self._life = os.pipe()
-        self._connection = Connection(ours.detach())
+        self._connection = Connection(parent_end.detach())
         # A folder that this process removes, because vLLM does not remove its sockets.
         self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
         log = os.open(self.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        return theirs.detach(), life, log, self._sockets.name
+        return child_end.detach(), life, log, self._sockets.name
 
     async def start(self, model: Path | str, options: dict[str, Any]) -> None:
         """Send the process its model and wait until it serves it. Raises UserError if the model cannot be loaded.

@@ -48,8 +48,8 @@ def check_template(codec: Codec) -> None:
     base model, is trained to a format that its tokenizer does not have.
     """
     tokenizer = codec.tokenizer
-    ours = (CHAT_TEMPLATE, chat_template(codec.control_tokens))
-    if codec.prompt_format != "paper" or tokenizer.chat_template not in ours:
+    own_templates = (CHAT_TEMPLATE, chat_template(codec.control_tokens))
+    if codec.prompt_format != "paper" or tokenizer.chat_template not in own_templates:
         return
     system, question, first, second = "SYSTEM", "QUESTION", "FIRST RESULT", "SECOND RESULT"
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]

@@ -35,18 +35,18 @@ def make_tools(
         sandbox = FaultySandbox(sandbox, fault_share)
     tools: dict[str, Tool] = {}
     for name in names:
-        made: list[Tool]
+        new_tools: list[Tool]
         if name in CODE_TOOLS:
             assert sandbox is not None
             kind = JupyterTool if name == "jupyter" else CodeTool
             render = released.render_result if prompt_format == "released" else render_tool_result
             schema = code_tool_schema(name, prompt_format)
-            made = [kind(sandbox, timeout_s, memory_mb, schema, render)]
+            new_tools = [kind(sandbox, timeout_s, memory_mb, schema, render)]
         elif name.startswith(PREFIXES):
-            made = [*load_mcp_tools(name, own_timeout_s)]
+            new_tools = [*load_mcp_tools(name, own_timeout_s)]
         else:
-            made = [load_user_tool(name, own_timeout_s)]
-        for tool in made:
+            new_tools = [load_user_tool(name, own_timeout_s)]
+        for tool in new_tools:
             if (model_name := tool_name(tool.schema)) in tools:
                 raise UserError(f"rl.tools: {name}: two tools are called {model_name}; rename one")
             tools[model_name] = tool

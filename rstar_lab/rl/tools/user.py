@@ -176,10 +176,10 @@ def load_user_tool(name: str, time_limit_s: float) -> Tool:
     """Return the tool that a recipe names as `module:name` or by its URL. Raises UserError if it cannot be loaded."""
     if name.startswith(("http://", "https://")):
         return HttpTool(name, time_limit_s)
-    found = load_named(name, "rl.tools")
-    if not callable(found):
-        raise UserError(f"rl.tools: {name} is a {type(found).__name__}; expected a function or a class")
-    return UserTool(name, found, time_limit_s)
+    own = load_named(name, "rl.tools")
+    if not callable(own):
+        raise UserError(f"rl.tools: {name} is a {type(own).__name__}; expected a function or a class")
+    return UserTool(name, own, time_limit_s)
 
 
 async def run_with_retries(run: Callable[[], Any]) -> ToolResult:
