@@ -31,7 +31,7 @@ name = "tiny"  # the recipe's name: tiny, or tiny_fast
 # %% jupyter={"source_hidden": true}
 from IPython.display import Markdown, display
 
-from rstar_lab.analysis import inspect, open_runs
+from rstar_lab.analysis import format_numbers, inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes
 from rstar_lab.analysis.metrics import measure
@@ -52,7 +52,7 @@ table = measure(evaluations, ["pass1", "tool_error_rate_correct", "response_toke
 table.insert(0, "model", table.run_id.map({run: stage for stage, run in stages.items()}))
 order = list(stages)
 table = table.sort_values("model", key=lambda column: column.map(order.index)).drop(columns="run_id").reset_index(drop=True)
-table.pivot(index="model", columns="metric", values="value").loc[order]
+format_numbers(table.pivot(index="model", columns="metric", values="value").loc[order])
 
 # %% jupyter={"source_hidden": true}
 passed = table[table.metric == "pass1"].set_index("model")

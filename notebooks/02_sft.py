@@ -39,7 +39,7 @@ import pandas as pd
 import plotly.express as px
 from IPython.display import HTML, Markdown, display
 
-from rstar_lab.analysis import inspect, open_runs
+from rstar_lab.analysis import format_numbers, inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
@@ -106,7 +106,7 @@ Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[
 run_ids = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]
 evaluations = open_runs(runs_dir, run_ids=[run_id for run_id in run_ids if run_id != f"{run}-sft"])
 table = measure(evaluations, ["pass1", "calls", "tool_error_rate", "response_tokens", "truncation_rate"])
-table.pivot(index="run_id", columns="metric", values="value")
+format_numbers(table.pivot(index="run_id", columns="metric", values="value"))
 
 # %% jupyter={"source_hidden": true}
 passed = table[table.metric == "pass1"].set_index("run_id")

@@ -38,7 +38,7 @@ import sys
 import pandas as pd
 from IPython.display import display
 
-from rstar_lab.analysis import compare, inspect, link, open_runs, plot_pass_at_k, problem_table
+from rstar_lab.analysis import compare, format_numbers, inspect, link, open_runs, plot_pass_at_k, problem_table
 from rstar_lab.runs import find_runs_dir
 
 runs_dir = find_runs_dir(runs_dir, required=True)
@@ -102,7 +102,8 @@ link(plot_pass_at_k(runs, ks), inspector)
 # One row per model and problem. Problems with a pass rate in the middle are the most informative to read.
 
 # %%
-pd.concat({run: problem_table(open_runs(runs_dir, run_ids=[run])) for run in shown}, names=["model"])[["problem_id", "rollouts", "pass_rate"]].sort_values("pass_rate")
+solved = pd.concat({run: problem_table(open_runs(runs_dir, run_ids=[run])) for run in shown}, names=["model"])
+format_numbers(solved[["problem_id", "rollouts", "pass_rate"]].sort_values("pass_rate"))
 
 # %% [markdown]
 # ## Comparison

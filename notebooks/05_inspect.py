@@ -34,6 +34,7 @@ from rstar_lab.analysis import (
     explore,
     failed_rollouts,
     failure_groups,
+    format_numbers,
     link,
     open_runs,
     overview,
@@ -89,7 +90,7 @@ try:
     failed = failed_rollouts(runs, {"run_id": trained} if trained else None, limit=5000)  # a sample; None: all rollouts
     display(link(plot_failure_map(failed), inspector))
     display(link(plot_failures(failed), inspector))
-    display(failure_groups(failed).head(10))
+    display(format_numbers(failure_groups(failed).head(10)))
 except RunStoreError as error:  # no transcripts are stored, or nothing failed
     display(Markdown(f"No groups: {error}."))
 

@@ -38,6 +38,7 @@ from IPython.display import display
 from rstar_lab.analysis import (
     count_words,
     excerpts,
+    format_numbers,
     token_kinds,
     libraries,
     link,
@@ -100,7 +101,7 @@ plot_entropy(late)
 plot_token_kinds(late)
 
 # %%
-token_kinds(late)
+format_numbers(token_kinds(late))
 
 # %% [markdown]
 # The tokens with the highest entropy of each kind, in context:
@@ -117,7 +118,7 @@ excerpts(late)
 plot_high_entropy_words(late)
 
 # %%
-word_list(late).head(20)
+format_numbers(word_list(late).head(20))
 
 # %% [markdown]
 # ## Change during training
@@ -127,7 +128,7 @@ word_list(late).head(20)
 # %%
 early = token_table(runs, f"step < {steps['first'] + third}", limit=limit, top=top, words=chosen)
 shift = word_usage_change(early, late)
-display(shift.head(10), shift.tail(10))
+display(format_numbers(shift.head(10)), format_numbers(shift.tail(10)))
 
 # %% [markdown]
 # ## Count words

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
+    from rstar_lab.analysis.number_formats import format_numbers
     from rstar_lab.analysis.problem_heatmap import plot_heatmap
     from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
     from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
@@ -54,6 +55,7 @@ _MODULES = {
     "comparison": ("compare",),
     "counterfactual_lab": ("counterfactual",),
     "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
+    "number_formats": ("format_numbers",),
     "problem_heatmap": ("plot_heatmap",),
     "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
     "step_profile": ("plot_time", "profile_step"),
@@ -98,6 +100,7 @@ __all__ = [
     "failed_rollouts",
     "failure_groups",
     "find_alerts",
+    "format_numbers",
     "group_rollouts",
     "hand_labels",
     "import_inspect",
