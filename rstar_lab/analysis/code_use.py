@@ -14,13 +14,13 @@ import pandas as pd
 from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import band
+from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
 from rstar_lab.figure_theme import line_styles
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _ASSERT = re.compile(r"\bassert\b")
-MAX_CHARACTERS = 20_000  # longer code is not parsed
 
 # name -> (title, column, whether it is a share, unit that it is a mean over)
 METRICS: dict[str, tuple[str, str, bool, str]] = {
@@ -192,14 +192,14 @@ def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
     if code is None:
         return None, {"lines": None, "libraries": [], "asserts": None}
     facts: dict[str, Any] = {"lines": sum(bool(line.strip()) for line in code.splitlines()), "libraries": []}
+    tree = parse_code(code)
     try:
-        if len(code) > MAX_CHARACTERS:
-            raise ValueError
-        tree = ast.parse(code)
-        text = ast.dump(tree)
-        nodes = list(ast.walk(tree))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        text = ast.dump(tree) if tree else ""
+    except RecursionError:
+        tree = None
+    if tree is None:
         return code, facts | {"asserts": bool(_ASSERT.search(code))}
+    nodes = list(ast.walk(tree))
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
     facts["libraries"] = sorted({name.split(".")[0] for name in modules})

@@ -191,6 +191,10 @@ def _summary(stored: "StoredStep", table: pd.DataFrame, selection: "Selection") 
 def _plot(summary: pd.DataFrame) -> Figure:
     names = list(dict.fromkeys(summary.rule))
     panels = {column: panel for column, panel in _PANELS.items() if summary[column].notna().any()}
+    if not panels:
+        raise RunStoreError(
+            "no rollout of these steps is kept: the rewards of each group are equal; choose other steps"
+        )
     several = summary.step.nunique() > 1
     figure = make_subplots(
         rows=(len(panels) + 1) // 2,

@@ -15,9 +15,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rstar_lab.analysis.code_use import MAX_CHARACTERS, rollouts
+from rstar_lab.analysis.code_use import rollouts
 from rstar_lab.analysis.conditions import Where
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
@@ -128,12 +129,10 @@ def normalised(text: str) -> str:
 
 def code_shape(code: str | None) -> str:
     """Return a hash of the syntax tree of code without names and constants; "" if it does not parse."""
-    if not code or len(code) > MAX_CHARACTERS:
+    tree = parse_code(code) if code else None
+    if tree is None:
         return ""
-    try:
-        kinds = [type(node).__name__ for node in ast.walk(ast.parse(code))]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
+    kinds = [type(node).__name__ for node in ast.walk(tree)]
     return hashlib.blake2b(" ".join(kinds).encode(), digest_size=5).hexdigest()
 
 

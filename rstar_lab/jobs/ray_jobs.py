@@ -1,5 +1,6 @@
 """Jobs on a running Ray cluster, through its job API. The submitter and all nodes must see the runs folder."""
 
+import logging
 import math
 import os
 import shlex
@@ -35,6 +36,8 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
             "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
             "env_vars": {"PYTHONPATH": str(code), **variables},
         }
+    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)  # it logs every upload to stderr
+    logging.getLogger("ray._private.runtime_env").setLevel(logging.WARNING)
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:

@@ -9,6 +9,7 @@ import pytest
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.failure_map import plot_failure_map
 from rstar_lab.analysis.failures import KINDS, code_shape, failed_rollouts, failure_groups, normalised, plot_failures
+from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.runs import RunStoreError, RunWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs" / "tiny_fast-rl"
@@ -174,3 +175,8 @@ def test_the_golden_run_is_grouped():
     assert (found.kind != "correct after errors").sum() == wrong
     assert failure_groups(found).rollouts.is_monotonic_decreasing
     assert plot_failures(found).frame.equals(failure_groups(found).head(10))
+
+
+def test_code_is_parsed_without_warnings(recwarn):
+    assert code_shape("print(1if True else 2)") and parse_code("1 +") is None and parse_code("1\n" * 20_000) is None
+    assert not recwarn.list

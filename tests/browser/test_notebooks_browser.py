@@ -28,7 +28,12 @@ SMALL = {
 STAGES = {"stages.one.steps": 1, "stages.two.steps": 1, "stages.three.steps": 1, "stages.three.max_response_tokens": 64}
 # Notebooks that are not here run with their defaults.
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "06_ablation": {"train": False},
+    "06_ablation": {
+        "arms": {"GRPO": {"rl.roc": "none"}, "RoC (paper)": {"rl.roc": "paper"}},
+        "seeds": [0, 1],
+        "steps": 2,
+        "overrides": SMALL | {"evaluate.every": 1, "evaluate.sets.held_out.synthetic.count": 8},
+    },
     "09_cluster": {"overrides": SMALL | {"stages.0.steps": 1, "evaluate.sets": {}}},
     "10_recipe": {"overrides": SMALL | STAGES | {"evaluate.samples": 1}},
     "11_own_tools": {"examples": 120, "steps": 1, "overrides": {"rl.problems_per_step": 2, "rl.group_size": 2}},
@@ -99,10 +104,11 @@ FAULTS = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def project(lab: Lab, demo_runs: Path) -> Lab:
-    """JupyterLab in a folder with the runs of `make demo`."""
-    shutil.copytree(demo_runs, lab.folder / "runs", dirs_exist_ok=True)
+    """JupyterLab in a folder with only the runs of `make demo`."""
+    shutil.rmtree(lab.folder / "runs", ignore_errors=True)
+    shutil.copytree(demo_runs, lab.folder / "runs")
     return lab
 
 

@@ -13,17 +13,18 @@ _STRIP = 24  # characters of the step strip
 
 
 def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
-    """Return "RUN: STATUS, step 12 of 40 ▰▰▰▱▱▱, 3.2 s per step, 1 min left". Parts that are not known are left out."""
+    """Return two lines: "RUN: STATUS, step 12 of 40" and "▰▰▰▱▱▱, 3.2 s per step, 1 min left". Unknown parts are left out."""
     if not len(steps):
         return f"{reader.run_id}: {status}, no step yet"
     info, step = reader.info, int(steps["step"].max())
     total = planned_steps(info.get("recipe") or {}, str(steps["stage"].iloc[-1]))
-    parts = [f"{reader.run_id}: {status}, step {step}" + (f" of {total} {_strip(step, total)}" if total else "")]
+    first = f"{reader.run_id}: {status}, step {step}" + (f" of {total}" if total else "")
+    parts = [_strip(step, total)] if total else []
     if speed := seconds_per_step(reader, info, steps):
         parts.append(f"{speed:.3g} s per step")
         if total and status == "running":
             parts.append(f"{_duration(speed * max(0, total - step))} left")
-    return ", ".join(parts)
+    return f"{first}<br><span style='font-size:13px'>{', '.join(parts)}</span>" if parts else first
 
 
 def tile(title: str, values: pd.Series) -> str:
