@@ -35,7 +35,8 @@ def rescore(
 ) -> None:
     """Compute the rewards of a stored run again, without sampling.
 
-    Writes a new run, RUN-rescored-..., with the new rewards; the old run is not changed. With --json the last line is
+    Writes a new run, RUN-rescored-..., with the new rewards; the old run is not changed. Runs with
+    trajectories of `rl.environments` are rejected: each environment has a reward of its own. With --json the last line is
     {"run", "trajectories", "correct_before", "correct", "changes", "result"}, after one line per changed trajectory.
     """
     from rstar_lab.rl.commands.rescore import rescore as compute

@@ -12,6 +12,8 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.rl.commands.rescore import rescore
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.schema import TRAJECTORIES
+from rstar_lab.runs.writer import RunWriter
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
 SOURCE = "def always(text, answer):\n    return 0.5\n\ndef long(text, answer):\n    return float(len(text) > 100)\n"
@@ -49,6 +51,18 @@ def test_another_reward_gives_a_new_run_with_the_same_transcripts(run, tmp_path,
 def test_unknown_answer_format_is_an_error(run):
     with pytest.raises(UserError, match="choose from tagged"):
         rescore(run, answer="anywhere")
+
+
+def test_rewards_of_environments_are_not_replaced(tmp_path):
+    empty = {field.name: None for field in TRAJECTORIES}
+    rows = [
+        empty | {"traj_id": f"t{n}", "step": 1, "reward": 1.0, "environment": name}
+        for n, name in enumerate([None, "quiz", "game", "quiz"])
+    ]
+    with RunWriter.open(tmp_path, "mixed", kind="rl", recipe={}, seed=0) as writer:
+        writer.write_step("one", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
+    with pytest.raises(UserError, match=r"3 of 4 trajectories .* environments game, quiz, .* with `verify`"):
+        rescore(tmp_path / "mixed")
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ def rescore(
 
     reward: `verify`, `released` or `module:function`, as the recipe key `rl.reward`. answer: where `verify` reads the answer, as
     `rl.answer`. The parent of the new run is the old one. The columns kept and advantage are copied from the old run.
-    Raises UserError for an unknown reward or format, or a run without trajectories.
+    Raises UserError for an unknown reward or format, a run without trajectories, or trajectories of environments.
     """
     if answer not in ANSWER_FORMATS:
         raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
@@ -65,6 +65,7 @@ def rescore(
     trajectories = {row["traj_id"]: row for row in source.read("trajectories").to_pylist()}
     if not trajectories:
         raise UserError(f"run {source.run_id} has no trajectories")
+    _check_environments(source.run_id, trajectories.values(), reward)
     texts = dict(_texts(source))
     if missing := trajectories.keys() - texts.keys():
         raise UserError(f"run {source.run_id} has no transcript of {len(missing)} trajectories, such as {min(missing)}")
@@ -85,6 +86,17 @@ def rescore(
         return Rescored(None, len(trajectories), correct_before, correct, changes)
     run, result = _write(source, steps, trajectories, reward, answer)
     return Rescored(run, len(trajectories), correct_before, correct, changes, result)
+
+
+def _check_environments(run_id: str, trajectories: Collection[dict[str, Any]], reward: str) -> None:
+    """Raise UserError if trajectories belong to environments, which compute rewards of their own."""
+    environments = [row["environment"] for row in trajectories if row["environment"]]
+    if environments:
+        raise UserError(
+            f"run {run_id}: {len(environments)} of {len(trajectories)} trajectories belong to the environments"
+            f" {', '.join(sorted(set(environments)))}, each with a reward of its own; rescore would replace these rewards"
+            f" with `{reward}`. Change the reward in rl.environments and sample again"
+        )
 
 
 def _texts(source: RunReader) -> Iterator[tuple[str, str]]:
