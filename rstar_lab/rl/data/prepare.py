@@ -4,6 +4,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data import filters
@@ -131,9 +132,10 @@ def _read_sources(
     ids: set[str] = set()
     repeated = 0
     for parsed in (parse_source(text, fields) for text in sources):
-        before, rows = len(seen), 0
+        before, rows, entry_name = len(seen), 0, _unused_name(parsed, entries)
         for candidate in read_source(parsed, on_bad_row):
             rows += 1
+            candidate.source = entry_name
             problem = candidate.problem
             known = seen.setdefault((problem.question, problem.answer), candidate)
             if known is not candidate:
@@ -148,7 +150,7 @@ def _read_sources(
             ids.add(name)
         if not rows:
             raise ProblemError(f"{parsed.path or parsed.source.hub}: no problems")
-        entries.append(_entry(parsed, rows) | {"different": len(seen) - before})
+        entries.append(_entry(entry_name, parsed, rows) | {"different": len(seen) - before})
     return list(seen.values()), repeated
 
 
@@ -156,11 +158,17 @@ def _numbers() -> Iterable[str]:
     return (f"-{number}" for number in itertools.count(2))
 
 
-def _entry(parsed: ParsedSource, rows: int) -> dict:
-    origin = str(parsed.path or parsed.source.hub)
+def _unused_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of a source in the card; with a number if an entry has that name, as for two files `train.jsonl`."""
+    names = {entry["name"] for entry in entries}
+    candidates = (f"{parsed.source.name}{suffix}" for suffix in itertools.chain([""], _numbers()))
+    return next(name for name in candidates if name not in names)
+
+
+def _entry(name: str, parsed: ParsedSource, rows: int) -> dict:
     return {
-        "name": parsed.source.name,
-        "from": origin,
+        "name": name,
+        "from": str(parsed.path or parsed.source.hub),
         "rows": rows,
         "sha256": file_hash(parsed.path) if parsed.path else None,
     }
@@ -178,8 +186,9 @@ def _read_evaluation(
     for parsed in (parse_source(text, fields) for text in against):
         evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
         questions += evaluation
-        owners += [parsed.source.name] * len(evaluation)
-        entries.append(_entry(parsed, len(evaluation)))
+        name = _unused_name(parsed, entries)
+        owners += [name] * len(evaluation)
+        entries.append(_entry(name, parsed, len(evaluation)))
     return questions, owners
 
 
@@ -246,8 +255,7 @@ def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tup
         problems.append(problem.model_copy(update=changes))
     write_problems(out, problems)
     card.kept = len(problems)
-    names = [_source_of(candidate, card) for candidate in candidates]
-    card.kept_by_source = dict(Counter(names))
+    card.kept_by_source = dict(Counter(candidate.source for candidate in candidates))
     if pass_rates:
         measured = [problem.difficulty for problem in problems if problem.problem_id in pass_rates]
         shares = [value for value in measured if value is not None]
@@ -260,11 +268,6 @@ def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tup
         }
     card.output = {"file": str(out), "sha256": file_hash(out), "problems": len(problems)}
     card.write(out.with_name(f"{out.name.removesuffix(out.suffix)}.card.json"))
-
-
-def _source_of(candidate: Candidate, card: Card) -> str:
-    origin = candidate.where.rpartition(" row ")[0]
-    return next(entry["name"] for entry in card.sources if entry["from"] == origin)
 
 
 def _example(candidate: Candidate, why: str) -> DroppedProblem:

@@ -68,10 +68,15 @@ SOURCES = {
 
 @dataclass(slots=True)
 class Candidate:
-    """A problem before filtering. where: source and row number. answers: answers of a strong model, if known."""
+    """A problem before filtering.
+
+    where: file or hub name, and row number. source: name of its source in the data card. answers: answers of a strong
+    model, if known.
+    """
 
     problem: Problem
     where: str
+    source: str
     answers: list[str] = field(default_factory=list)
 
 
@@ -136,7 +141,7 @@ def read_source(
         sampled = row.get("answers") or [] if isinstance(row, Mapping) else []
         if source.solution and (boxed := last_boxed(str(row.get(source.solution) or ""))):
             sampled = [boxed]
-        yield Candidate(problem, where, [str(answer) for answer in sampled])
+        yield Candidate(problem, where, source.name, [str(answer) for answer in sampled])
 
 
 def _has(row: Any, name: str) -> bool:

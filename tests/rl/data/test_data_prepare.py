@@ -182,6 +182,23 @@ def test_ids_of_different_sources_do_not_clash(tmp_path):
     assert kept(tmp_path / "o.jsonl") == ["1", "two/1"]
 
 
+def test_each_source_has_its_own_count(tmp_path):
+    """Sources that read the same file, and files of the same name, are counted separately."""
+    both = jsonl(tmp_path / "both.jsonl", [{"a": f"ask {n}?", "b": f"request {n}!", "answer": n} for n in range(3)])
+    (tmp_path / "other").mkdir()
+    other = jsonl(tmp_path / "other" / "both.jsonl", [problem(9, "a question of the other file", "9")])
+    sources = [f"{both}:question=a,answer=answer", f"{both}:question=b,answer=answer", other]
+    exams = [
+        jsonl(tmp_path / name / "exam.jsonl", [problem(0, question, "1")])
+        for name, question in (("other", "Not in any source, not at all?"), (".", "request 2!"))
+    ]
+    card = prepare(sources, tmp_path / "o.jsonl", against=exams)
+    assert [source["name"] for source in card.sources] == ["both", "both-2", "both-3"]
+    assert card.kept_by_source == {"both": 3, "both-2": 2, "both-3": 1}
+    assert [(entry["name"], entry["overlaps"]) for entry in card.against] == [("exam", 0), ("exam-2", 1)]
+    assert {one.source for one in load_problems(tmp_path / "o.jsonl")} == {"both"}
+
+
 # One row in each named source's own schema, written for this test.
 ROWS = {
     "dapo": {"prompt": "q?", "solution": "34", "reward_model": {"ground_truth": "34"}, "extra_info": {"index": "a-1"}},
