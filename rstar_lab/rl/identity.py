@@ -42,7 +42,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
         "prompt": _hash([rl.prompt_format, prompt, *([style] if style else [])]),
         "tools": [_named(name) for name in rl.tools],
         "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],
-        "reward": [_named(rl.reward), rl.answer, *([_version("verl")] if rl.reward == "released" else [])],
+        "reward": [_named(rl.reward), rl.answer, *_grader_version(rl.reward)],
         "sandbox": [
             sandbox.url,
             sandbox.timeout_s,
@@ -116,10 +116,14 @@ def _version(package: str) -> str:
         return f"{package} -"
 
 
+def _grader_version(reward: str | None) -> list[str]:
+    return [_version("verl")] if reward == "released" else []  # its grader is that of verl
+
+
 def _environment(entry: EnvironmentEntry) -> list[Any]:
     """Return the settings of an environment that can change its numbers, and hashes of its source files."""
     named = [_named(name) for name in (entry.environment, entry.reward, *entry.tools) if name]
-    return [entry.name, *named, entry.limits.model_dump()]
+    return [entry.name, *named, *_grader_version(entry.reward), entry.limits.model_dump()]
 
 
 def _named(name: str) -> str:

@@ -22,7 +22,7 @@ from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
-from rstar_lab.rl.recipe.rl import REWARDS
+from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy

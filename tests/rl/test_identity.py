@@ -64,6 +64,13 @@ def test_problems_weights_samples_and_verifier_change_the_identity(monkeypatch):
     assert evaluation_identity(recipe, PROBLEMS, "weights", 16) != BASE
 
 
+def test_the_version_of_verl_identifies_an_environment_with_its_grader(monkeypatch):
+    recipe = load_recipe("evaluate", {"rl.environments": [{"name": "sums", "reward": "released"}]})
+    before = evaluation_identity(recipe, PROBLEMS, "weights", 16)
+    monkeypatch.setattr(module, "_version", lambda package: f"{package} 0.0.1")
+    assert evaluation_identity(recipe, PROBLEMS, "weights", 16)["environments"] != before["environments"]
+
+
 def test_code_and_versions_of_the_graders_change_the_identity(monkeypatch, tmp_path):
     versions = []
     for text in ("one", "two"):

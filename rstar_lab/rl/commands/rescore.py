@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import summarise_usable
-from rstar_lab.rl.recipe.rl import REWARDS
+from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 from rstar_lab.rl.algorithm.roc import Penalty
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.section import Function, Positive, Section
+from rstar_lab.rl.recipe.section import Function, Positive, Reward, Section
 
 
 class EnvironmentLimits(Section):
@@ -31,8 +31,8 @@ class EnvironmentEntry(Section):
     """Training problems. Default: the problems of the stage that name this environment."""
     tools: tuple[str, ...] = ()
     """Tools in addition to those of `environment`, as in `rl.tools`."""
-    reward: str | None = None
-    """Reward of an entry without `environment`: `verify` or `module:function`. Default: `rl.reward`."""
+    reward: Reward | None = None
+    """Reward of an entry without `environment`: `verify`, `released` or `module:function`. Default: `rl.reward`."""
     weight: float = Field(1.0, gt=0)
     """Share of the groups of a step, relative to the other entries."""
     limits: EnvironmentLimits = EnvironmentLimits()
@@ -46,6 +46,4 @@ class EnvironmentEntry(Section):
             raise ValueError("reward: cannot be combined with environment, which computes the reward; remove reward")
         if self.environment is not None and not NAME.fullmatch(self.environment):
             raise ValueError(f"environment: {self.environment!r} is not module:name")
-        if self.reward is not None and self.reward != "verify" and not NAME.fullmatch(self.reward):
-            raise ValueError(f"reward: {self.reward!r} is not verify or module:function")
         return self

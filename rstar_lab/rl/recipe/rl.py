@@ -22,12 +22,11 @@ from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.rl_checks import check_combinations
-from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section, is_own
+from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Reward, Section, is_own
 from rstar_lab.verify import AnswerFormat
 
 Mode = Literal["sync", "one_step_off", "async"]
 WhenStale = Literal["wait", "drop", "trim"]
-REWARDS = ("verify", "released")
 TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
 CODE_TOOLS = ("python", "python_released", "jupyter")
 PROMPT_KEYS = (
@@ -172,7 +171,7 @@ class RlSection(Section):
     environments: tuple[EnvironmentEntry, ...] = ()
     """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment
     use `tools` and `reward`. Default: none. Cannot differ between stages."""
-    reward: str = "verify"
+    reward: Reward = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
     in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
     (docs/own-tools.md). Cannot differ between stages."""
@@ -329,13 +328,6 @@ class RlSection(Section):
         if len(set(names)) < len(names):
             raise ValueError("two entries have the same name")
         return environments
-
-    @field_validator("reward")
-    @classmethod
-    def _check_reward(cls, reward: str) -> str:
-        if reward not in REWARDS and not NAME.fullmatch(reward):
-            raise ValueError(f"{reward!r} is not one of {', '.join(REWARDS)} or a module:function")
-        return reward
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "RlSection":

@@ -36,6 +36,18 @@ def _check_function(name: str) -> str:
 Function = Annotated[str, AfterValidator(_check_function)]  # a user's module:function, see docs/extending.md
 
 
+REWARDS = ("verify", "released")  # rewards that are not a function of the user
+
+
+def _check_reward(name: str) -> str:
+    if name not in REWARDS and not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not one of {', '.join(REWARDS)} or a module:function")
+    return name
+
+
+Reward = Annotated[str, AfterValidator(_check_reward)]
+
+
 def is_own(name: str) -> bool:
     """Return whether a value of the recipe names a function of the user instead of a built-in."""
     return ":" in name

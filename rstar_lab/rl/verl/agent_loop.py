@@ -12,7 +12,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe.rl import REWARDS
+from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec

@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.environments.run import make_environments
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Problems, RlSection
+from rstar_lab.rl.reward import functions
 from rstar_lab.rl.session import check_answers, read_problems
 
 
@@ -38,3 +41,20 @@ def test_a_built_in_reward_needs_an_answer():
     ):
         check_answers([problem], RlSection(environments=[entry]))
     check_answers([problem], RlSection(environments=[entry | {"reward": "my:own"}]))
+
+
+@pytest.mark.parametrize("reward", ["verify", "released", "my_rewards:score"])
+def test_rewards_of_an_entry(reward):
+    assert RlSection(environments=[{"name": "sums", "reward": reward}]).environments[0].reward == reward
+
+
+def test_an_unknown_reward_of_an_entry_is_an_error():
+    with pytest.raises(ValidationError, match="'other' is not one of verify, released or a module:function"):
+        RlSection(environments=[{"name": "sums", "reward": "other"}])
+
+
+def test_the_reward_released_is_computed_with_the_grader_of_verl(monkeypatch):
+    monkeypatch.setattr(functions, "released_grade", lambda text, answer: text.endswith(answer))
+    rl = RlSection(environments=[{"name": "sums", "reward": "released"}])
+    reward = make_environments(rl, {}, lambda names: {})["sums"].reward
+    assert [reward("so 12", "12"), reward("so 12", "3")] == [1.0, 0.0]
