@@ -10,6 +10,7 @@ from helpers.analysis_runs import make_run
 from rstar_lab.analysis.metrics import measure, pass_at_k
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.estimates import Side, format_interval, paired_difference, ratio, resample_counts
+from rstar_lab.rl import evaluation
 from rstar_lab.rl.evaluation import summarise
 from rstar_lab.runs.reader import RunReader
 
@@ -25,6 +26,10 @@ def test_evaluation_and_analysis_give_the_same_intervals(tmp_path: Path):
         row = pass_at_k(runs, [k]).iloc[0]
         assert row.low < row.value < row.high or row.value in (0, 1)
         assert result[name] == pytest.approx([row.value, row.low, row.high]), name
+
+
+def test_the_cache_of_answer_comparisons_is_bounded():
+    assert evaluation._same.cache_info().maxsize
 
 
 def test_each_resample_draws_as_many_clusters_as_there_are():

@@ -7,7 +7,7 @@ generates only the missing ones.
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def _ratio_interval(
     return estimate.as_list() if estimate.clusters else None
 
 
-_same = cache(same_answer)  # a comparison may call another process
+_same = lru_cache(2**16)(same_answer)  # a comparison may call another process
 
 
 def group_equal_answers(answers: Iterable[str]) -> list[list[str]]:
