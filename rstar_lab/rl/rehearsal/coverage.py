@@ -95,7 +95,7 @@ def coverage(recipe: Recipe, profile: Profile, reads: Collection[str]) -> tuple[
 def _reason(key: str, recipe: Recipe, profile: Profile) -> str | None:
     """Return why the rehearsal does not use the value of a key, or None if it does."""
     if key == "profile.hardware.nodes" and profile.trainer == "verl":
-        return None  # under verl, the rehearsal runs on two nodes
+        return None if profile.hardware.nodes > 1 else "the rehearsal runs on two nodes"
     if key.endswith(".teacher_weight") and recipe.engine.teacher_url is not None:
         return REPLACED["engine.teacher_url"]
     if key == "sandbox.url" and recipe.sandbox.url == "local":

@@ -121,6 +121,15 @@ def test_what_a_cpu_cannot_execute_is_listed():
         assert key in text, key
 
 
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_the_number_of_nodes_is_covered_only_if_it_is_above_one(nodes):
+    recipe, profile = load_recipe("qwen3_14b_mi300x"), load_profile("mi300x_8x8")
+    profile = profile.model_copy(update={"hardware": profile.hardware.model_copy(update={"nodes": nodes})})
+    covered, missing = coverage(recipe, profile, every_field(recipe, profile))
+    assert ("profile.hardware.nodes" in covered) == (nodes == 8)
+    assert ("profile.hardware.nodes: the rehearsal runs on two nodes" in missing) == (nodes == 1)
+
+
 def test_a_teacher_is_left_out(tmp_path):
     recipe = load_recipe("tiny", {"rl.teacher_weight": 0.5, "engine.teacher_url": "http://127.0.0.1:9"})
     small = shrink_recipe(recipe, tmp_path)
