@@ -42,7 +42,14 @@ def template(mode: str = "light") -> go.layout.Template:
             "yaxis": axis,
             "hovermode": "closest",
             "margin": {"l": 60, "r": 20, "b": 48},
-            "title": {"x": 0, "xref": "paper", "yref": "container", "yanchor": "top", "font": {"size": 15}},
+            "title": {
+                "x": 0,
+                "xref": "paper",
+                "yref": "container",
+                "yanchor": "top",
+                "font": {"size": 15},
+                "subtitle": {"font": {"size": 13}},
+            },
             "legend": {
                 "orientation": "h",
                 "yref": "container",
@@ -84,7 +91,7 @@ def place_headings(figure: go.Figure) -> None:
     layout: dict[str, Any] = {"height": height}
     if figure.layout.title.text:
         layout["title_y"] = 1 - top / height
-        top += 32 + _LINE * figure.layout.title.text.count("<br>")
+        top += 32 + _LINE * bool(figure.layout.title.subtitle.text)
     names = [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
     if figure.layout.showlegend is not False and (len(names) > 1 or any(trace.showlegend for trace in figure.data)):
         layout["legend_y"] = 1 - top / height

@@ -141,7 +141,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
     of = f"{len(rows):,} rollouts" if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
     idle = wait_s / (len(rows) * longest_s) if longest_s else 0.0
     times = ", ".join(f"{kind} {value:,.3g} s" for kind, value in sums.items())
-    title = f"step {step}, {of}; idle {idle:.0%}<br><span style='font-size:13px'>sums: {times}</span>"
+    title = {"text": f"step {step}, {of}; idle {idle:.0%}", "subtitle": {"text": f"sums: {times}"}}
     layout = {"barmode": "overlay", "bargap": 0.15, "height": min(760, 240 + 9 * int(shown))}
     figure.update_layout(layout, title=title)
     figure.update_xaxes(title="seconds", rangemode="tozero")

@@ -118,12 +118,12 @@ def test_the_live_page_shows_progress_speed_time_left_and_changes(tmp_path: Path
             writer.write_step("rl", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
         layout = watch(tmp_path / "r").figure.figure.layout
         strip = "▰" * 6 + "▱" * 18
-        lines = layout.title.text.split("<br>")
-        assert lines[0] == "r: running, step 10 of 40" and f"{strip}, 30 s per step, 15 min left" in lines[1]
+        assert layout.title.text == "r: running, step 10 of 40"
+        assert layout.title.subtitle.text == f"{strip}, 30 s per step, 15 min left"
         # The change refers to the mean of the first three losses: 1.0 - 1.8.
         assert layout.annotations[0].text.startswith("Loss<br><b>1</b>") and "-0.8 since the start" in str(layout)
         writer.finish("finished")
-    assert "left" not in watch(tmp_path / "r").figure.figure.layout.title.text
+    assert "left" not in watch(tmp_path / "r").figure.figure.layout.title.subtitle.text
     with RunWriter.open(tmp_path, "sft", kind="sft", recipe={}, seed=0) as writer:
         writer.write_step("sft", 1, trajectories=[], calls=[], transcripts=[], metrics={"loss": 2.0})
         assert watch(tmp_path / "sft").figure.figure.layout.title.text.startswith("sft: running, step 1")

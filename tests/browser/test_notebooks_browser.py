@@ -55,6 +55,7 @@ FAULTS = """() => {
       const frame = outer.getBoundingClientRect();
       const ellipsis = style.textOverflow === 'ellipsis' && !outer.matches('.widget-label');
       if (!cutter && style.overflowX === 'hidden' && !ellipsis && (left < frame.left - 2 || right > frame.right + 2)) cutter = outer;
+      if (!cutter && outer.tagName === 'svg' && (top < frame.top - 2 || bottom > frame.bottom + 2)) cutter = outer;
       left = Math.max(left, frame.left); right = Math.min(right, frame.right);
       top = Math.max(top, frame.top); bottom = Math.min(bottom, frame.bottom);
       if (right - left < 3 || bottom - top < 3) return { box: null };

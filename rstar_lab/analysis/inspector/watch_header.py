@@ -12,10 +12,10 @@ _FIRST_STEPS = 3  # the change of a value refers to the mean over this number of
 _STRIP = 24  # characters of the step strip
 
 
-def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
-    """Return two lines: "RUN: STATUS, step 12 of 40" and "▰▰▰▱▱▱, 3.2 s per step, 1 min left". Unknown parts are left out."""
+def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> tuple[str, str]:
+    """Return "RUN: STATUS, step 12 of 40" and "▰▰▰▱▱▱, 3.2 s per step, 1 min left". Unknown parts are left out."""
     if not len(steps):
-        return f"{reader.run_id}: {status}, no step yet"
+        return f"{reader.run_id}: {status}, no step yet", ""
     info, step = reader.info, int(steps["step"].max())
     total = planned_steps(info.get("recipe") or {}, str(steps["stage"].iloc[-1]))
     first = f"{reader.run_id}: {status}, step {step}" + (f" of {total}" if total else "")
@@ -24,7 +24,7 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
         parts.append(f"{speed:.3g} s per step")
         if total and status == "running":
             parts.append(f"{_duration(speed * max(0, total - step))} left")
-    return f"{first}<br><span style='font-size:13px'>{', '.join(parts)}</span>" if parts else first
+    return first, ", ".join(parts)
 
 
 def tile(title: str, values: pd.Series) -> str:
