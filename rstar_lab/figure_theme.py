@@ -39,7 +39,7 @@ def template(mode: str = "light") -> go.layout.Template:
             "paper_bgcolor": paper,
             "plot_bgcolor": paper,
             "xaxis": axis,
-            "yaxis": axis,
+            "yaxis": axis | {"title": {"standoff": 10}},  # without it, titles cover long tick labels
             "hovermode": "closest",
             "margin": {"l": 60, "r": 20, "b": 48},
             "title": {
