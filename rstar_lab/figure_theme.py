@@ -48,7 +48,6 @@ def template(mode: str = "light") -> go.layout.Template:
                 "yref": "container",
                 "yanchor": "top",
                 "font": {"size": 15},
-                "subtitle": {"font": {"size": 13}},
             },
             "legend": {
                 "orientation": "h",
@@ -91,7 +90,7 @@ def place_headings(figure: go.Figure) -> None:
     layout: dict[str, Any] = {"height": height}
     if figure.layout.title.text:
         layout["title_y"] = 1 - top / height
-        top += 32 + _LINE * bool(figure.layout.title.subtitle.text)
+        top += 32
     names = [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
     if figure.layout.showlegend is not False and (len(names) > 1 or any(trace.showlegend for trace in figure.data)):
         layout["legend_y"] = 1 - top / height

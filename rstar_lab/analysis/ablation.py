@@ -247,7 +247,9 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
         tokens = run.tokens.cumsum()
         since = run.step.where(run.held_out_denominator > 0).bfill()  # the next evaluation
         for step, part in run.groupby(since):
-            values = {name: part[f"{name}_numerator"].sum() / part[f"{name}_denominator"].sum() for name in PLOTTED}
+            # Without a correct trajectory, a share in correct trajectories is missing.
+            sizes = part[[f"{name}_denominator" for name in PLOTTED]].sum().replace(0, np.nan)
+            values = {name: part[f"{name}_numerator"].sum() / sizes[f"{name}_denominator"] for name in PLOTTED}
             rows.append({"arm": arm, "seed": seed, "step": step, "tokens": tokens[part.index[-1]]} | values)
     frame = pd.DataFrame(rows)
     order = list(arms) if arms else list(dict.fromkeys(sums.arm))

@@ -26,8 +26,8 @@ def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Fi
     """Plot one lane per rollout of a step with segments for generate, queue, tool and wait, and mark the last rollout to end.
 
     generate: requests to the engine, including the time they queue there. queue: a call waits for a sandbox worker. tool:
-    calls run, or the environment answers. wait: the rollout is complete, others of the step are not. The title has the sums
-    in rollout-seconds, and the idle share: wait / (rollouts x seconds of the longest rollout).
+    calls run, or the environment answers. wait: the rollout is complete, others of the step are not. The legend has the
+    sums in rollout-seconds, the title the idle share: wait / (rollouts x seconds of the longest rollout).
 
     The run store has durations and no start times, so all rollouts start at 0. If a step has more rollouts than run at
     a time, or is generated asynchronously (`rl.mode`), they start at different times and do not wait for each other.
@@ -107,6 +107,11 @@ def _segments(drawn: pd.DataFrame, turns: dict[str, pd.DataFrame], longest_s: fl
 
 
 def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go.Figure:
+    longest_s = rows.seconds.iloc[-1]
+    wait_s = float((longest_s - rows.seconds).sum())
+    sums = {
+        "generate": rows.generate_s.sum(), "queue": rows.queue_s.sum(), "tool": (rows.tool_s - rows.queue_s).sum(), "wait": wait_s,
+    }  # fmt: skip
     figure = go.Figure()
     for kind, marker in KINDS.items():
         part = frame[frame.kind == kind]
@@ -115,14 +120,14 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
             y=part.lane,
             base=part.start_s,
             orientation="h",
-            name=kind,
+            name=f"{kind} {sums[kind]:,.3g} s",
             marker=marker | {"line": {"width": 0}},
             customdata=[_condition(traj_id) for traj_id in part.traj_id],
             text=[_describe(row) for row in named_rows(part)],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )
-    last, longest_s = rows.traj_id.iloc[-1], rows.seconds.iloc[-1]
+    last = rows.traj_id.iloc[-1]
     figure.add_scatter(
         x=[longest_s],
         y=[frame.lane.max()],
@@ -133,17 +138,11 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
         text=[escape(last)],
         hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
     )
-    wait_s = float((longest_s - rows.seconds).sum())
-    sums = {
-        "generate": rows.generate_s.sum(), "queue": rows.queue_s.sum(), "tool": (rows.tool_s - rows.queue_s).sum(), "wait": wait_s,
-    }  # fmt: skip
     shown = frame.lane.max() + 1
     of = f"{len(rows):,} rollouts" if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
     idle = wait_s / (len(rows) * longest_s) if longest_s else 0.0
-    times = ", ".join(f"{kind} {value:,.3g} s" for kind, value in sums.items())
-    title = {"text": f"step {step}, {of}; idle {idle:.0%}", "subtitle": {"text": f"sums: {times}"}}
     layout = {"barmode": "overlay", "bargap": 0.15, "height": min(760, 240 + 9 * int(shown))}
-    figure.update_layout(layout, title=title)
+    figure.update_layout(layout, title=f"step {step}, {of}; idle {idle:.0%}")
     figure.update_xaxes(title="seconds", rangemode="tozero")
     figure.update_yaxes(title="rollouts by duration", showticklabels=False, ticks="", showgrid=False)
     return figure

@@ -36,8 +36,8 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
             "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
             "env_vars": {"PYTHONPATH": str(code), **variables},
         }
-    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)  # it logs every upload to stderr
-    logging.getLogger("ray._private.runtime_env").setLevel(logging.WARNING)
+    for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they log every upload to stderr
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:

@@ -117,13 +117,12 @@ def test_the_live_page_shows_progress_speed_time_left_and_changes(tmp_path: Path
             metrics = {"loss": 2.0 - 0.1 * step, "step_s": 30.0}
             writer.write_step("rl", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
         layout = watch(tmp_path / "r").figure.figure.layout
-        strip = "▰" * 6 + "▱" * 18
-        assert layout.title.text == "r: running, step 10 of 40"
-        assert layout.title.subtitle.text == f"{strip}, 30 s per step, 15 min left"
+        strip = "▰" * 2 + "▱" * 8
+        assert layout.title.text == f"r: running, step 10 of 40 {strip}, 30 s/step, 15 min left"
         # The change refers to the mean of the first three losses: 1.0 - 1.8.
         assert layout.annotations[0].text.startswith("Loss<br><b>1</b>") and "-0.8 since the start" in str(layout)
         writer.finish("finished")
-    assert "left" not in watch(tmp_path / "r").figure.figure.layout.title.subtitle.text
+    assert "left" not in watch(tmp_path / "r").figure.figure.layout.title.text
     with RunWriter.open(tmp_path, "sft", kind="sft", recipe={}, seed=0) as writer:
         writer.write_step("sft", 1, trajectories=[], calls=[], transcripts=[], metrics={"loss": 2.0})
         assert watch(tmp_path / "sft").figure.figure.layout.title.text.startswith("sft: running, step 1")

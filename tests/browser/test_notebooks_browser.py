@@ -70,7 +70,7 @@ FAULTS = """() => {
     }
     return null;
   };
-  const turned = element => /rotate\\((?!0)/.test(element.closest('text')?.getAttribute('transform') || '');
+  const slanted = element => /rotate\\((?!0|-?90)/.test(element.closest('text')?.getAttribute('transform') || '');
   const nameOf = element => element.className.baseVal ?? element.className;
   notebook.querySelectorAll('.jp-OutputArea-output, .jp-MarkdownOutput').forEach((output, number) => {
     const where = `output ${number}`;
@@ -88,7 +88,7 @@ FAULTS = """() => {
         if (box.width < 2 || box.height < 2) continue;
         const found = visible(element, box, output);
         if (found.cutter) faults.push(`${where}: ${text.slice(0, 60)} is cut off by ${nameOf(found.cutter)}`);
-        if (found.box && !turned(element)) texts.push({ text: text.slice(0, 40), element, ...found.box });
+        if (found.box && !slanted(element)) texts.push({ text: text.slice(0, 40), element, ...found.box });
       }
     }
     texts.sort((a, b) => a.top - b.top);

@@ -121,12 +121,8 @@ class Watch:
             )  # fmt: skip
         if not columns:
             figure.update_xaxes(visible=False).update_yaxes(visible=False)
-        title, subtitle = (
-            heading(self.reader, steps, status) if self.reader else (f"{run_id}: {status}, no step yet", "")
-        )
-        figure.update_layout(
-            height=345 if columns else 80, title={"text": title, "subtitle": {"text": subtitle or None}}
-        )
+        title = heading(self.reader, steps, status) if self.reader else f"{run_id}: {status}, no step yet"
+        figure.update_layout(height=345 if columns else 80, title=title)
         if columns:
             figure.update_xaxes(title_text="step")
         return Figure(figure, steps)

@@ -9,22 +9,21 @@ from rstar_lab.runs import RunReader
 
 _SPEED_STEPS = 10  # the speed is the median over this number of latest steps
 _FIRST_STEPS = 3  # the change of a value refers to the mean over this number of first steps
-_STRIP = 24  # characters of the step strip
+_STRIP = 10  # characters of the step strip
 
 
-def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> tuple[str, str]:
-    """Return "RUN: STATUS, step 12 of 40" and "▰▰▰▱▱▱, 3.2 s per step, 1 min left". Unknown parts are left out."""
+def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
+    """Return "RUN: STATUS, step 12 of 40 ▰▰▰▱▱▱, 3.2 s/step, 1 min left". Parts that are not known are left out."""
     if not len(steps):
-        return f"{reader.run_id}: {status}, no step yet", ""
+        return f"{reader.run_id}: {status}, no step yet"
     info, step = reader.info, int(steps["step"].max())
     total = planned_steps(info.get("recipe") or {}, str(steps["stage"].iloc[-1]))
-    first = f"{reader.run_id}: {status}, step {step}" + (f" of {total}" if total else "")
-    parts = [_strip(step, total)] if total else []
+    parts = [f"{reader.run_id}: {status}, step {step}" + (f" of {total} {_strip(step, total)}" if total else "")]
     if speed := seconds_per_step(reader, info, steps):
-        parts.append(f"{speed:.3g} s per step")
+        parts.append(f"{speed:.3g} s/step")
         if total and status == "running":
             parts.append(f"{_duration(speed * max(0, total - step))} left")
-    return first, ", ".join(parts)
+    return ", ".join(parts)
 
 
 def tile(title: str, values: pd.Series) -> str:

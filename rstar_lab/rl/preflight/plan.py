@@ -209,8 +209,7 @@ def plot_plan(plan: Plan, *, mode: str = "light") -> go.Figure:
         categoryarray=[f"{row.label}, {row.gpus} GPUs, batch {row.problems_per_step}" for row in rows],
     )
     figure.update_layout(
-        title=f"{plan.recipe}, stage {plan.stage}, on {plan.profile}",
-        title_subtitle_text="predicted, not measured",
+        title=f"predicted: {plan.recipe}, stage {plan.stage}, on {plan.profile}",
         xaxis_title="rollouts per second, relative to sync",
         height=160 + 22 * len(rows),
     )
