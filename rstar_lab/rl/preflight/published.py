@@ -55,7 +55,7 @@ PUBLISHED = (
     PublishedStep(
         "Qwen3-30B-A3B on 8 MI300X", "miles, March 2026", "Qwen3-30B-A3B",
         make_profile("miles", 1, MI300X, tensor_parallel=1), make_rl(32, 8, 8192),
-        rollout=152.8, train=95.3, sync=33.9, step=388.5, assumed="FSDP instead of Megatron; 107 s of the step are in no phase",
+        rollout=152.8, train=95.3, sync=33.9, step=388.5, assumed="FSDP instead of Megatron; the phases leave out 107 s of the step",
     ),
     PublishedStep(
         "ReTool, Qwen2.5-7B on 32 H20", "verl, docs/advance/fully_async.md, colocate", "Qwen2.5-7B",
