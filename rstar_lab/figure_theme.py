@@ -42,13 +42,7 @@ def template(mode: str = "light") -> go.layout.Template:
             "yaxis": axis | {"title": {"standoff": 10}},  # without it, titles cover long tick labels
             "hovermode": "closest",
             "margin": {"l": 60, "r": 20, "b": 48},
-            "title": {
-                "x": 0,
-                "xref": "paper",
-                "yref": "container",
-                "yanchor": "top",
-                "font": {"size": 15},
-            },
+            "title": {"x": 0, "xref": "paper", "yref": "container", "yanchor": "top", "font": {"size": 15}},
             "legend": {
                 "orientation": "h",
                 "yref": "container",

@@ -93,13 +93,10 @@ class Views:
     ) -> Any:
         for _ in range(3):
             cursor = self._prepare(query)
-            rows = (
-                ""
-                if steps is None
-                else f"WITH trajectories AS ({self._trajectories(self._files('trajectories', steps))}) "
-            )
+            only = "" if steps is None else self._trajectories(self._files("trajectories", steps))
+            limited = f"WITH trajectories AS ({only}) {query}" if only else query
             try:
-                return fetch(cursor.sql(rows + query, params=list(parameters or [])))
+                return fetch(cursor.sql(limited, params=list(parameters or [])))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()
                 error: duckdb.Error = caught

@@ -14,8 +14,8 @@ from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.profiles import load_profile
 
 AGENT_TIMEOUT_S = 60
-# A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
 STATES_S = 1.0  # maximum age in seconds of the states that are read with one request
+# A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
 ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
 _states: dict[str, tuple[float, dict[str, str]]] = {}  # address -> time of the request, {job id: state}
 

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from helpers.notebooks import GOLDEN
 from helpers.scripted_training import problem, train
 
 from rstar_lab.analysis import counterfactual
+from rstar_lab.analysis.counterfactual_lab import _PANELS, Counterfactual
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
@@ -37,6 +39,13 @@ def test_kept_share_is_the_mean_over_draws():
 def test_missing_gradients_are_explained():
     summary = counterfactual(RUN, 2, ["random"], draws=1).summary
     assert set(summary.note) == {"the run has no checkpoint"} and summary.loss.isna().all()
+
+
+def test_steps_without_kept_rollouts_have_no_figure():
+    result = counterfactual(RUN, 2, ["random"], draws=1)
+    empty = Counterfactual(result.rows, result.summary.assign(**dict.fromkeys(_PANELS, np.nan)))
+    with pytest.raises(RunStoreError, match="no rollout of these steps is kept"):
+        _ = empty.figure
 
 
 def test_wrong_input_is_named():

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from helpers.analysis_runs import VOCABULARY, make_run
 
-from rstar_lab.analysis import open_runs
+from rstar_lab.analysis import open_runs, views
+from rstar_lab.analysis.views import select_files_sql
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 
@@ -51,6 +52,18 @@ def test_a_condition_is_sql_or_a_dict_of_values(runs):
     assert list(page.columns) == ["traj_id", "step"] and len(page) == 5 and page.step.eq(4).all()
     with pytest.raises(RunStoreError, match='"rewards" not found'):
         runs.trajectories({"rewards": 1})
+
+
+def test_sql_can_be_limited_to_the_files_of_steps(runs, monkeypatch):
+    whole = runs.trajectories(columns=["run_id", "step"]).drop_duplicates()
+    run_id, step = whole.iloc[0]
+    read = []
+    monkeypatch.setattr(
+        views, "select_files_sql", lambda level, files: read.append(files) or select_files_sql(level, files)
+    )
+    found = runs.sql("SELECT DISTINCT run_id, step, correct FROM trajectories", steps=[(run_id, int(step))])
+    assert set(zip(found.run_id, found.step, strict=True)) == {(run_id, step)} and len(whole) > 1
+    assert [file.steps for file in read[-1]] == [(step,)]
 
 
 def test_sql_sees_every_table(runs):

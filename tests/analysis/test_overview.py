@@ -129,6 +129,14 @@ def test_the_folder_of_one_run_has_one_row():
     assert shown.inspector is not None and shown.inspector.source.count("TRUE") == 1536
 
 
+def test_the_first_selected_run_is_the_newest_with_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    times = iter(f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 10))
+    monkeypatch.setattr("rstar_lab.runs.writer._now", lambda: next(times))
+    for run_id, steps in (("older", 2), ("trained", 2), ("evaluated", 1)):
+        write_run(tmp_path, run_id, steps=steps, problems=1)
+    assert overview(tmp_path).selected == ["trained"]
+
+
 def test_runs_that_start_in_the_same_second_have_a_fixed_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rstar_lab.runs.writer._now", lambda: "2026-01-01T00:00:00+00:00")
     for run_id in ("b", "c", "a"):

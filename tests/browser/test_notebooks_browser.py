@@ -12,19 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import Lab, LabPage
-from helpers.notebooks import NOTEBOOKS
+from helpers.notebooks import NOTEBOOKS, SMALL
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WIDTHS = (1920, 1400, 900)
-SMALL = {
-    "sft.problems.synthetic.count": 400,
-    "rl.problems_per_step": 4,
-    "rl.group_size": 4,
-    "rl.max_response_tokens": 64,
-    "evaluate.max_response_tokens": 64,
-    "engine.kind": "transformers",
-    "processes": 1,
-}
 STAGES = {"stages.one.steps": 1, "stages.two.steps": 1, "stages.three.steps": 1, "stages.three.max_response_tokens": 64}
 # Notebooks that are not here run with their defaults.
 PARAMETERS: dict[str, dict[str, Any]] = {

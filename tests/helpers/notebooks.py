@@ -9,6 +9,16 @@ import papermill
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 GOLDEN = ROOT / "tests" / "golden" / "runs"
+# Recipe keys with which a training notebook takes seconds.
+SMALL = {
+    "sft.problems.synthetic.count": 400,
+    "rl.problems_per_step": 4,
+    "rl.group_size": 4,
+    "rl.max_response_tokens": 64,
+    "evaluate.max_response_tokens": 64,
+    "engine.kind": "transformers",  # vLLM takes longer to start than the rest of the test
+    "processes": 1,
+}
 
 
 def execute(

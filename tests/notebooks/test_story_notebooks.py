@@ -4,21 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.notebooks import GOLDEN, execute, outputs
+from helpers.notebooks import GOLDEN, SMALL, execute, outputs
 
 from rstar_lab.rl.commands.demo import make_report
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.reader import RunReader
-
-SMALL = {
-    "sft.problems.synthetic.count": 400,
-    "rl.problems_per_step": 4,
-    "rl.group_size": 4,
-    "rl.max_response_tokens": 64,
-    "evaluate.max_response_tokens": 64,
-    "engine.kind": "transformers",  # vLLM takes longer to start than the rest of the test
-    "processes": 1,
-}
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
     if not shutil.which("rsync"):
         return False
     shell = shlex.join(["ssh", *connection.options()])
-    # rsync writes .NAME.XXXXXX and renames it; readers ignore hidden files.
+    # rsync writes each file under a hidden name and then renames it; readers ignore hidden files.
     command = [
         "rsync",
         "--times",

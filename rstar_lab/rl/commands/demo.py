@@ -51,9 +51,8 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
                 session, after_rl, problems, "eval-rl", parent={"run": session.run_id("rl"), "step": last}
             )
             reporter.print_line("writing the report ...")
-            writing = asyncio.create_task(
-                asyncio.to_thread(make_report, recipe, out)
-            )  # while the session stops the engines
+            # The report is written while the session stops the engines.
+            writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))
         report = await writing
     result = {
         "pass1_base": before["pass1"],

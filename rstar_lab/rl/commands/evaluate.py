@@ -117,8 +117,11 @@ def with_environment(recipe: Recipe, environment: str) -> tuple[Recipe, str]:
 
 
 def load(source: str, fields: str, limit: int | None, environment: str = "") -> tuple[str, list[Problem]]:
-    """Return the name of a problem set and its problems. environment: environment of all problems, which
-    then need no answer; default: the field of each row. Raises ProblemError, or UserError for an empty set or equal ids."""
+    """Return the name of a problem set, and its problems.
+
+    environment: name of an environment that is used for all problems, which then need no answers; "": each row names its
+    own. Raises ProblemError for an invalid row, and UserError if the set is empty or two problems have the same id.
+    """
     parsed = parse_source(source, parse_fields(fields))
     problems: list[Problem] = []
     for candidate in read_source(parsed, answers=not environment):

@@ -52,7 +52,7 @@ class Mixture(Sequence[Problem]):
         return self._draws[position]
 
     def restricted(self, problems: Sequence[Problem]) -> "Mixture":
-        """Return the mixture of some of its problems, with the same weights."""
+        """Return a mixture of only these problems. The weights of the environments stay the same."""
         return Mixture(problems, self.weights)
 
     def __len__(self) -> int:

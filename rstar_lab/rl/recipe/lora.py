@@ -7,7 +7,7 @@ class Lora(Section):
     """Train low-rank adapters instead of all weights (LoRA, arXiv 2106.09685). The base weights are frozen."""
 
     rank: Positive = 32
-    """Rank of the adapters. Default: ours."""
+    """Rank of the adapters. Default: our choice."""
     alpha: Positive | None = None
     """The adapters are scaled by alpha / rank. Default: 2 * rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -58,10 +58,10 @@ class RlSection(Section):
     """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags), or your
     own `module:function` of a trajectory. Default: paper, section 3.2."""
     roc_min_positive: NotNegative = 0
-    """Minimum number of successful rollouts that RoC keeps, if the group has that many. Default: ours; the release's
+    """Minimum number of successful rollouts that RoC keeps, if the group has that many. Default: our choice; the release's
     script uses 2."""
     roc_min_negative: NotNegative = 0
-    """Minimum number of failed rollouts that RoC keeps, if the group has that many. Default: ours; the release's
+    """Minimum number of failed rollouts that RoC keeps, if the group has that many. Default: our choice; the release's
     script uses 2."""
     clip_low: float = 0.2
     """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first
@@ -73,7 +73,7 @@ class RlSection(Section):
     `module:function` (docs/extending.md)."""
     aggregation: Aggregation = "token-mean"
     """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
-    over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: ours."""
+    over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: our choice."""
     advantage: Literal["group", "maxrl", "otb"] | Function = "group"
     """`group`: reward minus the mean of its group (GRPO). `maxrl`: that divided by the mean, which weights hard problems
     more (MaxRL, arXiv 2602.02710; `normalise_std` has no effect). `otb`: reward minus a separate baseline for each
@@ -86,9 +86,9 @@ class RlSection(Section):
     max_turns: Positive = 10
     """Maximum model turns of a rollout. Default: paper, stages 1 and 2."""
     max_calls_per_turn: Positive = 8
-    """Tool calls of one turn that are executed; each further call gets an error as its response. Default: ours."""
+    """Tool calls of one turn that are executed; each further call gets an error as its response. Default: our choice."""
     max_tool_chars: Positive = 4096
-    """Maximum characters of a tool response; the middle of longer responses is removed. Default: ours; the release uses
+    """Maximum characters of a tool response; the middle of longer responses is removed. Default: our choice; the release uses
     256."""
     tool_truncate_side: TruncateSide = "middle"
     """How a long tool response is truncated; only with `prompt_format: released`. As in verl, `left` keeps the start
@@ -125,7 +125,7 @@ class RlSection(Section):
     two require `rollout: async` and a `correction`."""
     max_staleness: NotNegative = 1
     """`mode: async`: maximum number of updates between the weights with which a group starts and the weights that are
-    trained on it. Default: ours."""
+    trained on it. Default: our choice."""
     when_stale: WhenStale = "wait"
     """`mode: async`: how `max_staleness` is enforced. `wait`: the generator delays new groups, and
     the trainer waits for slow groups; nothing is dropped. `drop`: drop groups that exceed the limit. `trim`: mask the
@@ -142,17 +142,17 @@ class RlSection(Section):
     warmup_steps: NotNegative = 20
     """Steps of linear learning-rate warm-up at the start of every stage. Default: paper; at every stage: ours."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay of AdamW. Default: ours."""
+    """Decoupled weight decay of AdamW. Default: our choice."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Maximum norm of the gradient. Default: ours."""
+    """Maximum norm of the gradient. Default: our choice."""
     mini_batches: Positive = 1
-    """Mini-batches of a step; each is one optimizer update. Default: ours."""
+    """Mini-batches of a step; each is one optimizer update. Default: our choice."""
     micro_batch_tokens: Positive = 16384
     """Maximum tokens in one forward pass; at most 1,024 on a CPU. Changes memory and speed, not the result. Default:
     ours."""
     old_log_probs: Literal["trainer", "engine"] = "trainer"
     """Log-probs of the behaviour policy in the importance ratio: recomputed by the trainer, or as the engine returned
-    them. Default: ours."""
+    them. Default: our choice."""
     rollout: Literal["async", "lockstep"] = "async"
     """`async`: every rollout proceeds on its own. `lockstep`: turns in fixed batches; the same machine, versions and
     seed give the same bits."""
@@ -160,14 +160,14 @@ class RlSection(Section):
     """Rollouts whose token ids, log-probs and entropies are stored: `all`, only those trained on (`kept`), or the first
     of each group (`sampled`)."""
     checkpoint_every: Positive = 10
-    """Steps between checkpoints. Default: ours."""
+    """Steps between checkpoints. Default: our choice."""
     keep_checkpoints: Positive = 2
-    """Number of newest checkpoints that are kept. Default: ours."""
+    """Number of newest checkpoints that are kept. Default: our choice."""
     tools: tuple[str, ...] = ("python",)
     """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
     `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). Cannot differ between stages."""
     tool_timeout_s: float = Field(30.0, gt=0)
-    """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: ours."""
+    """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: our choice."""
     environments: tuple[EnvironmentEntry, ...] = ()
     """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment
     use `tools` and `reward`. Default: none. Cannot differ between stages."""
@@ -186,7 +186,7 @@ class RlSection(Section):
     stages. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
-    a GPU, fp32 on a CPU. Default: ours."""
+    a GPU, fp32 on a CPU. Default: our choice."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     importance_cap: float | None = Field(None, gt=0)
@@ -200,7 +200,7 @@ class RlSection(Section):
     """Lower and upper bound of that ratio. Default: the bounds of the correction's source (docs/algorithm.md)."""
     max_corrected_share: float = Field(0.5, gt=0, le=1)
     """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates:
-    the rollouts then come from too different a policy. Default: ours."""
+    the rollouts then come from too different a policy. Default: our choice."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
     teacher_weight: float = Field(0.0, ge=0)
@@ -221,7 +221,7 @@ class RlSection(Section):
     advantage by at most half of its size, so it never changes the sign (after AdaTIR, arXiv 2601.14696; the bound is ours).
     Requires `advantage: group`. Default: 0, off."""
     tool_budget_from: float = Field(0.5, gt=0, le=1)
-    """A problem is easy for `tool_budget` if the pass rate of its group is at least this value. Default: ours."""
+    """A problem is easy for `tool_budget` if the pass rate of its group is at least this value. Default: our choice."""
     drop_void_turns: bool = False
     """Exclude rollouts with a turn that has neither a tool call nor an answer from the loss (arXiv 2509.02479)."""
     drop_control_tokens: bool = False

@@ -20,7 +20,7 @@ class EngineSection(Section):
     """URL of a vLLM server with the teacher of `rl.teacher_weight`. The teacher must have the tokenizer of the trained
     model."""
     deadline_s: float = Field(3600.0, gt=0)
-    """Time limit of one request to a server in seconds. Default: ours."""
+    """Time limit of one request to a server in seconds. Default: our choice."""
     count: Positive | None = None
     """Number of engines. Default: one per GPU; on a CPU one per core, at most four."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -28,14 +28,14 @@ class EngineSection(Section):
     kv_cache_gb: float | None = Field(None, gt=0)
     """Size of the KV cache of one engine in GB. CPU only; on a GPU see `memory_share`."""
     memory_share: float = Field(0.85, gt=0, le=1)
-    """Share of a GPU's memory that an engine takes. GPU only. Default: ours."""
+    """Share of a GPU's memory that an engine takes. GPU only. Default: our choice."""
     max_batch: Positive = 256
-    """Maximum sequences that an engine generates at once. Default: ours."""
+    """Maximum sequences that an engine generates at once. Default: our choice."""
     scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] | Function = "adaptive"
     """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md).
     `rollout: lockstep` ignores it."""
     stall_s: float = Field(300.0, gt=0)
-    """An engine that makes no progress for this many seconds is restarted. Default: ours."""
+    """An engine that makes no progress for this many seconds is restarted. Default: our choice."""
     mismatch_limit: float | None = Field(None, ge=0)
     """Maximum mean absolute difference between the log-probs of engine and trainer; a larger difference stops the run.
     Default: 0.001 in float32, 0.1 in bfloat16."""
@@ -72,9 +72,9 @@ class SandboxSection(Section):
     workers: Positive | None = None
     """Processes of a local sandbox. Default: depends on the number of cores."""
     timeout_s: float = Field(4.0, gt=0)
-    """Time limit of one call in seconds. Default: ours, equal to MAX_EXECUTION_TIME in the release's README."""
+    """Time limit of one call in seconds. Default: our choice, equal to MAX_EXECUTION_TIME in the release's README."""
     memory_mb: Positive = 512
-    """Memory limit of one call in MB. Default: ours."""
+    """Memory limit of one call in MB. Default: our choice."""
     fault_share: float = Field(0.0, ge=0, le=1)
     """Share of the calls of code tools that fail as `sandbox_error`, chosen at random, to measure what failures of the sandbox
     cost (docs/ablation.md). Default: 0."""
@@ -102,7 +102,7 @@ class EvaluateSection(Section):
     temperature: float = Field(0.6, ge=0)
     """Sampling temperature. Default: paper, section 5."""
     top_p: float = Field(0.95, gt=0, le=1)
-    """Nucleus sampling threshold. Default: ours; the paper states no value."""
+    """Nucleus sampling threshold. Default: our choice; the paper states no value."""
     max_turns: Positive = 30
     """Maximum model turns of a rollout. Default: paper, section 5."""
     max_response_tokens: Positive = 30_000

@@ -19,33 +19,33 @@ class SftConfig(Section):
     lr: float = Field(5e-6, gt=0)
     """Peak learning rate of AdamW. Default: paper, section 4.1."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`adamw`, or `muon`: Muon for weight matrices and AdamW for all other parameters. Default: ours."""
+    """`adamw`, or `muon`: Muon for weight matrices and AdamW for all other parameters. Default: our choice."""
     muon_lr: float = Field(1e-2, gt=0)
-    """Peak learning rate of Muon. Used only with `optimizer: muon`. Default: ours."""
+    """Peak learning rate of Muon. Used only with `optimizer: muon`. Default: our choice."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay. Default: ours."""
+    """Decoupled weight decay. Default: our choice."""
     warmup: float = Field(0.04, ge=0, lt=1)
     """Share of the steps during which the learning rate rises linearly. Default: paper, section 4.1."""
     schedule: Literal["cosine", "linear_tail"] = "cosine"
     """Learning-rate schedule after warm-up. `cosine`: cosine decay to 0 (paper, section 4.1). `linear_tail`: constant,
     then linear decay to 0 over the second half of the steps."""
     grad_clip: float = Field(1.0, gt=0)
-    """Maximum norm of the gradient. Default: ours."""
+    """Maximum norm of the gradient. Default: our choice."""
     max_tokens: int = Field(8192, ge=2)
-    """Maximum length of a conversation, in tokens. Longer conversations are left out and counted. Default: ours."""
+    """Maximum length of a conversation, in tokens. Longer conversations are left out and counted. Default: our choice."""
     packing: bool = True
     """Put several conversations into one sequence; attention does not cross conversation boundaries. `false`: batch
-    conversations of similar length with padding. Default: ours."""
+    conversations of similar length with padding. Default: our choice."""
     micro_batch_tokens: int = Field(8192, ge=2)
-    """Maximum tokens in one forward pass. Changes memory and speed, not the result. Default: ours."""
+    """Maximum tokens in one forward pass. Changes memory and speed, not the result. Default: our choice."""
     lora: Lora | None = None
     """Train adapters only, as `rl.lora`. RL then starts from the merged model. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of matrix products; weights stay fp32. `auto`: bf16 if the hardware supports it. Default: ours."""
+    """Precision of matrix products; weights stay fp32. `auto`: bf16 if the hardware supports it. Default: our choice."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     checkpoint_every: int = Field(200, ge=1)
-    """Steps between checkpoints. Default: ours."""
+    """Steps between checkpoints. Default: our choice."""
     seed: int = 0
     """Seed of the order of conversations."""
 

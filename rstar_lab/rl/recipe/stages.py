@@ -19,7 +19,7 @@ class HandOff(Section):
     """End when the share of truncated rollouts, averaged over `window` steps, differs by at most this value from its average over the
     `window` steps before."""
     window: Positive = 10
-    """Number of steps in the averages of `solved_groups` and `truncation_plateau`. Default: ours."""
+    """Number of steps in the averages of `solved_groups` and `truncation_plateau`. Default: our choice."""
     trigger: Function | None = None
     """Your own `module:function`, which receives the metrics of the stage's steps; the stage ends when it returns true
     (docs/extending.md)."""

@@ -119,7 +119,7 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "parallelism": _shrink_parallelism(profile, ranks=nodes),
             "sandbox": profile.sandbox.model_copy(update={"workers_per_node": 1}),
             "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
-            # As on GPUs: if a worker dies, its stage continues in new processes.
+            # RSTAR_LAB_RETRIES: as in a job on GPUs, a stage whose worker dies continues in new processes.
             "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2", VARIABLE: str(reads_folder(folder))},
             "container": None,
             "slurm": Slurm(),

@@ -53,13 +53,12 @@ class SimulatedEngine:
         self.since = 0.0  # start time of the planned steps
         self.planned = 0  # number of planned steps
         self.ends_at = math.inf
-        self.version = 0  # of the plan; the simulator ignores events of earlier plans
+        self.version = 0  # version of the engine's plan; the simulator ignores events of earlier versions
         self.busy_s = 0.0
         self.preemptions = self.computed = self.hit = 0
         self.preempted: set[int] = set()  # waiting rollouts that were admitted before
-        self.began: dict[int, float] | None = (
-            None  # rollout -> time of the first admission of its turn; None: not recorded
-        )
+        # Rollout -> time of the first admission of its turn; None: not recorded.
+        self.began: dict[int, float] | None = None
 
     def elapsed(self, k: int) -> float:
         """Return the duration of the next k decode steps in seconds."""
