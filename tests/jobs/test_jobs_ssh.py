@@ -211,7 +211,10 @@ def test_stop_ends_all_processes_of_the_job(profile, tmp_path):
     job = submit(
         "tiny_fast", profile, command="sft", runs_dir=tmp_path / "here", name="end", preflight=False, log=print
     )
-    assert processes_of(job.id)
+    deadline = time.monotonic() + 60
+    while not processes_of(job.id):  # the supervisor gets the job's variable when its program starts
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert job.stop() == JobStatus.STOPPED
     deadline = time.monotonic() + 20
     while left := [p for p in processes_of(job.id) if "ssh.mirror" not in " ".join(p.cmdline())]:

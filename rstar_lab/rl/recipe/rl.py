@@ -149,7 +149,7 @@ class RlSection(Section):
     """Mini-batches of a step; each is one optimizer update. Default: our choice."""
     micro_batch_tokens: Positive = 16384
     """Maximum tokens in one forward pass; at most 1,024 on a CPU. Changes memory and speed, not the result. Default:
-    ours."""
+    our choice."""
     old_log_probs: Literal["trainer", "engine"] = "trainer"
     """Log-probs of the behaviour policy in the importance ratio: recomputed by the trainer, or as the engine returned
     them. Default: our choice."""
