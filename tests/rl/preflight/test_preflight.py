@@ -183,7 +183,8 @@ def test_recipes_that_ship_fail_only_for_missing_files_which_are_named(name, pro
 
 
 def test_trainer_option_checks_the_trainer_that_will_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # after `make demo`, runs/ has the model after SFT, and verl does not need sft.optimizer
+    # After `make demo`, runs/ has the model after SFT, and verl does not need sft.optimizer.
+    monkeypatch.chdir(tmp_path)
     assert findings_of("tiny", "laptop")["positions"].status is Status.PASS
     under_verl = findings_of("tiny", "laptop", trainer="verl")
     assert under_verl["positions"].status is Status.FAIL
