@@ -231,20 +231,18 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
     if not files:
         nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
         return f"SELECT {nothing} WHERE false"
+    # DuckDB plans each SELECT separately, so files share one where possible.
+    alike: dict[tuple[frozenset[str], tuple[int, ...] | None], list[str]] = {}
+    for file in sorted(files, key=lambda file: file.partial):
+        alike.setdefault((file.lacking, file.steps if file.partial else None), []).append(_quoted(file.path))
     selects = []
-    for lacking in dict.fromkeys(file.lacking for file in files):
+    for (lacking, steps), paths in alike.items():
         columns = ", ".join(
             f'NULL::{_sql_type(field.type)} AS "{field.name}"' if field.name in lacking else f'"{field.name}"'
             for field in LEVELS[level]
         )
-        alike = [file for file in files if file.lacking == lacking]
-        complete = ", ".join(_quoted(file.path) for file in alike if not file.partial)
-        if complete:
-            selects.append(f"SELECT {columns} FROM read_parquet([{complete}], hive_partitioning=false)")
-        for file in alike:
-            if file.partial:
-                source = f"read_parquet({_quoted(file.path)}, hive_partitioning=false)"
-                selects.append(f"SELECT {columns} FROM {source} WHERE step IN ({', '.join(map(str, file.steps))})")
+        condition = f" WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
+        selects.append(f"SELECT {columns} FROM read_parquet([{', '.join(paths)}], hive_partitioning=false){condition}")
     return " UNION ALL ".join(selects)
 
 
