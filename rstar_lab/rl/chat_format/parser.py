@@ -10,6 +10,7 @@ from rstar_lab.verify import AnswerFormat, extract_answer
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
+_OBJECT_START = re.compile(r"[ \t\n\r]*+\{")
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"(\w{1,64})"')
 # A JSON string (terminated or not), a tag, or a backslash, which JSON allows inside strings only.
 _STRING_OR_TAG = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|</?tool_call>|\\', re.DOTALL)
@@ -36,11 +37,12 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     position = text.find(_OPEN)
     while position >= 0:
         start = position + len(_OPEN)
-        end = _json_end(text, start)
-        value, error = _decode(text[start:end]) if end is not None else (None, "")
-        if end is None or (error and _OPEN in text[start:end]):
-            # A string without an end would include the next call: end this call at the nearest tag.
-            tag = _TAG.search(text, start)
+        end, closed = _json_end(text, start)
+        value, error = _decode(text[start:end]) if closed else (None, "")
+        if not closed or (error and _OPEN in text[start:end]):
+            # A string without an end would include the next call: end this call at the nearest tag. Tags inside a
+            # complete JSON object are part of its strings.
+            tag = _TAG.search(text, start + _objects_length(text[start:end]))
             end = tag.start() if tag else len(text)
             if tag and tag[0] == _CLOSE:
                 value, error = _decode(text[start:end])
@@ -79,15 +81,13 @@ def text_outside_calls(text: str, calls: Sequence[ToolCall]) -> str:
     return "".join([*pieces, text[position:]])
 
 
-def _json_end(text: str, start: int) -> int | None:
-    """Return the start of the first closing tag outside of JSON strings; None if an opening tag, a backslash or the end
-    of the text comes first."""
+def _json_end(text: str, start: int) -> tuple[int, bool]:
+    """Return (start of the first closing tag outside of JSON strings, True). If an opening tag, a backslash or the end of
+    the text comes first, return its position and False."""
     for match in _STRING_OR_TAG.finditer(text, start):
-        if match[0] == _CLOSE:
-            return match.start()
         if match[0][0] != '"':
-            return None
-    return None
+            return match.start(), match[0] == _CLOSE
+    return len(text), False
 
 
 def _reject_constant(constant: str) -> None:
@@ -106,6 +106,17 @@ def _decode(raw: str) -> tuple[Any, str | None]:
     except ValueError as error:
         return None, f"The tool call is not valid JSON: {error}"
     return value, None
+
+
+def _objects_length(raw: str) -> int:
+    """Return the length of the complete JSON objects at the start of `raw`; 0 if there is none."""
+    end = 0
+    while match := _OBJECT_START.match(raw, end):
+        try:
+            end = _DECODER.raw_decode(raw, match.end() - 1)[1]
+        except (RecursionError, ValueError):
+            break
+    return end
 
 
 def _call(value: Any, error: str | None, raw: str) -> ToolCall:

@@ -153,6 +153,15 @@ def test_unterminated_calls(body):
     assert first.error and second.error is None
 
 
+@pytest.mark.parametrize("code", ["print('<tool_call>')", "a = '</tool_call>' + '<tool_call>'", "'</tool_call>'"])
+def test_tags_inside_a_string_of_a_malformed_call_belong_to_it(code):
+    body = json.dumps({"name": "f", "arguments": {"code": code}})
+    assert "no closing" in one(f"<tool_call>{body}").error, "an unterminated call"
+    assert "Extra data" in one(f"<tool_call>{body}{body}</tool_call>").error, "two objects in one tag"
+    first, second = parser.parse_tool_calls(f"<tool_call>{body}<tool_call>{CALL}</tool_call>")
+    assert first.raw == body and first.error and second.error is None
+
+
 def test_an_escaped_lone_surrogate_in_the_arguments_is_kept():
     call = one('<tool_call>{"name": "f", "arguments": {"code": "x = \'\\ud800\'"}}</tool_call>')
     assert call.error is None and call.arguments == {"code": "x = '\ud800'"}
