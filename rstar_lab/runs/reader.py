@@ -24,6 +24,7 @@ from rstar_lab.runs.tables import ROLLUP
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
 _REQUIRED = {"schema_version", "run_id", "kind", "status"}
 MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status there, and the time of the last pull
+_MIRROR_KEYS = {"host", "status", "transcripts"}
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
 
 
@@ -78,9 +79,21 @@ class RunReader:
         return mirror["status"] if mirror else "interrupted"
 
     def _mirror(self) -> dict[str, Any] | None:
-        """Return the content of mirror.json if this run is a copy of a run on another host, else None."""
+        """Return the content of mirror.json if this run is a copy of a run on another host, else None.
+
+        Raises RunStoreError if mirror.json is damaged.
+        """
         path = self.run_dir / MIRROR_FILE
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            mirror = json.loads(path.read_text())
+            if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_KEYS:
+                raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_KEYS))}")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            hint = "move this folder away, then copy the run again with `rstar-lab jobs pull JOB`"
+            raise RunStoreError(f"{path} cannot be read: {error}; {hint}") from error
+        return mirror
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one dict per committed step, in order: stage, step and the metrics of the writer."""

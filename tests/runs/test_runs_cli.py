@@ -46,6 +46,16 @@ def test_an_unreadable_run_does_not_hide_the_others(runs_dir):
     )  # the table may break the line anywhere
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"host": "h"}', "\x80"])
+def test_list_and_show_name_a_damaged_mirror_json(runs_dir, content):
+    RunWriter.open(runs_dir, "c", kind="train", recipe={}, seed=3).close()  # status running, and no process writes it
+    (runs_dir / "c" / "mirror.json").write_bytes(content.encode("latin-1"))
+    rows = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
+    assert {row["run_id"]: row["status"] for row in rows} == {"a": "finished", "b": "finished", "c": "unreadable"}
+    with pytest.raises(RunStoreError, match=r"c/mirror\.json cannot be read: .*jobs pull"):
+        invoke("show", "c", "--runs-dir", runs_dir)
+
+
 def test_show_prints_recipe_and_metrics(runs_dir):
     shown = json.loads(invoke("show", "a", "--runs-dir", runs_dir, "--json"))
     assert shown["recipe"] == {"model": "tiny"} and shown["seed"] == 3
