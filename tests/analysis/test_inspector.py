@@ -221,6 +221,16 @@ def test_code_tokens_map_to_unescaped_code():
             assert all(2 * start <= len(units) for start in payload["starts"])
 
 
+def test_a_token_outside_the_vocabulary_is_shown_by_its_id():
+    """A fork can sample from a model whose vocabulary is larger than that of the run."""
+    record = {"token_texts": ["a", None, "b</reason>", None], "response_ids": [5, 1234, 6, -1], "loss_mask": [True] * 4}
+    parts = segments(record)
+    assert [(part.kind, part.text) for part in parts] == [("reason", "a<id 1234>b"), ("text", "<id -1>")]
+    assert parts[0].starts == (0, 1, 10) and parts[1].first == 3
+    assert segments(record, raw=True)[0].text == "a<id 1234>b</reason><id -1>"
+    assert segments({**record, "response_ids": None}, raw=True)[0].text == "a<id ?>b</reason><id ?>"
+
+
 def test_malformed_turns_keep_all_text():
     cases = {
         "no tags at all": ["text"],

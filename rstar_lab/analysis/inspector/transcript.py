@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, repeat
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,9 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     """Split a transcript into segments.
 
     record: columns of TRANSCRIPTS, and `token_texts` if the run stores tokens. With tokens, the text is exactly what the
-    model wrote and read. Without tokens, it is the text of the messages. Tool responses that the model did not read,
-    because the rollout ended, follow the last turn.
+    model wrote and read; a token that is not in the vocabulary of the run (text None) is shown as `<id 1234>`. Without
+    tokens, it is the text of the messages. Tool responses that the model did not read, because the rollout ended, follow
+    the last turn.
     raw: return the unchanged token stream, one segment per run of equal loss-mask values.
     """
     messages = read_messages(record.get("messages"))
@@ -102,12 +103,18 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     texts, mask = record.get("token_texts"), record.get("loss_mask")
     if texts is None or mask is None or len(texts) == 0 or len(texts) != len(mask):
         return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
-    stream = _TokenText(list(texts))
+    stream = _TokenText(_known_texts(texts, record.get("response_ids")))
     responses = iter([message for message in messages if message.get("role") == "tool"])
     failure = [Segment("environment", _text(m), 0) for m in messages if m.get("role") == "environment"]
     last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=len(messages))
     unread = list(_run_of_tools(messages[last + 1 :]))
     return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, raw)) + failure
+
+
+def _known_texts(texts: Sequence[str | None], ids: Sequence[int] | None) -> list[str]:
+    """Return the text of each token, and `<id 1234>` for an id that the run's vocabulary does not contain."""
+    names = repeat("?") if ids is None or len(ids) != len(texts) else ids
+    return [f"<id {name}>" if text is None else text for text, name in zip(texts, names, strict=False)]
 
 
 def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Iterator[Segment]:
