@@ -265,9 +265,14 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     marks = footer.metadata or {}
     if VERSION_KEY.encode() not in marks or marks.get(LEVEL_KEY.encode()) != level.encode():
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
-    _check_version(path, int(marks[VERSION_KEY.encode()]))
+    version = marks[VERSION_KEY.encode()]
+    _check_version(path, int(version) if version.isdigit() else version.decode(errors="replace"))
     lacking = frozenset(ADDED_COLUMNS.get(level, ())) - set(footer.schema.to_arrow_schema().names)
-    return Footer(footer.num_rows, tuple(json.loads(marks.get(STEPS_KEY.encode(), b"[]"))), lacking)
+    try:
+        steps = tuple(int(step) for step in json.loads(marks.get(STEPS_KEY.encode(), b"[]")))
+    except (ValueError, TypeError) as error:
+        raise RunStoreError(f"{path}: the list of its steps is damaged: {error}") from error
+    return Footer(footer.num_rows, steps, lacking)
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ from helpers.run_rows import rows
 
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
+from rstar_lab.runs.reader import STEPS_KEY
 from rstar_lab.runs.schema import VERSION_KEY
 
 TRAIN = {"kind": "train", "recipe": {}, "seed": 0}
@@ -61,12 +62,25 @@ def test_an_error_names_a_file_with_fewer_rows(run):
     assert_error_contains(run, FILE, "it has 5 rows where 8 were written")
 
 
-@pytest.mark.parametrize(("version", "message"), [("2", "upgrade rstar_lab"), ("0", "invalid schema version")])
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [("2", "upgrade rstar_lab"), ("0", "invalid schema version"), ("abc", "invalid schema version")],
+)
 def test_an_unsupported_schema_version_is_an_error(run, version, message):
     file = pq.ParquetFile(run / FILE)
     marks = file.schema_arrow.metadata | {VERSION_KEY.encode(): version.encode()}
     pq.write_table(file.read().replace_schema_metadata(marks), run / FILE)
     assert_error_contains(run, FILE, "schema version", version, message)
+
+
+@pytest.mark.parametrize("steps", ["[0, 1", "7", '["a"]'])
+def test_an_error_names_a_merged_file_with_a_damaged_list_of_steps(run, steps):
+    compact(run)
+    path = run / "trajectories/stage=rl/steps=000000-000002.parquet"
+    file = pq.ParquetFile(path)
+    marks = file.schema_arrow.metadata | {STEPS_KEY.encode(): steps.encode()}
+    pq.write_table(file.read().replace_schema_metadata(marks), path)
+    assert_error_contains(run, path.name, "the list of its steps is damaged")
 
 
 def test_an_error_names_a_damaged_run_json(run):
