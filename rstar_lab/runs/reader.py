@@ -267,7 +267,10 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
     version = marks[VERSION_KEY.encode()]
     _check_version(path, int(version) if version.isdigit() else version.decode(errors="replace"))
-    lacking = frozenset(ADDED_COLUMNS.get(level, ())) - set(footer.schema.to_arrow_schema().names)
+    missing = frozenset(LEVELS[level].names if level in LEVELS else ()) - set(footer.schema.to_arrow_schema().names)
+    lacking = missing.intersection(ADDED_COLUMNS.get(level, ()))
+    if lost := missing - lacking:
+        raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")
     try:
         steps = tuple(int(step) for step in json.loads(marks.get(STEPS_KEY.encode(), b"[]")))
     except (ValueError, TypeError) as error:

@@ -73,6 +73,20 @@ def test_an_unsupported_schema_version_is_an_error(run, version, message):
     assert_error_contains(run, FILE, "schema version", version, message)
 
 
+@pytest.mark.parametrize(
+    ("level", "column"), [("trajectories", "reward"), ("calls", "outcome"), ("transcripts", "entropy")]
+)
+def test_an_error_names_a_lost_column(run, level, column):
+    compact(run)
+    path = run / level / "stage=rl/steps=000000-000002.parquet"
+    pq.write_table(pq.ParquetFile(path).read().drop_columns([column]), path)
+    message = rf"{level}/stage=rl/{path.name} is damaged: it lacks the column {column!r}"
+    with pytest.raises(RunStoreError, match=message):
+        RunReader(run).files(level)
+    with pytest.raises(RunStoreError, match=message):
+        compact(run)
+
+
 @pytest.mark.parametrize("steps", ["[0, 1", "7", '["a"]'])
 def test_an_error_names_a_merged_file_with_a_damaged_list_of_steps(run, steps):
     compact(run)
