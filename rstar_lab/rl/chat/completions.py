@@ -21,7 +21,8 @@ from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_tool_call
-from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH
+from rstar_lab.rl.engines.server import API_KEY
+from rstar_lab.rl.engines.server_control import VERSION_PATH
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -76,10 +76,12 @@ class EngineGroup:
         """Send the weights of `model` to every engine and check the engines' log-probs. version: policy version of
         these weights.
 
-        A lost server gets the weights when it answers again, if another server works. Raises EngineError if an engine
-        does not load them, UserError if its log-probs differ from the model's.
+        An engine that is lost meanwhile is left out if another one works. A lost server gets the weights when it answers
+        again. If all servers are lost, waits up to their `patience_s` for one of them. Raises EngineError if an engine
+        that works does not load the weights, UserError if its log-probs differ from the model's or if no engine is left.
         """
         self.loaded_folder = None
+        losses: dict[str, EngineError] = {}
         transport = self.transport(model)
         if transport == "cuda-ipc":
             (engine,) = self.engines
@@ -96,10 +98,18 @@ class EngineGroup:
             tensors = tensors_to_send(full_state(model), self.dtype)
             await asyncio.to_thread(self._file.write, *tensors)  # in a thread, so that rollouts in flight continue
             path = self._file.path
-            await asyncio.gather(*(engine.load_weights(path, version) for engine in self.engines))
-        for engine in self.engines:
-            if isinstance(engine, VllmEngine | ServerEngine) and not (isinstance(engine, ServerEngine) and engine.lost):
-                await assert_parity(engine, model, self.parity_limit)
+            updates = [_report_loss(engine, engine.load_weights(path, version), losses) for engine in self.engines]
+            await asyncio.gather(*updates)
+        checked = [engine for engine in self.engines if isinstance(engine, VllmEngine | ServerEngine)]
+        working = [engine for engine in checked if not engine.lost] or checked  # requests to lost servers wait for one
+        checks = [_report_loss(engine, assert_parity(engine, model, self.parity_limit), losses) for engine in working]
+        await asyncio.gather(*checks)
+        if all(is_lost(engine) for engine in self.engines):
+            reasons = "".join(f"\n{losses.get(engine.name, f'{engine.name} is lost')}" for engine in self.engines)
+            raise UserError(
+                f"no engine is left for the weights of policy version {version}; see the engines' logs, restart lost "
+                f"servers, then run the same command again:{reasons}"
+            )
 
     def transport(self, model: "PreTrainedModel") -> Transport:
         """Return how the weights of `model` reach the engines."""
@@ -135,7 +145,8 @@ class EngineGroup:
         None: `max_tokens`.
         """
         if mode == "lockstep":
-            lockstep = Lockstep(self.engines, [task.group_id for task in tasks])
+            working = [engine for engine in self.engines if not is_lost(engine)] or self.engines
+            lockstep = Lockstep(working, [task.group_id for task in tasks])
             return lambda index, task: lockstep.slot(index)
         states = [EngineState(engine.name, engine.kv_tokens, self.max_batch) for engine in self.engines]
         longest = max_response_tokens or self.max_tokens
@@ -153,6 +164,24 @@ class EngineGroup:
             return dispatcher.slot(index, task.problem.problem_id, generated)
 
         return slot
+
+
+def is_lost(engine: AnyEngine) -> bool:
+    """Return whether an engine process cannot be restarted any more, or a server is marked as lost."""
+    return isinstance(engine, VllmEngine | ServerEngine) and engine.lost
+
+
+async def _report_loss(engine: AnyEngine, update: Awaitable[None], losses: dict[str, EngineError]) -> None:
+    """Await `update`. If it raises EngineError because the engine is lost, log the error and add it to `losses`, unless `losses`
+    has an earlier error of this engine."""
+    try:
+        await update
+    except EngineError as error:
+        if not is_lost(engine):
+            raise
+        if engine.name not in losses:
+            LOG.warning("an engine was lost during a weight update: %s", error)
+            losses[engine.name] = error
 
 
 def _mark_alive(state: EngineState, dispatcher: Dispatcher) -> None:

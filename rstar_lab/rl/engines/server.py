@@ -18,10 +18,10 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
+from rstar_lab.rl.engines.server_control import ServerControl, ServerUnreachable, error_message, error_text
 from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
 
 API_KEY = "RSTAR_LAB_API_KEY"
-VERSION_PATH = "/weight_version"  # served by `rstar-lab serve --updatable` (rl/serving/weight_version.py)
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
 
@@ -29,11 +29,11 @@ BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the req
 class ServerEngine:
     """One vLLM server.
 
-    A request whose connection breaks is sent again after a pause. A server is marked as lost if retries fail, or if its
-    token counters do not change for `stall_s` while it has requests of this engine. The requests of a lost server raise
-    EngineError, so that the dispatcher sends them to other servers with the same seeds. If all servers of the group are
-    lost, requests wait up to `patience_s` for one of them. A lost server is polled; it receives the newest weights
-    before it is used again.
+    A request whose connection breaks is sent again after a pause. A server is marked as lost if retries fail, if its
+    token counters do not change for `stall_s` while it has requests of this engine, or if it dies or stops answering
+    during a weight update. The requests of a lost server raise EngineError, so that the dispatcher sends them to other
+    servers with the same seeds. If all servers of the group are lost, requests wait up to `patience_s` for one of them.
+    A lost server is polled; it receives the newest weights before it is used again.
 
     deadline_s: time limit of one request. connections: maximum number of open requests. api_key: token of the server;
     default: the environment variable RSTAR_LAB_API_KEY.
@@ -65,10 +65,13 @@ class ServerEngine:
             limits=httpx.Limits(max_connections=connections + 4, keepalive_expiry=2.0),
             trust_env=False,
         )
+        self._control = ServerControl(self.url, self._http, stall_s)
         self._slots = asyncio.Semaphore(connections)
         self._in_flight: set[asyncio.Task[Completion]] = set()
         self._last_progress = 0.0
-        self._weights: tuple[Path, int] | None = None
+        self._weights: tuple[Path, int] | None = None  # of the last call of `load_weights`
+        self._loaded: tuple[Path, int] | None = None  # the last ones that the server has loaded completely
+        self._loss = ""  # why the server was marked as lost
         self._watchdog: asyncio.Task[None] | None = None
 
     # Start and health
@@ -82,7 +85,7 @@ class ServerEngine:
             answer = await self._http.get("/v1/models", timeout=30.0)
         except httpx.TransportError as error:
             raise UserError(
-                f"{self.url} does not answer ({_reason(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
+                f"{self.url} does not answer ({error_text(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
             ) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise UserError(f"{self.url}: invalid URL ({error})") from None
@@ -118,9 +121,9 @@ class ServerEngine:
     async def scrape(self) -> ServerMetrics | None:
         """Return the metrics of /metrics, or None if the server has no such page. Raises EngineError if it does not respond."""
         try:
-            answer = await self._send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
+            answer = await self._control.send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
         except httpx.TransportError as error:
-            raise EngineError(f"{self.name}: {_reason(error)}") from None
+            raise EngineError(f"{self.name}: {error_text(error)}") from None
         return parse_metrics(answer.text) if answer.status_code == 200 else None
 
     async def _watch(self) -> None:
@@ -146,21 +149,25 @@ class ServerEngine:
             if moved or not self._in_flight:
                 self._last_progress = time.monotonic()
             elif time.monotonic() - self._last_progress > self.stall_s:
-                self.lost = True
-                for task in self._in_flight:
-                    task.cancel()
+                self._mark_lost(f"no progress for {self.stall_s:.0f} s")
+
+    def _mark_lost(self, why: str) -> None:
+        """Mark the server as lost and end its requests, which may wait for an answer that never comes."""
+        self.lost, self._loss = True, why
+        for task in self._in_flight:
+            task.cancel()
 
     async def _recover(self) -> bool:
         """Send the newest weights to a lost server that does not have them; return whether it generates with them."""
         newest = self._weights
         try:
-            if newest and await self._served_version() != newest[1]:
-                await self._push(*newest)
+            if newest and (self._loaded is not newest or await self._control.served_version() != newest[1]):
+                await self._push(newest)
             async with asyncio.timeout(self.stall_s):
                 await self._complete(self._body([0], Sampling(1, seed=0)), pauses=())
         except (EngineError, UserError, TimeoutError):
             return False
-        return self._weights == newest  # else `load_weights` was called in the meantime
+        return self._weights is newest  # else `load_weights` was called in the meantime
 
     # Requests
 
@@ -206,7 +213,7 @@ class ServerEngine:
                     if not task.cancelled():
                         self._last_progress = time.monotonic()
                         return task.result()
-                    failure = EngineError(f"{self.name}: no progress for {self.stall_s:.0f} s")
+                    failure = EngineError(f"{self.name}: {self._loss}")
                 except RequestRefused:
                     raise
                 except EngineError as error:
@@ -259,7 +266,7 @@ class ServerEngine:
             try:
                 answer = await self._http.post("/v1/completions", json=body)
             except httpx.TransportError as error:
-                failure = _reason(error)
+                failure = error_text(error)
             else:
                 if answer.status_code == 200:
                     choice: dict[str, Any] = answer.json()["choices"][0]
@@ -267,9 +274,9 @@ class ServerEngine:
                         return choice
                     failure = f"a request ended with finish_reason {choice['finish_reason']}"
                 elif answer.status_code not in BUSY:
-                    raise RequestRefused(f"{self.name} rejected a request: {_message(answer)}")
+                    raise RequestRefused(f"{self.name} rejected a request: {error_message(answer)}")
                 else:
-                    failure = f"{answer.status_code} {_message(answer)}"
+                    failure = f"{answer.status_code} {error_message(answer)}"
             if pause is None:
                 break
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -284,7 +291,7 @@ class ServerEngine:
             async with self._http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
-                    raise RequestRefused(f"{self.name} rejected a request: {_message(answer)}")
+                    raise RequestRefused(f"{self.name} rejected a request: {error_message(answer)}")
                 async for line in answer.aiter_lines():
                     if not line.startswith("data: {"):
                         continue
@@ -297,7 +304,7 @@ class ServerEngine:
                         reason = choice["finish_reason"] or reason
                         on_tokens(choice["token_ids"])
         except httpx.TransportError as error:
-            raise EngineError(f"{self.name}: {_reason(error)}") from None
+            raise EngineError(f"{self.name}: {error_text(error)}") from None
         return self._completion(token_ids, {"token_logprobs": log_probs}, reason)
 
     def _completion(self, token_ids: list[int] | None, logprobs: dict[str, Any], reason: str | None) -> Completion:
@@ -317,64 +324,36 @@ class ServerEngine:
 
         The server must be started with `rstar-lab serve --updatable` and be able to read the file. Requests in flight are
         paused and continue with the new weights. If this server is lost and another one works, returns at once: the
-        server gets the weights when it answers again. Raises UserError or EngineError.
+        server gets the weights when it answers again. Raises UserError or EngineError. After EngineError the server is
+        lost if it does not answer or its engine is dead.
         """
         self._weights = (Path(path), version)
-        if not (self.lost and self._other_server_works()):
-            await self._push(*self._weights)
-
-    async def _push(self, path: Path, version: int) -> None:
-        await self._control("/pause", params={"mode": "keep"})
+        if self.lost and self._other_server_works():
+            return
         try:
-            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path.parent.resolve())}}
-            await self._control("/collective_rpc", json=load)
-            # Cached blocks hold keys and values of the old weights.
-            reset = await self._control("/reset_prefix_cache", params={"reset_running_requests": True})
-            if reset.content and not reset.json()["success"]:  # vLLM 0.24 answers with an empty body
-                raise EngineError(f"{self.name}: the server did not reset its prefix cache")
-            await self._control(VERSION_PATH, json={"version": version})
-        finally:
-            await self._control("/resume")
-        self.version = version
+            await self._push(self._weights)
+        except EngineError as error:
+            if isinstance(error, ServerUnreachable) or not await self._control.is_healthy():
+                self._mark_lost("the server was lost during a weight update")
+            raise
 
-    async def _served_version(self) -> int | None:
-        """Return the weight version that was pushed last, or None if none was pushed since the server started."""
-        return (await self._control(VERSION_PATH, "GET")).json()["version"]
+    async def _push(self, weights: tuple[Path, int]) -> None:
+        await self._control.load_weights(*weights)
+        self.version, self._loaded = weights[1], weights
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text by the server's tokenizer. Raises EngineError."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return (await self._control("/tokenize", json=body)).json()["tokens"]
+        return (await self._control.request("/tokenize", json=body)).json()["tokens"]
 
     async def serves(self, folder: Path) -> bool:
         """Return whether the server was started with the model in `folder` and still has its weights."""
         if Path(self.root).resolve() != folder.resolve():
             return False
         try:
-            return await self._served_version() is None
+            return await self._control.served_version() is None
         except (UserError, EngineError):
             return True  # the server does not accept new weights
-
-    async def _control(self, path: str, method: str = "POST", **arguments: Any) -> httpx.Response:
-        try:
-            answer = await self._send(method, path, timeout=self.stall_s, **arguments)
-        except httpx.TransportError as error:
-            raise EngineError(f"{self.name}: {path}: {_reason(error)}") from None
-        if answer.status_code == 404:
-            raise UserError(
-                f"{self.url} does not accept new weights: start it with `rstar-lab serve MODEL --updatable`"
-            )
-        if answer.status_code != 200:
-            raise EngineError(f"{self.name}: {path}: {answer.status_code} {_message(answer)}")
-        return answer
-
-    async def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Send an idempotent request. It is sent again if the connection breaks: vLLM 0.24 closes a connection after an error
-        response, and this client may send its next request on that connection."""
-        try:
-            return await self._http.request(method, path, **arguments)
-        except (httpx.NetworkError, httpx.RemoteProtocolError):
-            return await self._http.request(method, path, **arguments)
 
 
 def _first_model(answer: httpx.Response) -> dict[str, Any] | None:
@@ -382,14 +361,3 @@ def _first_model(answer: httpx.Response) -> dict[str, Any] | None:
         return answer.json()["data"][0] if answer.status_code == 200 else None
     except (ValueError, LookupError, TypeError):
         return None
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _message(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])[:500]
-    except (ValueError, LookupError, TypeError):
-        return answer.text[:500]

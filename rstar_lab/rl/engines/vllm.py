@@ -274,6 +274,11 @@ class VllmEngine:
         self._fail(EngineError(f"{self.name} was closed"))
 
     @property
+    def lost(self) -> bool:
+        """Whether the engine cannot be restarted any more."""
+        return self._failure is not None
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from rstar_lab.rl.engines.server import VERSION_PATH
+from rstar_lab.rl.engines.server_control import VERSION_PATH
 from rstar_lab.rl.serving.auth import App, Message, Receive, Send
 
 
