@@ -1,7 +1,8 @@
 """Merge the step files of a run into few larger files, because opening thousands of files is slow.
 
 A merged file is renamed into place and replaces every step file inside its range; these are deleted afterwards. If the
-process is killed in between, both exist and readers use the merged one.
+process is killed in between, both exist and readers use the merged one. Files with an uncommitted step stay unchanged: its
+line in metrics.jsonl may be damaged.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ import pyarrow.parquet as pq
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import atomic_write, name_disk_errors
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, filter_steps, with_all_columns
-from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, step_file
+from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, check_file, filter_steps, with_all_columns
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, step_file, step_range_of
 from rstar_lab.runs.tables import ROLLUP, rollup_row
 from rstar_lab.runs.writer import parquet_options, row_group_size, write_rollup
 
@@ -44,15 +45,17 @@ def compact(run_dir: str | Path) -> Compacted:
     try:
         _restore_rollup(reader)
         before = after = 0
+        steps = reader.steps()
         for level in LEVELS:
             files = reader.files(level)
+            complete = [file for file in files if _is_committed(file.path, level, steps)]
             before += len(files)
-            batches = _batches(files)
-            after += len(batches)
+            batches = _batches(complete)
+            after += len(batches) + len(files) - len(complete)
             for batch in batches:
                 if len(batch) > 1 or batch[0].partial:
                     _merge(run_dir, level, batch)
-            _remove_shadowed(run_dir, level)
+            _remove_shadowed(run_dir, level, steps)
         (run_dir / "metrics.jsonl").touch()  # open readers notice the change by the modification time
         return Compacted(before, after)
     finally:
@@ -106,12 +109,21 @@ def _tables(file: StoredFile, level: str) -> Iterator[pa.Table]:
         yield filter_steps(table, file.steps) if file.partial else table
 
 
-def _remove_shadowed(run_dir: Path, level: str) -> None:
-    """Delete the files that a killed compaction left behind. Readers ignore them."""
+def _remove_shadowed(run_dir: Path, level: str, steps: dict[int, str]) -> None:
+    """Delete the files that a killed compaction left behind: merged files have all their steps, so readers ignore them."""
     used = {file.path for file in RunReader(run_dir).files(level)}
     for path in (run_dir / level).glob("stage=*/*.parquet"):
-        if path not in used:
+        if path not in used and _is_committed(path, level, steps):
             path.unlink()
+
+
+def _is_committed(path: Path, level: str, steps: dict[int, str]) -> bool:
+    """Return whether a file is part of the run and all its steps are committed. steps: stage of each committed step."""
+    if (span := step_range_of(path)) is None:
+        return False
+    stage = path.parent.name.removeprefix("stage=")
+    held = check_file(path, level).steps if span[0] < span[1] else span[:1]
+    return all(steps.get(step) == stage for step in held)
 
 
 def _restore_rollup(reader: RunReader) -> None:

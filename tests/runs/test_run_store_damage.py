@@ -15,7 +15,7 @@ from helpers.run_rows import rows
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 from rstar_lab.runs.reader import STEPS_KEY
-from rstar_lab.runs.schema import VERSION_KEY
+from rstar_lab.runs.schema import LEVELS, VERSION_KEY
 
 TRAIN = {"kind": "train", "recipe": {}, "seed": 0}
 FILE = "trajectories/stage=rl/step=000001.parquet"
@@ -151,6 +151,36 @@ def test_compaction_keeps_all_rows_and_allows_later_steps_and_cuts(run):
     assert compact(run).after == 3
     for level, table in before.items():
         assert RunReader(run).read(level).drop_columns(["run_id"]).num_rows == table.num_rows
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("kept_lines", [0, 2])
+def test_compact_keeps_the_files_of_uncommitted_steps(run, merged, kept_lines):
+    if merged:
+        compact(run)
+    before = {level: RunReader(run).read(level) for level in LEVELS}
+    metrics = run / "metrics.jsonl"
+    complete = metrics.read_bytes()
+    lines = complete.splitlines(keepends=True)
+    metrics.write_bytes(b"".join(lines[:kept_lines]) + lines[kept_lines][:-5])
+    for _ in range(2):
+        compact(run)
+        assert RunReader(run).read("trajectories").num_rows == 8 * kept_lines
+    metrics.write_bytes(complete)
+    assert {level: RunReader(run).read(level) for level in LEVELS} == before
+    compact(run)
+    assert {level: RunReader(run).read(level) for level in LEVELS} == before
+    assert len(list(run.glob("*/stage=rl/*"))) == 3
+
+
+def test_compact_removes_only_files_that_a_merged_file_replaces(run):
+    copy, foreign = run.parent / "copy", run / "calls/stage=rl/notes.parquet"
+    shutil.copytree(run, copy)
+    compact(run)
+    shutil.copytree(copy / "calls", run / "calls", dirs_exist_ok=True)  # as after a compaction that was killed
+    foreign.write_text("notes of the user")
+    compact(run)
+    assert sorted(path.name for path in run.glob("calls/stage=rl/*")) == [foreign.name, "steps=000000-000002.parquet"]
 
 
 @pytest.mark.slow
