@@ -35,7 +35,7 @@ class Fork:
 
     @property
     def tree(self) -> pd.DataFrame:
-        """One row per continuation: turn (of the fork), sample, traj_id, reward, answer, turns, calls, errors,
+        """One row per continuation: turn (of the fork, from 0), sample, traj_id, reward, answer, turns, calls, errors,
         response_tokens, stop_reason."""
         columns = [
             "step",
@@ -55,8 +55,8 @@ class Fork:
 
     @property
     def values(self) -> pd.DataFrame:
-        """One row per forked turn: turn, value (share of correct continuations from the start of the turn), low, high
-        (95%, Wilson), n. Continuations that ended through an engine failure are excluded."""
+        """One row per forked turn: turn (from 0), value (share of correct continuations from the start of the turn), low,
+        high (95%, Wilson), n. Continuations that ended through an engine failure are excluded."""
         tree = self.tree
         tree = tree[tree.stop_reason != "engine_error"]
         rows = []
@@ -68,7 +68,7 @@ class Fork:
 
     @property
     def lost_at(self) -> int | None:
-        """The turn over which the value falls most, or None if it never falls.
+        """The turn (from 0) over which the value falls most, or None if it never falls.
 
         The value after the last turn is the outcome of the original rollout.
         """
@@ -79,11 +79,15 @@ class Fork:
 
     @property
     def figure(self) -> Figure:
-        """The value of each forked turn with its interval, and the outcome of the original rollout."""
+        """The value of each forked turn with its interval, and the outcome of the original rollout.
+
+        The axis numbers turns from 1, as the inspector does. `values`, `tree` and `lost_at` number them from 0, as the
+        argument `turn` of `Inspector.fork`.
+        """
         values = self.values
         figure = go.Figure()
         figure.add_scatter(
-            x=values.turn, y=values.value, mode="lines+markers", name="share of correct continuations", line_color=COLOURS[0],
+            x=values.turn + 1, y=values.value, mode="lines+markers", name="share of correct continuations", line_color=COLOURS[0],
             error_y={"array": values.high - values.value, "arrayminus": values.value - values.low},
             customdata=values[["low", "high", "n"]],
             hovertemplate="turn %{x}: %{y:.0%} [%{customdata[0]:.0%}, %{customdata[1]:.0%}], n = %{customdata[2]}<extra></extra>",

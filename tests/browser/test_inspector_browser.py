@@ -26,7 +26,8 @@ from inspector_page import (
     wait_for_sample,
 )
 
-from rstar_lab.analysis.inspector.inspector import Inspector, inspect, join_modules
+from rstar_lab.analysis.inspector.inspector import Inspector, inspect
+from rstar_lab.analysis.inspector.modules import join_modules
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.inspector.palette import SCALES
 from rstar_lab.analysis.inspector.transcript import visible

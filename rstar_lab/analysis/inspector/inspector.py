@@ -1,6 +1,5 @@
 """The trajectory inspector: a notebook widget that lists the rollouts of a run store and shows their transcripts."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,8 +8,10 @@ import numpy as np
 import pandas as pd
 import traitlets
 
+from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
 from rstar_lab.analysis.inspector.filters import where_clause
+from rstar_lab.analysis.inspector.modules import STATIC, join_modules
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
 from rstar_lab.analysis.inspector.saved_views import PARTS, read_views, write_view
@@ -22,33 +23,11 @@ from rstar_lab.errors import UserError
 if TYPE_CHECKING:
     from rstar_lab.analysis.forks import Fork
 
-STATIC = Path(__file__).parent / "static"
 _MODULES = (
-    "dom",
-    "links",
-    "python",
-    "tokens",
-    "transcript",
-    "list",
-    "group",
-    "alternatives",
-    "views",
-    "filters",
-    "cache",
-    "detail",
-    "plot",
-    "figures",
-    "inspector",
-)
+    "dom", "links", "python", "tokens", "transcript", "list", "group", "alternatives", "fork", "views", "filters", "cache", "detail",
+    "plot", "figures", "inspector",
+)  # fmt: skip
 _GROUP = ("run_id", "step", "group_id")
-_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
-
-
-def join_modules(*names: str) -> str:
-    """Join ES modules of `static/` into one, since anywidget takes a single file. They import only each other."""
-    texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
-    parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
-    return "\n".join([*parts, texts[-1]])
 
 
 class Inspector(NotebookWidget):
@@ -60,6 +39,7 @@ class Inspector(NotebookWidget):
     selected: traj_id of the open transcript.
     columns: columns of the list, such as ["step", "reward", "answer"]; default: all.
     `filters`, `columns` and `selected` can be set from Python at any time, and follow what the user selects.
+    forks: results of the panel *Fork*, the newest last.
     """
 
     _esm = join_modules(*_MODULES)
@@ -79,6 +59,8 @@ class Inspector(NotebookWidget):
     def __init__(self, store: Store | pd.DataFrame, **state: Any) -> None:
         self.source = Source(Frames(store) if isinstance(store, pd.DataFrame) else store)
         self._notes: dict[str, dict[str, Any]] | None = None
+        self.forks: list[Fork] = []
+        self._continuations: dict[str, Source] = {}
         super().__init__(**{"label": str(getattr(store, "path", "") or "trajectories"), **state})
         self.on_msg(self._on_message)
 
@@ -216,8 +198,12 @@ class Inspector(NotebookWidget):
         return alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-        row = self.source.row(traj_id)
-        return row, self.source.record(row), self.source.siblings(row), self._all_notes().get(traj_id, {})
+        source = self._source_of(traj_id)
+        row = source.row(traj_id)
+        return row, source.record(row), source.siblings(row), self._all_notes().get(traj_id, {})
+
+    def _source_of(self, traj_id: str) -> Source:
+        return self._continuations.get(traj_id, self.source)
 
     def _all_notes(self) -> dict[str, dict[str, Any]]:
         if self._notes is None:
@@ -274,15 +260,16 @@ class Inspector(NotebookWidget):
     def _open(
         self, buffers: list[Any], traj_id: str, raw: bool = False, group: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        siblings = [] if group is None else self.source.siblings(dict(zip(_GROUP, group, strict=True)))
+        source = self._source_of(traj_id)
+        siblings = [] if group is None else source.siblings(dict(zip(_GROUP, group, strict=True)))
         row = next((dict(sibling) for sibling in siblings if sibling["traj_id"] == traj_id), None)
         if row is None:
-            row = self.source.row(traj_id)
-            siblings = self.source.siblings(row)
+            row = source.row(traj_id)
+            siblings = source.siblings(row)
         row["note"] = self._all_notes().get(traj_id)
         answer: dict[str, Any] = {"row": row, "siblings": siblings, "channels": list(CHANNELS)}
         try:
-            record = self.source.record(row)
+            record = source.record(row)
         except UserError as error:
             return {**answer, "segments": [], "tokens": 0, "missing": str(error)}
         values = np.ascontiguousarray(token_values(record))
@@ -298,12 +285,20 @@ class Inspector(NotebookWidget):
         return self.source.search(text, self._condition(filters, scope))
 
     def _alternatives(self, _buffers: list[Any], traj_id: str, position: int, weights: str) -> dict[str, Any]:
-        where = {"url": weights} if weights.startswith(("http://", "https://")) else {"model": weights or None}
-        frame = self.alternatives(int(position), traj_id, **where)
-        rows = frame.astype({"text": object}).to_dict("records")
-        for row in rows:
-            row["text"] = None if pd.isna(row["text"]) else visible(row["text"])
-        return {"rows": rows, "weights": frame.attrs["weights"]}
+        model = panels.alternatives_model(weights, self.source, traj_id)
+        return panels.alternatives_payload(self.alternatives(int(position), traj_id, **model))
+
+    def _fork(
+        self, _buffers: list[Any], traj_id: str, turn: int | None, k: int, edit: str, weights: str
+    ) -> dict[str, Any]:
+        model = panels.fork_model(weights, self.source, traj_id)
+        forked = self.fork(traj_id, turn=turn, k=int(k), edit=edit, **model)
+        self.forks.append(forked)
+        self._continuations |= dict.fromkeys(forked.tree.traj_id, Source(forked.runs))
+        return panels.fork_payload(forked)
+
+    def _turn_text(self, _buffers: list[Any], traj_id: str, turn: int) -> str:
+        return panels.turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
     def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:
         row = self.source.row(traj_id)
@@ -337,6 +332,8 @@ class Inspector(NotebookWidget):
         "open": _open,
         "search": _search,
         "alternatives": _alternatives,
+        "fork": _fork,
+        "turn_text": _turn_text,
         "note": _note,
         "views": _list_views,
         "save_view": _save_view,
@@ -366,7 +363,7 @@ class Inspector(NotebookWidget):
 
     def share_state(self, widget: "Inspector") -> None:
         """Give another inspector this one's source and state. Changes to either apply to both."""
-        widget.source = self.source
+        widget.source, widget.forks, widget._continuations = self.source, self.forks, self._continuations
         for name in (
             "filters",
             "scope",

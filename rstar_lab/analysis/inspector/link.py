@@ -12,7 +12,8 @@ import traitlets
 from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.inspector.filters import where_clause
-from rstar_lab.analysis.inspector.inspector import Inspector, join_modules
+from rstar_lab.analysis.inspector.inspector import Inspector
+from rstar_lab.analysis.inspector.modules import join_modules
 from rstar_lab.analysis.inspector.static_figure import static_bundle
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.figure_theme import apply_theme, template

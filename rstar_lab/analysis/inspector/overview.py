@@ -12,8 +12,9 @@ from IPython.display import display
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_curves
-from rstar_lab.analysis.inspector.inspector import Inspector, join_modules
+from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
+from rstar_lab.analysis.inspector.modules import join_modules
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.analysis.metrics import curves
 from rstar_lab.analysis.overview_rows import COLUMNS, ROLLED_UP, OverviewRow, OverviewRows, render_overview

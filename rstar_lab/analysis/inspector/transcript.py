@@ -108,7 +108,10 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     failure = [Segment("environment", _text(m), 0) for m in messages if m.get("role") == "environment"]
     last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=len(messages))
     unread = list(_run_of_tools(messages[last + 1 :]))
-    return opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, raw)) + failure
+    written = [_text(message) for message in messages if message.get("role") == "assistant"]
+    return (
+        opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, written, raw)) + failure
+    )
 
 
 def _known_texts(texts: Sequence[str | None], ids: Sequence[int] | None) -> list[str]:
@@ -154,18 +157,31 @@ def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _from_tokens(
-    stream: _TokenText, mask: list[bool], responses: Iterator[dict[str, Any]], unread: list[dict[str, Any]], raw: bool
+    stream: _TokenText,
+    mask: list[bool],
+    responses: Iterator[dict[str, Any]],
+    unread: list[dict[str, Any]],
+    written: list[str],
+    raw: bool,
 ) -> Iterator[Segment]:
     """Yield the segments of a response with tokens.
 
     unread: tool messages after the last turn, which have no tokens if the rollout ended with that turn.
+    written: text of each assistant message. A fork can start a turn with edited text, which the loss mask excludes; it
+    is shown as part of the turn.
     """
     stretches: list[tuple[bool, int, int]] = []
     token = 0
     for flag, group in groupby(mask):
         count = sum(1 for _ in group)
         end = stream.starts[token + count] if token + count < len(mask) else len(stream.text)
-        stretches.append((flag, stream.starts[token], end))
+        begin = stream.starts[token]
+        if flag and stretches and not raw:
+            turn = sum(before for before, *_ in stretches)
+            _, low, _ = stretches[-1]
+            begin -= _edited_length(stream.text[low:begin], written[turn] if turn < len(written) else "")
+            stretches[-1] = (False, low, begin)
+        stretches.append((flag, begin, end))
         token += count
     turn = 0
     for place, (flag, begin, end) in enumerate(stretches):
@@ -185,6 +201,14 @@ def _from_tokens(
             yield from answers
         elif place == 0:
             yield from _tool_answers(stream, (begin, end), turn, responses)
+
+
+def _edited_length(before: str, message: str) -> int:
+    """Return the length of the longest end of `before`, the text between two turns, with which the turn's message starts."""
+    start = max(before.rfind("<|im_start|>"), 0) if message else len(before)
+    while (start := before.find(message[:1], start)) >= 0 and not message.startswith(before[start:]):
+        start += 1
+    return len(before) - start if start >= 0 else 0
 
 
 def _tool_answers(

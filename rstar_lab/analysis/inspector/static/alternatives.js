@@ -43,9 +43,10 @@ export class Alternatives {
 
   close() {
     if (this.element.hidden) return;
+    const focused = this.element.contains(this.element.getRootNode().activeElement);
     this.element.hidden = true;
     this.traj_id = null;
-    this.focus();
+    if (focused) this.focus();
   }
 }
 

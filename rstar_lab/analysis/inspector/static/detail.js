@@ -3,6 +3,7 @@ import { channelNames } from "./tokens.js";
 import { Transcript, answerLine } from "./transcript.js";
 import { strip, table } from "./group.js";
 import { Alternatives } from "./alternatives.js";
+import { Fork } from "./fork.js";
 
 /** The open trajectory: header, group, transcript, comparison with another rollout, note, link and export. */
 export class Detail {
@@ -24,10 +25,12 @@ export class Detail {
     const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
     this.rawButton = button("Raw", () => this.toggleRaw(), { "aria-pressed": "false", title: "Show the unchanged token stream" });
     this.alternatives = new Alternatives(ask, () => this.transcript.ribbon.focus());
+    this.fork = new Fork(ask, (traj_id) => this.compare(traj_id).catch((error) => this.say(error.message, true)), () => this.transcript.ribbon.focus());
+    const forkButton = button("Fork", () => this.showFork(), { title: "Sample continuations from the start of a turn" });
     const tokenButton = button("Alternatives", () => this.showAlternatives(), { title: "Most likely tokens at the selected token" });
     this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
-    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, this.rawButton, this.groupButton, this.compareButton));
+    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, forkButton, this.rawButton, this.groupButton, this.compareButton));
     const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.copyLink()), button("HTML", () => this.export("html"), { title: "Save as a self-contained HTML page" }), button("Markdown", () => this.export("markdown")));
     this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
     this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
@@ -35,7 +38,7 @@ export class Detail {
     this.groupBox = h("div", { class: "rl-groupbox", hidden: true });
     const row = h("div", { class: "rl-siblings" }, this.group, h("span", { class: "rl-push" }), this.findBox, this.matchLine);
     this.element = h("section", { class: "rl-detail", "aria-label": "Selected trajectory" },
-      this.head, row, tools, this.groupBox, this.alternatives.element, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
+      this.head, row, tools, this.groupBox, this.alternatives.element, this.fork.element, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
   }
 
   /** Whether the unchanged token stream is shown instead of segments. */
@@ -45,7 +48,7 @@ export class Detail {
 
   /** Show an opened trajectory. buffers: its token values. */
   async show(opened, buffers) {
-    if (this.row?.traj_id !== opened.row.traj_id && !this.alternatives.element.hidden) this.alternatives.close();
+    if (this.row?.traj_id !== opened.row.traj_id) [this.alternatives, this.fork].forEach((panel) => panel.close());
     this.opened = opened;
     this.row = opened.row;
     this.element.dataset.traj = this.row.traj_id;
@@ -84,8 +87,16 @@ export class Detail {
 
   /** Show the most likely tokens at the token that was selected last. */
   showAlternatives() {
-    if (!this.opened.tokens) return this.say("The run did not store the tokens of this rollout.");
+    if (!this.opened.tokens) return this.say("The run did not store the tokens of this rollout: train with --set rl.token_arrays=all.");
+    this.fork.close();
     return this.alternatives.open(this.row.traj_id, this.transcript.token);
+  }
+
+  /** Show the panel that samples continuations of the rollout. */
+  showFork() {
+    if (!this.opened.tokens) return this.say("The run did not store the tokens of this rollout: train with --set rl.token_arrays=all.");
+    this.alternatives.close();
+    return this.fork.open(this.row);
   }
 
   /** traj_id of the rollout of the group that is `by` places after the open one. */
@@ -109,10 +120,12 @@ export class Detail {
     });
     if (this.compared !== traj_id) return undefined; // ended, or another one was chosen, during the request
     this.compareButton.setAttribute("aria-pressed", "true");
-    const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `Sample ${show(row.sample)}`), h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, rocStatus(row, opened.siblings)));
+    const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `${row.stage === "fork" ? "Continuation" : "Sample"} ${show(row.sample)}`),
+      h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, rocStatus(row, opened.siblings)));
     fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));
     this.other.show(opened, floats(buffers), this.channel());
     this.scrollTogether();
+    if (!this.fork.element.hidden) this.element.scrollTop = this.element.scrollHeight; // the transcripts are below the panel
     const marked = this.transcript.differ(this.other) && this.other.differ(this.transcript);
     return this.say(marked ? "Words that only one rollout contains are underlined." : "The transcripts are too long to mark the differences.");
   }

@@ -48,6 +48,7 @@ export const outcomeClass = (outcome) => (!outcome ? "unknown" : outcome === "ok
 
 /** Whether RoC kept the rollout, and why not if it did not. */
 export function rocStatus(row, siblings = []) {
+  if (row.stage === "fork") return `from the start of turn ${row.step}`;
   if (row.kept === null || row.kept === undefined) return "RoC selection not recorded";
   if (!row.kept && siblings.length > 1 && !siblings.some((sibling) => sibling.kept)) {
     const equal = siblings.every((sibling) => sibling.reward === siblings[0].reward);

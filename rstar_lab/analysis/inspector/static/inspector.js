@@ -11,7 +11,7 @@ import { Figures } from "./figures.js";
 const keys = [
   ["j, k", "next, previous trajectory"], ["[, ]", "previous, next rollout of the group"], ["1 to 6", "colour of the tokens"],
   ["e, E", "next, previous failed tool call"], ["b, B", "next, previous forking token"],
-  ["a", "most likely tokens at the selected token"],
+  ["a", "most likely tokens at the selected token"], ["t", "continuations from a turn (fork)"],
   ["c", "compare with the next rollout of the group"], ["g", "table of the group"], ["r", "raw tokens"], ["/", "search in the transcript"],
   ["s", "search in all transcripts"], ["n", "note and tags"], ["v", "saved views and columns"], ["f", "full screen"], ["?", "this help"],
 ];
@@ -370,7 +370,7 @@ class View {
     const ofTrajectory = {
       e: () => this.say(detail.transcript.nextError(1)), E: () => this.say(detail.transcript.nextError(-1)),
       b: () => this.say(detail.transcript.nextFork(1)), B: () => this.say(detail.transcript.nextFork(-1)),
-      a: () => detail.showAlternatives(), "[": () => this.set({ selected: detail.nextSibling(-1) }), "]": () => this.set({ selected: detail.nextSibling(1) }),
+      a: () => detail.showAlternatives(), t: () => detail.showFork(), "[": () => this.set({ selected: detail.nextSibling(-1) }), "]": () => this.set({ selected: detail.nextSibling(1) }),
       c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(), n: () => focus(detail.note),
     }[event.key];
     const action = ofTrajectory ? () => this.whenShown(ofTrajectory) : {

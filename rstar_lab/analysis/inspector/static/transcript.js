@@ -39,7 +39,7 @@ export class Transcript {
   show(opened, buffer, channel) {
     this.clear();
     this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
-    this.kept = opened.row.kept;
+    this.kept = opened.row.stage === "fork" ? null : opened.row.kept;
     this.token = 0;
     this.atFork = false;
     this.error = null;

@@ -1,0 +1,137 @@
+import { h, fill, show, correct } from "./dom.js";
+
+const percent = (value) => `${Math.round(100 * value)}%`;
+
+/** Continuations of the open rollout from the start of a turn, sampled by a model on request, and the value of each turn. */
+export class Fork {
+  /** ask(op, values, patience): request to the kernel. compare(traj_id): show a continuation beside the rollout.
+   *  focus(): give the focus back to the transcript. */
+  constructor(ask, compare, focus) {
+    Object.assign(this, { ask, compare, focus });
+    this.turn = h("select", { "aria-label": "Turn to fork at", onchange: () => this.chosen() });
+    this.count = h("input", { type: "number", class: "rl-step", min: 1, max: 256, value: 16, "aria-label": "Continuations per turn" });
+    this.weights = h("input", { type: "text", class: "rl-weights", spellcheck: "false", placeholder: "Model folder or URL of a server; empty: nearest checkpoint", "aria-label": "Model folder or URL of a server" });
+    this.edit = h("textarea", { class: "rl-edit", rows: 2, spellcheck: "false", "aria-label": "Text with which the turn starts" });
+    this.original = h("button", { type: "button", class: "rl-quiet", title: "Insert what the model wrote in this turn, to edit it", onclick: () => this.insert() }, "Insert original text");
+    this.button = h("button", { type: "button", class: "rl-toggle", onclick: () => this.load() }, "Fork");
+    this.title = h("p", { class: "rl-summary", role: "status" });
+    this.body = h("div", { class: "rl-fork-body", tabindex: "0", role: "region", "aria-label": "Continuations" });
+    this.element = h("div", { class: "rl-fork", role: "group", "aria-label": "Fork", hidden: true, onkeydown: (event) => this.key(event) },
+      h("div", { class: "rl-alternatives-head" }, "Sample", this.count, "continuations from the start of", this.turn, "by", this.weights, h("span", { class: "rl-push" }), this.button,
+        h("button", { type: "button", class: "rl-quiet", onclick: () => this.close() }, "Close")), h("div", { class: "rl-edit-row" }, this.edit, this.original), this.title, this.body);
+  }
+
+  key(event) {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      this.close();
+    } else if (event.key === "Enter" && (event.target.tagName === "INPUT" || (event.target === this.edit && event.ctrlKey))) {
+      event.stopPropagation();
+      this.load();
+    }
+  }
+
+  /** Show the panel for a rollout. */
+  open({ traj_id, turns }) {
+    this.element.hidden = false;
+    if (traj_id !== this.traj_id) {
+      this.traj_id = traj_id;
+      fill(this.turn, h("option", { value: "" }, "every turn"), Array.from({ length: turns ?? 0 }, (_, turn) => h("option", { value: turn }, `turn ${turn + 1}`)));
+      this.edit.value = "";
+      this.chosen();
+      fill(this.body);
+      this.title.textContent = "The continuations are stored beside the run.";
+    }
+    this.turn.focus();
+  }
+
+  /** Only a single turn can be edited. */
+  chosen() {
+    this.edit.disabled = this.original.disabled = this.turn.value === "";
+    this.edit.placeholder = this.edit.disabled ? "Select a turn to edit its start" : "Text with which the turn starts; empty: the model writes it (Ctrl+Enter forks)";
+    if (this.edit.disabled) this.edit.value = "";
+  }
+
+  /** Fill the field with what the model wrote in the selected turn. */
+  async insert() {
+    const { traj_id } = this;
+    const turn = Number(this.turn.value);
+    try {
+      const [text] = await this.ask("turn_text", { traj_id, turn });
+      if (traj_id !== this.traj_id || turn !== Number(this.turn.value)) return;
+      this.edit.value = text;
+      this.edit.focus();
+    } catch (error) {
+      this.fail(error.message);
+    }
+  }
+
+  async load() {
+    if (this.button.disabled) return;
+    if (!this.count.checkValidity() || !this.count.value) return this.fail("Enter a number of continuations from 1 to 256.");
+    const { traj_id } = this;
+    const turn = this.turn.value === "" ? null : Number(this.turn.value);
+    this.button.disabled = true;
+    this.title.textContent = `Forking: sampling ${this.count.value} continuations from ${turn === null ? "every turn" : `turn ${turn + 1}`} …`;
+    const seconds = h("span", { "aria-hidden": "true" }, "0 s");
+    fill(this.body, h("p", { class: "rl-missing" }, "The kernel is busy until the continuations are stored. ", seconds));
+    const began = Date.now();
+    const timer = setInterval(() => { seconds.textContent = `${Math.round((Date.now() - began) / 1000)} s`; }, 1000);
+    try {
+      const [forked] = await this.ask("fork", { traj_id, turn, k: Number(this.count.value), edit: this.edit.value, weights: this.weights.value.trim() }, 3_600_000);
+      if (traj_id === this.traj_id) this.draw(forked, turn === null);
+    } catch (error) {
+      if (traj_id === this.traj_id) this.fail(error.message);
+    } finally {
+      clearInterval(timer);
+      this.button.disabled = false;
+    }
+  }
+
+  fail(message) {
+    this.title.textContent = "Not forked.";
+    fill(this.body, h("p", { class: "rl-missing", role: "alert" }, message));
+  }
+
+  /** whole: every turn was forked, so that the values show over which turn the value falls. */
+  draw({ values, tree, lost_at, reward, run, weights, differing }, whole) {
+    const original = `The original rollout is ${reward > 0 ? "correct" : "wrong"}.`;
+    const fall = whole && lost_at !== null ? lost_at : -1;
+    const lost = fall < 0 ? "" : ` The value falls most over turn ${fall + 1}.`;
+    const replayed = differing ? ` ${differing} earlier calls returned another response than the stored one.` : "";
+    this.title.textContent = `${original}${lost}${replayed} Model: ${weights.split("/").slice(-3).join("/")}. Stored as run ${run}.`;
+    this.title.title = weights;
+    const rows = values.map(({ turn, value, low, high, n }) => h("tr", { class: turn === fall ? "rl-this" : "" },
+      h("td", {}, show(turn + 1), turn === fall ? " (largest fall)" : ""), h("td", { title: `n = ${n}` }, `${percent(value)} of ${n}`),
+      h("td", {}, interval(value, low, high), `${percent(low)} to ${percent(high)}`),
+      h("td", {}, h("span", { class: "rl-strip" }, tree.filter((row) => row.turn === turn).map((row) => this.cell(row))))));
+    fill(this.body, h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, ["From turn", "Correct", "95% interval", "Continuations"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
+    this.body.focus();
+  }
+
+  cell(row) {
+    const failed = row.stop_reason === "engine_error";
+    const result = failed ? "excluded, because the engine failed" : correct(row) ? "correct" : "wrong";
+    const text = `continuation ${row.sample}: ${result}, answer ${show(row.answer)}, ${show(row.calls)} calls, ${show(row.errors)} errors, ${show(row.response_tokens)} tokens, stopped by ${show(row.stop_reason)}`;
+    const colour = failed ? "" : correct(row) ? "rl-ok" : "rl-bad";
+    return h("button", { type: "button", class: `rl-cell ${colour}`, title: `${text}. Click: side by side.`, "aria-label": text, onclick: () => this.compare(row.traj_id) }, failed ? "–" : correct(row) ? "✓" : "✗");
+  }
+
+  close() {
+    if (this.element.hidden) return;
+    const focused = this.element.contains(this.element.getRootNode().activeElement);
+    this.element.hidden = true;
+    this.traj_id = null;
+    if (focused) this.focus();
+  }
+}
+
+/** A line from 0 to 100% with the interval and the value. */
+function interval(value, low, high) {
+  const range = h("i", { class: "rl-range" });
+  range.style.left = `${100 * low}%`;
+  range.style.width = `${100 * (high - low)}%`;
+  const point = h("i", { class: "rl-point" });
+  point.style.left = `${100 * value}%`;
+  return h("span", { class: "rl-interval", role: "img", "aria-label": `${percent(value)}, 95% interval ${percent(low)} to ${percent(high)}` }, range, point);
+}
