@@ -73,6 +73,8 @@ def test_a_rollout_is_forked_at_an_edited_turn_by_keyboard(lab: Lab, tmp_path: P
         page.wait_for_selector(f"{APP} .rl-pane-head")
         heads = page.locator(f"{APP} .rl-pane-head").all_inner_texts()
         assert "Continuation 1" in heads[1] and "from the start of turn 2" in heads[1]
+        assert cells_of_turn.nth(1).get_attribute("aria-pressed") == "true"
+        assert page.locator(f"{APP} .rl-pane .rl-turns").nth(1).evaluate("element => element.scrollTop") > 0
         assert "I doubt\nthis result." in page.locator(f"{APP} .rl-pane").nth(1).inner_text()
         page.add_script_tag(path=axe)
         for theme in ("JupyterLab Light", "JupyterLab Dark"):

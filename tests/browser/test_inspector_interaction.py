@@ -288,7 +288,7 @@ def test_alternatives_of_a_token_by_keyboard(opened: LabPage, tmp_path: Path):
         page.keyboard.press(key)
     page.wait_for_selector(f"{APP} .rl-alternatives .rl-missing")
     assert "no checkpoint" in text(opened, ".rl-alternatives .rl-missing")
-    page.locator(f"{APP} .rl-weights").fill(str(tmp_path / "model"))
+    page.locator(f"{APP} .rl-alternatives .rl-weights").fill(str(tmp_path / "model"))
     page.keyboard.press("Enter")
     opened.wait(f"() => document.querySelector('{APP} .rl-alternatives :is(tr.rl-this, .rl-missing)')")
     opened.shot("alternatives", APP)

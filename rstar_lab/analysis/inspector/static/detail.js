@@ -125,6 +125,8 @@ export class Detail {
     fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));
     this.other.show(opened, floats(buffers), this.channel());
     this.scrollTogether();
+    this.fork.mark(traj_id);
+    if (opened.row.stage === "fork") for (const pane of [this.transcript, this.other]) pane.position = { turn: opened.row.step, fraction: 0 };
     if (!this.fork.element.hidden) this.element.scrollTop = this.element.scrollHeight; // the transcripts are below the panel
     const marked = this.transcript.differ(this.other) && this.other.differ(this.transcript);
     return this.say(marked ? "Words that only one rollout contains are underlined." : "The transcripts are too long to mark the differences.");
@@ -152,6 +154,7 @@ export class Detail {
   endCompare() {
     this.unlock?.();
     this.compared = null;
+    this.fork.mark(null);
     this.compareButton.setAttribute("aria-pressed", "false");
     this.other.clear();
     this.transcript.paintDiff.clear();

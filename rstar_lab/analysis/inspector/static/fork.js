@@ -102,8 +102,8 @@ export class Fork {
     this.title.textContent = `${original}${lost}${replayed} Model: ${weights.split("/").slice(-3).join("/")}. Stored as run ${run}.`;
     this.title.title = weights;
     const rows = values.map(({ turn, value, low, high, n }) => h("tr", { class: turn === fall ? "rl-this" : "" },
-      h("td", {}, show(turn + 1), turn === fall ? " (largest fall)" : ""), h("td", { title: `n = ${n}` }, `${percent(value)} of ${n}`),
-      h("td", {}, interval(value, low, high), `${percent(low)} to ${percent(high)}`),
+      h("td", {}, show(turn + 1), turn === fall ? h("div", { class: "rl-label" }, "largest fall") : null), h("td", { title: `n = ${n}` }, `${percent(value)} of ${n}`),
+      h("td", {}, interval(value, low, high), h("div", {}, `${percent(low)} to ${percent(high)}`)),
       h("td", {}, h("span", { class: "rl-strip" }, tree.filter((row) => row.turn === turn).map((row) => this.cell(row))))));
     fill(this.body, h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, ["From turn", "Correct", "95% interval", "Continuations"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
     this.body.focus();
@@ -114,7 +114,12 @@ export class Fork {
     const result = failed ? "excluded, because the engine failed" : correct(row) ? "correct" : "wrong";
     const text = `continuation ${row.sample}: ${result}, answer ${show(row.answer)}, ${show(row.calls)} calls, ${show(row.errors)} errors, ${show(row.response_tokens)} tokens, stopped by ${show(row.stop_reason)}`;
     const colour = failed ? "" : correct(row) ? "rl-ok" : "rl-bad";
-    return h("button", { type: "button", class: `rl-cell ${colour}`, title: `${text}. Click: side by side.`, "aria-label": text, onclick: () => this.compare(row.traj_id) }, failed ? "–" : correct(row) ? "✓" : "✗");
+    return h("button", { type: "button", class: `rl-cell ${colour}`, title: `${text}. Click: side by side.`, "aria-label": text, "aria-pressed": "false", "data-traj": row.traj_id, onclick: () => this.compare(row.traj_id) }, failed ? "–" : correct(row) ? "✓" : "✗");
+  }
+
+  /** Mark the continuation that is shown beside the rollout. null: none. */
+  mark(traj_id) {
+    for (const cell of this.body.querySelectorAll(".rl-cell")) cell.setAttribute("aria-pressed", String(cell.dataset.traj === traj_id));
   }
 
   close() {
