@@ -30,6 +30,8 @@ WAITING_CPU_SHARE = 0.5
 BACKGROUND_PROCESSES = 8
 # If a call has more processes and threads, its supervisor leaves the CPU share of the group.
 CROWD_TASKS = 16
+# A check that comes late counts at most this many planned intervals as sleep.
+LATE_TICKS = 2
 # A check measures at most this many threads of a call; if it has more, a random sample.
 MEASURED_TASKS = 64
 
@@ -59,6 +61,7 @@ class CallMonitor:
         self._checked_cpu_s = 0.0
         self._needed_s = request.timeout_s
         self._idle_s = 0.0
+        self._tick_s = 0.0
         self._starved_s = 0.0
         self._schedstat: dict[int, tuple[float, float]] = {}
         self._tasks: list[int] = []
@@ -84,7 +87,8 @@ class CallMonitor:
             tick_s = max(tick_s, min(WAITING_TICK_SHARE * (self._last - self._active), WAITING_TICK_MOST_S))
         if self.ticks < len(FIRST_TICKS_S):
             tick_s = FIRST_TICKS_S[self.ticks]
-        return min(max(tick_s, 4 * check_s), self.left_s(), max(self._needed_s, FIRST_TICKS_S[0]))
+        self._tick_s = min(max(tick_s, 4 * check_s), self.left_s(), max(self._needed_s, FIRST_TICKS_S[0]))
+        return self._tick_s
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all processes of the call; without a control group, the value of the last check."""
@@ -138,8 +142,10 @@ class CallMonitor:
         self._checked_cpu_s = self.last_cpu_s
         states = {procfs.state(task) for task in tasks}
         # Seconds in state D are not charged, because forks of one zygote share kernel locks, which a fork bomb may hold.
-        if not states & {"R", "D"}:
-            self._idle_s += max(0.0, elapsed_s - cpu_s)
+        # Neither are those of a zombie, whose end has not been handled yet.
+        if not states & {"R", "D"} and states - {"Z", ""}:
+            # If this check is late, the program may have waited for a CPU before it fell asleep.
+            self._idle_s += max(0.0, min(elapsed_s, LATE_TICKS * self._tick_s) - cpu_s)
         self.waiting = "R" not in states and cpu_s < WAITING_CPU_SHARE * elapsed_s
         if not self.waiting:
             self._active = now
