@@ -182,8 +182,10 @@ class Isolation:
                 report(layer, error)
 
         # The OOM killer kills programs before their supervisor.
-        with contextlib.suppress(OSError):
+        try:
             _write("/proc/self/oom_score_adj", b"1000")
+        except OSError:
+            pass
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
         step("mount_namespace", self._scratch, request, flags)
         step("private_proc", self._proc)
@@ -199,8 +201,10 @@ class Isolation:
             os.chdir(scratch or "/")
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch
         self._resources(request)
-        with contextlib.suppress(OSError):
+        try:
             os.setpriority(os.PRIO_PROCESS, 0, 0 if self.root else 5)
+        except OSError:
+            pass
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
@@ -307,11 +311,11 @@ def fork_into(init: int, own: int) -> int:
     init: process id of the namespace's init; 0 forks in the current namespace. own: descriptor of the current namespace.
     """
     if not init:
-        return os.fork()
+        return kernel.fork()
     namespace = os.pidfd_open(init)
     try:
         kernel.setns(namespace, kernel.CLONE_NEWPID)
-        pid = os.fork()
+        pid = kernel.fork()
         if pid:
             kernel.setns(own, kernel.CLONE_NEWPID)
         return pid

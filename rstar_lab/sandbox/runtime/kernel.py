@@ -1,5 +1,6 @@
 """Linux system calls that Python's standard library does not have. They raise OSError."""
 
+import _signal
 import contextlib
 import ctypes
 import errno
@@ -41,18 +42,33 @@ SYS_PIDFD_GETFD = 438
 SYS_MOUNT_SETATTR = 442
 SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
+# signal.signal converts its arguments to enums and back, which writes to about 30 shared pages of a fork.
+set_signal_handler = _signal.signal
 libc = ctypes.CDLL(None, use_errno=True)
+# Calls through PyDLL keep the interpreter's lock, so that a child of `fork` holds it too.
+_locked_libc = ctypes.PyDLL(None, use_errno=True)
 libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 libc.syscall.restype = ctypes.c_long
 libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
 
-def _checked(result: int, name: str) -> int:
+def _checked(result: int, name: str, path: bytes = b"") -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+        raise OSError(number, f"{name} {os.fsdecode(path)}".rstrip() + f": {os.strerror(number)}")
     return result
+
+
+def fork() -> int:
+    """Fork without Python's at-fork handlers, which write to about 130 shared pages; return 0 in the child.
+
+    The child must seed `random`. A process with several threads is forked with `os.fork`, because the handlers reset locks
+    that another thread can hold.
+    """
+    if threading.active_count() > 1:
+        return os.fork()
+    return _checked(_locked_libc.fork(), "fork")
 
 
 def unshare(flags: int) -> None:
@@ -68,11 +84,11 @@ def prctl(option: int, value: int = 0, pointer: int = 0) -> int:
 
 
 def mount(source: bytes, target: bytes, kind: bytes | None = None, flags: int = 0, data: bytes | None = None) -> None:
-    _checked(libc.mount(source, target, kind, flags, data), f"mount {os.fsdecode(target)}")
+    _checked(libc.mount(source, target, kind, flags, data), "mount", target)
 
 
 def unmount(target: bytes, flags: int = MNT_DETACH) -> None:
-    _checked(libc.umount2(target, flags), f"umount {os.fsdecode(target)}")
+    _checked(libc.umount2(target, flags), "umount", target)
 
 
 def pivot_root(new: bytes, old: bytes) -> None:
@@ -149,7 +165,7 @@ def new_pid_namespace() -> int:
     use one stack, because only pause runs on it. The caller must not have signal handlers, which would end the pause.
     The init ignores SIGCHLD, so that orphans are reaped.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    set_signal_handler(_signal.SIGCHLD, _signal.SIG_IGN)
     init = libc.clone(_PAUSE, _STUB_STACK_TOP, CLONE_VM | CLONE_NEWPID | signal.SIGCHLD, None)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    set_signal_handler(_signal.SIGCHLD, _signal.SIG_DFL)
     return _checked(init, "clone")

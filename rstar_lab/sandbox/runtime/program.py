@@ -20,6 +20,8 @@ import sys
 import traceback
 import types
 
+from rstar_lab.sandbox.runtime import kernel
+
 FILENAME = "main.py"
 REPORT_BYTES = 2 * 1024 * 1024
 MARK_BYTES = 64
@@ -30,6 +32,7 @@ _ANSWER = slice(REPORT_BYTES - _SECRET_BYTES, REPORT_BYTES)
 # Descriptors of a copy of a session: channel, cell, stdin, stdout, stderr, report.
 FDS_PER_COPY = 6
 COPIES_PER_MESSAGE = 16
+_SIGINT = int(signal.SIGINT)
 NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
 
 
@@ -82,13 +85,13 @@ class Report:
 
 
 def reseed(seed: int | None) -> None:
-    """Seed the random generators; None draws fresh state. `random` reseeds itself after a fork; numpy and sympy do not."""
-    if seed is not None:
-        random.seed(seed)
+    """Seed the random generators; None draws fresh state."""
+    random.seed(seed)
     if "sympy.core.random" in sys.modules:
         sys.modules["sympy.core.random"].seed(seed)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(None if seed is None else seed % 2**32)
+        # numpy needs five times as long to seed from entropy of its own as from an integer.
+        sys.modules["numpy.random"].seed((random.getrandbits(32) if seed is None else seed) % 2**32)
 
 
 def open_streams() -> None:
@@ -368,7 +371,7 @@ def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -
     """Run the user's program in this process, report its value and exit. Does not return."""
     me = os.getpid()
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        kernel.set_signal_handler(_SIGINT, signal.default_int_handler)
         reseed(seed)
         gc.enable()
         ending, value = run_cell(code, new_main().__dict__, max_bytes)

@@ -93,9 +93,11 @@ def make_temporary(root: str = "") -> None:
     """Create the folder TEMPORARY, with links to parts of the interpreter that are below /tmp on the host."""
     os.mkdir(f"{root}{TEMPORARY}", 0o700)
     for folder in _TEMPORARIES:
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(f"{root}{_HELD}{folder}"):
-                os.symlink(f"{_HELD}{folder}/{name}", f"{root}{TEMPORARY}/{name}")
+        held = f"{_HELD}{folder}"
+        # Most interpreters are elsewhere. An exception would write to many pages that a program shares with its zygote.
+        if os.access(f"{root}{held}", os.F_OK):
+            for name in os.listdir(f"{root}{held}"):
+                os.symlink(f"{held}/{name}", f"{root}{TEMPORARY}/{name}")
 
 
 def build() -> None:
