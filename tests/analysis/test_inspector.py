@@ -48,6 +48,7 @@ def test_pages_contain_every_row_once_in_any_order(source: Source, few: int | No
         ["outcomes", True],
         ["answer", False],
         ["reward", True],
+        ["kept", True],
         ["step", False],
     ):
         total = source.count("TRUE")

@@ -175,7 +175,8 @@ class Listing:
                 f"WHERE {where} GROUP BY 1 ORDER BY 1 {'DESC' if down else 'ASC'} NULLS LAST"
             )
             counted["same"] = (counted.low == counted.high).fillna(False).astype(bool)
-            counted.loc[counted.value.isna(), ["low", "high"]] = None
+            ends = counted[["low", "high"]].astype(object)  # a column of booleans cannot have missing values
+            counted[["low", "high"]] = ends.where(counted.value.notna(), None)
             _cache(self._values, (where, key, down), counted)
         return self._values[where, key, down]
 
