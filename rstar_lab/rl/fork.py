@@ -73,7 +73,8 @@ def fork(
     turn: from 0; None: every turn. edit: text with which the model's turn starts; the loss mask excludes it. model:
     model folder to sample from with transformers in this process; default: the run's checkpoint nearest to the weights
     of the rollout. url: server to sample from instead; the tokenizer is still read from `model` or the checkpoint.
-    Raises UserError if the rollout has no token arrays or belongs to an environment, or if the run has no checkpoint.
+    Raises UserError if the rollout has no token arrays or belongs to an environment, if the run has no checkpoint, or if
+    the tokens of the rollout have other texts in the model's tokenizer.
     """
     job = _Fork(run_dir, traj_id, step, turn, k, edit, model, url, seed)
     # In a notebook, this thread already runs an event loop.
@@ -137,7 +138,9 @@ class _Fork:
                 recipe.rl.tools, sandbox, recipe.sandbox.timeout_s, recipe.sandbox.memory_mb,
                 own_timeout_s=recipe.rl.tool_timeout_s, prompt_format=recipe.rl.prompt_format,
             )  # fmt: skip
-            codec = Codec(load_tokenizer(self.model), tools, recipe.rl.prompt_style)
+            tokenizer = load_tokenizer(self.model)
+            self._compare_tokens(tokenizer)
+            codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
             context = self._context(codec, tools)
             longest = len(original.prompt_ids) + context.limits.max_response_tokens
             engines = await stack.enter_async_context(
@@ -155,6 +158,19 @@ class _Fork:
                 raise UserError(f"no continuation could be sampled from {self.url or self.model}")
         state = "replay" if stateful and self.turns != (0,) else "stateless"
         return self._store(steps, state)
+
+    def _compare_tokens(self, tokenizer: Any) -> None:
+        """Raise UserError if a token of the rollout has another text in this tokenizer than in the run's vocabulary."""
+        vocabulary = self.reader.vocabulary() or []
+        for token in {*self.original.prompt_ids, *self.original.response_ids}:
+            if token >= len(vocabulary):
+                continue
+            text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            if text != vocabulary[token]:
+                raise UserError(
+                    f"{self.model} has another tokenizer than run {self.reader.run_id}: token {token} is {text!r}, not "
+                    f"{vocabulary[token]!r}; name a model with the run's tokenizer"
+                )
 
     def _context(self, codec: Codec, tools: Mapping[str, Any]) -> RolloutContext:
         """Return the limits and the sampling that the rollout had."""

@@ -101,6 +101,18 @@ async def test_wrong_input_is_named(run):
         fork(folder, TRAJECTORY, 1, edit="x", model=model)
 
 
+async def test_a_model_with_another_tokenizer_is_rejected(run):
+    folder, model, rollout = run
+    tokenizer = load_tokenizer(model)
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False)
+    (folder / "tokens.json").write_text(json.dumps(texts))
+    assert len(inspect(folder.parent).fork(TRAJECTORY, turn=1, k=1, model=model).tree) == 1
+    token = rollout.response_ids[0]
+    (folder / "tokens.json").write_text(json.dumps([*texts[:token], "other", *texts[token + 1 :]]))
+    with pytest.raises(UserError, match=f"another tokenizer than run base-rl: token {token} is .*, not 'other'"):
+        fork(folder, TRAJECTORY, 1, turn=1, model=model)
+
+
 async def test_alternatives_are_the_most_likely_tokens_of_the_model(run):
     folder, model, rollout = run
     view = inspect(folder.parent)
