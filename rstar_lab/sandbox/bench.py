@@ -47,7 +47,7 @@ def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
     with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
         ours = ready["url"]
         warm_up(ours)
-        for name, code, count, rounds in (("a", SHORT, 384, 3), ("b", NUMPY, 128, 3), ("c", SYMPY, 64, 3)):
+        for name, code, count, rounds in (("a", SHORT, 384, 9), ("b", NUMPY, 128, 9), ("c", SYMPY, 64, 5)):
             yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
         # Many calls, so that the last endless loops, which run alone, do not dominate the rate.
         yield compare("mix", ours, against, mixed(1600), 1, batch=1, clients=64)
