@@ -43,7 +43,7 @@ def check_after(monitor: CallMonitor, seconds: float) -> None:
 def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch, monitor, state, waiting, charged):
     """A call that waits for a disk or for a lock of the kernel needs no CPU, but may not be responsible for its wait.
 
-    The end of a zombie has not been handled yet; "" is the state of a thread that is gone.
+    Z: a zombie, which the supervisor has not yet reaped. "": a thread that is gone.
     """
     monkeypatch.setattr(procfs, "state", lambda task: state)
     check_after(monitor, monitor.planned_s)

@@ -142,7 +142,7 @@ class CallMonitor:
         self._checked_cpu_s = self.last_cpu_s
         states = {procfs.state(task) for task in tasks}
         # Seconds in state D are not charged, because forks of one zygote share kernel locks, which a fork bomb may hold.
-        # Neither are those of a zombie, whose end has not been handled yet.
+        # The seconds of a zombie are not charged either: the supervisor has not yet reaped it.
         if not states & {"R", "D"} and states - {"Z", ""}:
             # If this check is late, the program may have waited for a CPU before it fell asleep.
             self._idle_s += max(0.0, min(elapsed_s, LATE_TICKS * self._tick_s) - cpu_s)
