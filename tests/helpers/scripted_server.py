@@ -29,7 +29,7 @@ class ScriptedServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen, after the first start on the same port. A server that starts has no new weights."""
+        """Start to listen. A restarted server uses the same port and has no weight version."""
         self.version, self.paused = None, False
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._listener.sockets[0].getsockname()[1]

@@ -59,7 +59,7 @@ def turn_text(record: Mapping[str, Any], turn: int) -> str:
 
 
 def alternatives_payload(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return rows and weights of the result of `Inspector.alternatives` as JSON values."""
+    """Convert the result of `Inspector.alternatives` to JSON values: its rows, and the model or server that computed them."""
     rows = frame.astype({"text": object}).to_dict("records")
     for row in rows:
         row["text"] = None if pd.isna(row["text"]) else visible(row["text"])

@@ -69,7 +69,7 @@ class ServerEngine:
         self._slots = asyncio.Semaphore(connections)
         self._in_flight: set[asyncio.Task[Completion]] = set()
         self._last_progress = 0.0
-        self._weights: tuple[Path, int] | None = None  # of the last call of `load_weights`
+        self._weights: tuple[Path, int] | None = None  # those of the last call of `load_weights`
         self._loaded: tuple[Path, int] | None = None  # the last ones that the server has loaded completely
         self._loss = ""  # why the server was marked as lost
         self._watchdog: asyncio.Task[None] | None = None

@@ -42,7 +42,7 @@ SYS_PIDFD_GETFD = 438
 SYS_MOUNT_SETATTR = 442
 SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
-# signal.signal converts its arguments to enums and back, which writes to about 30 shared pages of a fork.
+# signal.signal also converts its arguments and its result to enums, which writes to about 30 pages that forks share.
 set_signal_handler = _signal.signal
 libc = ctypes.CDLL(None, use_errno=True)
 # Calls through PyDLL keep the interpreter's lock, so that a child of `fork` holds it too.
@@ -61,7 +61,7 @@ def _checked(result: int, name: str, path: bytes = b"") -> int:
 
 
 def fork() -> int:
-    """Fork without Python's at-fork handlers, which write to about 130 shared pages; return 0 in the child.
+    """Fork without Python's at-fork handlers, which write to about 110 shared pages; return 0 in the child.
 
     The child must seed `random`. A process with several threads is forked with `os.fork`, because the handlers reset locks
     that another thread can hold.

@@ -90,7 +90,7 @@ def reseed(seed: int | None) -> None:
     if "sympy.core.random" in sys.modules:
         sys.modules["sympy.core.random"].seed(seed)
     if "numpy.random" in sys.modules:
-        # numpy needs five times as long to seed from entropy of its own as from an integer.
+        # With None, numpy gathers entropy itself, which takes several times as long as seeding from an integer.
         sys.modules["numpy.random"].seed((random.getrandbits(32) if seed is None else seed) % 2**32)
 
 
