@@ -56,7 +56,9 @@ def compact(run_dir: str | Path) -> Compacted:
                 if len(batch) > 1 or batch[0].partial:
                     _merge(run_dir, level, batch)
             _remove_shadowed(run_dir, level, steps)
-        (run_dir / "metrics.jsonl").touch()  # open readers notice the change by the modification time
+        metrics = run_dir / "metrics.jsonl"
+        if metrics.exists():
+            metrics.touch()  # open readers notice the change by the modification time
         return Compacted(before, after)
     finally:
         lock.release()

@@ -28,6 +28,24 @@ _MIRROR_KEYS = {"host", "status", "transcripts"}
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
 
 
+def read_mirror(run_dir: Path) -> dict[str, Any] | None:
+    """Return the content of mirror.json if the run is a copy of a run on another host, else None.
+
+    Raises RunStoreError if mirror.json is damaged.
+    """
+    path = run_dir / MIRROR_FILE
+    try:
+        mirror = json.loads(path.read_text())
+        if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_KEYS:
+            raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_KEYS))}")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        hint = "move this folder away, then copy the run again with `rstar-lab jobs pull JOB`"
+        raise RunStoreError(f"{path} cannot be read: {error}; {hint}") from error
+    return mirror
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """A Parquet file and the committed steps to read from it. partial: it also contains rows of other steps."""
@@ -75,25 +93,8 @@ class RunReader:
         status = self.info["status"]
         if status != "running" or is_locked(self.run_dir):
             return status
-        mirror = self._mirror()
+        mirror = read_mirror(self.run_dir)
         return mirror["status"] if mirror else "interrupted"
-
-    def _mirror(self) -> dict[str, Any] | None:
-        """Return the content of mirror.json if this run is a copy of a run on another host, else None.
-
-        Raises RunStoreError if mirror.json is damaged.
-        """
-        path = self.run_dir / MIRROR_FILE
-        try:
-            mirror = json.loads(path.read_text())
-            if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_KEYS:
-                raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_KEYS))}")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            hint = "move this folder away, then copy the run again with `rstar-lab jobs pull JOB`"
-            raise RunStoreError(f"{path} cannot be read: {error}; {hint}") from error
-        return mirror
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one dict per committed step, in order: stage, step and the metrics of the writer."""
@@ -135,7 +136,7 @@ class RunReader:
                 raise RunStoreError(f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written")
         covered = {step for file in stored for step in file.steps}
         if lost := [step for step in steps if step not in covered and expected[step]]:
-            mirror = self._mirror()
+            mirror = read_mirror(self.run_dir)
             if mirror and level == "transcripts" and not mirror["transcripts"]:
                 raise TranscriptsElsewhere(
                     f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB "
@@ -147,7 +148,7 @@ class RunReader:
     @property
     def transcripts_elsewhere(self) -> bool:
         """Whether this is a copy of a run whose transcripts stayed on its host, except for those that were opened here."""
-        mirror = self._mirror()
+        mirror = read_mirror(self.run_dir)
         return mirror is not None and not mirror["transcripts"]
 
     def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:

@@ -17,8 +17,9 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
+from rstar_lab.jobs.ssh.fetch import fetch_transcripts
 from rstar_lab.processes import processes_of
-from rstar_lab.runs import RunWriter
+from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parent.parent.parent
@@ -164,6 +165,16 @@ def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path)
     with pytest.raises(UserError, match="submit with another --name"):
         submit("tiny_fast", profile, name="run", runs_dir=here, preflight=False, log=print)
     assert list_jobs(here) == []
+
+
+def test_a_damaged_copy_is_named_and_not_replaced(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "mirror.json").write_text("{")
+    with pytest.raises(RunStoreError, match=r"run/mirror\.json cannot be read: .*move this folder away"):
+        mirror.foreign_run(folder, "host", "/runs/run")
+    with pytest.raises(RunStoreError, match=r"run/mirror\.json cannot be read: .*move this folder away"):
+        fetch_transcripts(folder, 1)
 
 
 def test_a_host_cannot_write_outside_of_the_runs_folder(tmp_path):

@@ -173,6 +173,13 @@ def test_compact_keeps_the_files_of_uncommitted_steps(run, merged, kept_lines):
     assert len(list(run.glob("*/stage=rl/*"))) == 3
 
 
+def test_compact_does_not_create_a_missing_file_of_metrics(run):
+    metrics = run / "metrics.jsonl"
+    metrics.unlink()
+    compact(run)
+    assert not metrics.exists()
+
+
 def test_compact_removes_only_files_that_a_merged_file_replaces(run):
     copy, foreign = run.parent / "copy", run / "calls/stage=rl/notes.parquet"
     shutil.copytree(run, copy)

@@ -1,12 +1,11 @@
 """Copy the transcripts of one step from the host of a run, when one of them is opened."""
 
-import json
 from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.ssh import agent
 from rstar_lab.jobs.ssh.mirror import copy_files
-from rstar_lab.runs.reader import MIRROR_FILE
+from rstar_lab.runs.reader import read_mirror
 from rstar_lab.runs.schema import step_range_of
 
 
@@ -15,10 +14,9 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
 
     Raises ConnectionLost if the host cannot be reached, UserError if the run is not a copy or has no transcripts of this step.
     """
-    path = run_dir / MIRROR_FILE
-    if not path.exists():
+    mirror = read_mirror(run_dir)
+    if mirror is None:
         raise UserError(f"{run_dir} is not a copy of a run on another host")
-    mirror = json.loads(path.read_text())
     files = agent(mirror["handle"]).request("files", run_id=run_dir.name)["files"]
     names = [
         name

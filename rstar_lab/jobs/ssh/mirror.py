@@ -30,7 +30,7 @@ from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
 from rstar_lab.profiles import Ssh
 from rstar_lab.runs.files import atomic_write, write_json
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
-from rstar_lab.runs.reader import MIRROR_FILE
+from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 
 EVERY_S = 2.0
 LOCK = ".mirror.lock"
@@ -132,9 +132,12 @@ class NotACopy(UserError):
 
 
 def foreign_run(folder: Path, host: str, source: str) -> str | None:
-    """Return why a run cannot be copied from `source` on a host to a folder, or None if it can."""
-    if (mirror := folder / MIRROR_FILE).exists():
-        origin = json.loads(mirror.read_text())["host"]
+    """Return why a run cannot be copied from `source` on a host to a folder, or None if it can.
+
+    Raises RunStoreError if mirror.json in the folder is damaged.
+    """
+    if mirror := read_mirror(folder):
+        origin = mirror["host"]
         return None if origin == host else f"{folder} is a copy of a run on {origin}, not of {source} on {host}"
     if (folder / "run.json").exists():
         return f"{folder} is a run of this machine, not a copy of {source} on {host}"
