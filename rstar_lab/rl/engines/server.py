@@ -6,6 +6,7 @@ log-probs refer to the distribution that tokens are sampled from. By default, vL
 
 import asyncio
 import json
+import logging
 import math
 import os
 import random
@@ -21,6 +22,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.server_control import ServerControl, ServerUnreachable, error_message, error_text
 from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
 
+LOG = logging.getLogger(__name__)
 API_KEY = "RSTAR_LAB_API_KEY"
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
@@ -71,7 +73,7 @@ class ServerEngine:
         self._last_progress = 0.0
         self._weights: tuple[Path, int] | None = None  # those of the last call of `load_weights`
         self._loaded: tuple[Path, int] | None = None  # the last ones that the server has loaded completely
-        self._loss = ""  # why the server was marked as lost
+        self._loss = ""  # why the server was last marked as lost
         self._watchdog: asyncio.Task[None] | None = None
 
     # Start and health
@@ -141,6 +143,7 @@ class ServerEngine:
             if self.lost:
                 if answers and await self._recover():
                     self.lost, self._last_progress = False, time.monotonic()
+                    LOG.warning("%s is used again", self.name)
                     self.on_recovered()
                 continue
             # A server without counters counts as working while it responds.
@@ -150,10 +153,16 @@ class ServerEngine:
                 self._last_progress = time.monotonic()
             elif time.monotonic() - self._last_progress > self.stall_s:
                 self._mark_lost(f"no progress for {self.stall_s:.0f} s")
+                self._end_requests()
 
     def _mark_lost(self, why: str) -> None:
-        """Mark the server as lost and end its requests, which may wait for an answer that never comes."""
+        """Mark the server as lost and log the reason, unless the same reason was logged last."""
+        if not self.lost or why != self._loss:
+            LOG.warning("%s is lost: %s", self.name, why)
         self.lost, self._loss = True, why
+
+    def _end_requests(self) -> None:
+        """End the requests of a lost server, which may wait for an answer that never comes."""
         for task in self._in_flight:
             task.cancel()
 
@@ -165,7 +174,8 @@ class ServerEngine:
                 await self._push(newest)
             async with asyncio.timeout(self.stall_s):
                 await self._complete(self._body([0], Sampling(1, seed=0)), pauses=())
-        except (EngineError, UserError, TimeoutError):
+        except (EngineError, UserError, TimeoutError) as error:
+            self._mark_lost(error_text(error).removeprefix(f"{self.name}: "))
             return False
         return self._weights is newest  # else `load_weights` was called in the meantime
 
@@ -208,8 +218,8 @@ class ServerEngine:
                 try:
                     await asyncio.wait({task}, timeout=self.deadline_s)
                     if not task.done():
-                        self.lost = True
-                        raise EngineError(f"{self.name}: no response within {self.deadline_s:.0f} s")
+                        self._mark_lost(f"no response within {self.deadline_s:.0f} s")
+                        raise EngineError(f"{self.name}: {self._loss}")
                     if not task.cancelled():
                         self._last_progress = time.monotonic()
                         return task.result()
@@ -280,7 +290,7 @@ class ServerEngine:
             if pause is None:
                 break
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        self.lost = True
+        self._mark_lost(failure)
         raise EngineError(f"{self.name}: {failure}")
 
     async def _stream(self, body: dict[str, Any], on_tokens: Callable[[list[int]], None]) -> Completion:
@@ -334,7 +344,8 @@ class ServerEngine:
             await self._push(self._weights)
         except EngineError as error:
             if isinstance(error, ServerUnreachable) or not await self._control.is_healthy():
-                self._mark_lost("the server was lost during a weight update")
+                self._mark_lost(f"a weight update failed: {str(error).removeprefix(f'{self.name}: ')}")
+                self._end_requests()
             raise
 
     async def _push(self, weights: tuple[Path, int]) -> None:

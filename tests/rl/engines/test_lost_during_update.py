@@ -78,6 +78,28 @@ async def test_a_server_that_dies_during_an_update_is_lost(tmp_path, model, monk
         assert await dispatch(group) == {first.name, second.name}
 
 
+async def test_a_server_that_does_not_accept_weights_after_a_restart_is_named(tmp_path, model, monkeypatch, caplog):
+    async with two_servers(tmp_path, monkeypatch) as (group, (dying, _)):
+        first, second = group.engines
+        dying.dies_at = "/pause"
+        await group.load(model, 1)
+        dying.dies_at, dying.status = "", {"/weight_version": 404}
+        await dying.start()
+        await wait_until(lambda: "--updatable" in caplog.text)
+        await asyncio.sleep(0.5)  # several more checks
+        assert first.lost and await dispatch(group) == {second.name}
+        lines = [record.getMessage() for record in caplog.records if record.name == "rstar_lab.rl.engines.server"]
+        assert len(lines) == 2, "one line when it was lost, one about the restart"
+        assert lines[0].startswith(f"{first.name} is lost: a weight update failed: /pause")
+        assert lines[1] == (
+            f"{first.name} is lost: {first.name} does not accept new weights: "
+            "start it with `rstar-lab serve MODEL --updatable`"
+        )
+        dying.status = {}
+        await wait_until(lambda: not first.lost)
+        assert caplog.records[-1].getMessage() == f"{first.name} is used again"
+
+
 async def test_a_server_that_recovers_during_an_update_does_not_end_it(tmp_path, model, monkeypatch):
     async with two_servers(tmp_path, monkeypatch) as (group, (dying, slow)):
         first, _ = group.engines
