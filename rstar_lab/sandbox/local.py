@@ -53,12 +53,13 @@ class LocalSandbox(Sandbox):
         async with LocalSandbox() as sandbox:
             result = await sandbox.run("print(6 * 7)")
 
-    workers: calls that can use CPU time at the same time (default: one per core that this process may use); more calls wait
-    in a queue. strict: raise LayersMissing if an isolation layer is missing, instead of logging a warning.
-    readable: files and folders of this machine that programs can read. packages: requirements file of packages that programs
-    can import; they are installed at the first start. isolation: `namespaces`, or `gvisor`, which runs every call and session
-    in its own container with gVisor's kernel (requires `runsc`). audit: count and log the system calls that the seccomp filter
-    refuses, except those of sessions. preload: modules that are imported once, for all programs whose code names them.
+    workers: calls that can use CPU time at the same time (default: one per core that this process may use), plus one while all
+    of them are short; more calls wait in a queue. strict: raise LayersMissing if an isolation layer is missing, instead of
+    logging a warning. readable: files and folders of this machine that programs can read. packages: requirements file of
+    packages that programs can import; they are installed at the first start. isolation: `namespaces`, or `gvisor`, which runs
+    every call and session in its own container with gVisor's kernel (requires `runsc`). audit: count and log the system calls
+    that the seccomp filter refuses, except those of sessions. preload: modules that are imported once, for all programs whose
+    code names them.
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 

@@ -7,13 +7,16 @@ from enum import Enum
 
 from rstar_lab.sandbox.runtime.pressure import max_waiting_calls
 
-# Queued calls preempt long ones only while these are rare: at most this share of the last RECENT calls. Before ENOUGH calls
-# have ended or become long, the share is unknown and counts as too large.
+# Long calls are rare if they are at most this share of the last RECENT calls. Before ENOUGH calls have ended or become long,
+# the share is unknown and counts as too large.
 RARE = 0.1
 RECENT = 64
 ENOUGH = 16
 # Calls that can be preempted at the same time, per worker.
 PREEMPTED_PER_WORKER = 12
+# Calls that run in addition to one per worker while all of them are short. They use the CPU time between the end of a program
+# and the start of the next one.
+EXTRA_SHORT_CALLS = 1
 
 
 class SlotState(Enum):
@@ -38,7 +41,7 @@ class Slot:
 
 
 class Scheduler:
-    """A queue for `workers` slots, first come first served.
+    """A queue for `workers` slots, first come first served. There is one more slot while only short calls run and long ones are rare.
 
     Transitions: RUNNING -> PREEMPTED (a short call takes the slot), RUNNING <-> WAITING (the call stops or starts to use CPU
     time), any state -> FREE. A call that returns from WAITING runs at once, so there may be more running calls than slots.
@@ -119,7 +122,7 @@ class Scheduler:
 
         While at least one call is preempted, other long calls are preempted even if the queue is empty.
         """
-        rare = self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
+        rare = self._long_calls_are_rare()
         limit = PREEMPTED_PER_WORKER * self.workers
         for slot in [slot for slot in self._long if slot.state is SlotState.RUNNING]:
             preempted = self._counts[SlotState.PREEMPTED]
@@ -130,8 +133,17 @@ class Scheduler:
             slot.on_preempt()
             self._move(slot, SlotState.PREEMPTED)
 
+    def _long_calls_are_rare(self) -> bool:
+        """Return whether short calls may take the slots of long ones."""
+        return self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
+
+    def _slots(self) -> int:
+        """Return the number of calls that may run now."""
+        only_short = not any(slot.state is SlotState.RUNNING for slot in self._long)
+        return self.workers + EXTRA_SHORT_CALLS * (only_short and self._long_calls_are_rare())
+
     def _start_next(self) -> None:
-        while self._queue and self._counts[SlotState.RUNNING] < self.workers:
+        while self._queue and self._counts[SlotState.RUNNING] < self._slots():
             queued = self._queue.popleft()
             if not queued.done():
                 self._counts[SlotState.RUNNING] += 1

@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
+from rstar_lab.sandbox.scheduler import EXTRA_SHORT_CALLS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -218,7 +219,7 @@ async def test_hundreds_of_concurrent_calls_get_their_results(sandbox):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert sandbox.in_flight == 300
-    assert sandbox.queue_depth == 298
+    assert 300 - sandbox.queue_depth in (2, 2 + EXTRA_SHORT_CALLS)
     results = await task
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(300)]
     assert sandbox.outcomes[Outcome.OK] - before == 300

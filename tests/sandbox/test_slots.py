@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from rstar_lab.sandbox import scheduler
-from rstar_lab.sandbox.scheduler import Scheduler, Slot, SlotState
+from rstar_lab.sandbox.scheduler import EXTRA_SHORT_CALLS, Scheduler, Slot, SlotState
 
 PREEMPTED_PER_WORKER = 1  # 12 in the scheduler; a small limit is reached more often
 HELD = (SlotState.RUNNING, SlotState.PREEMPTED, SlotState.WAITING)
@@ -126,7 +126,7 @@ class SlotMachine(RuleBasedStateMachine):
     @invariant()
     def limits_hold(self) -> None:
         if self.arrived:
-            assert len(self.slots(SlotState.RUNNING)) <= self.scheduler.workers + self.returned
+            assert len(self.slots(SlotState.RUNNING)) <= self.scheduler.workers + EXTRA_SHORT_CALLS + self.returned
             assert len(self.slots(SlotState.WAITING)) <= self.max_waiting
             assert len(self.slots(SlotState.PREEMPTED)) <= PREEMPTED_PER_WORKER * self.scheduler.workers
             assert sorted(self.preempted) == sorted(set(self.preempted)), "a call is preempted once"
@@ -154,3 +154,37 @@ def small_limits(monkeypatch):
 
 def test_no_slot_is_lost_and_no_call_is_starved():
     run_state_machine_as_test(SlotMachine)
+
+
+async def four_calls(make_room: bool, short_calls: int) -> tuple[Scheduler, list[asyncio.Task[Slot]]]:
+    """Start four calls on two workers after `short_calls` short ones."""
+    queue = Scheduler(2, make_room)
+    for _ in range(short_calls):
+        queue.free(await queue.take(1.0))
+    calls = [asyncio.create_task(queue.take(3600)) for _ in range(4)]
+    await asyncio.sleep(0)
+    return queue, calls
+
+
+@pytest.mark.parametrize(("make_room", "short_calls", "running"), [(True, 3, 3), (True, 2, 2), (False, 3, 2)])
+async def test_one_more_short_call_runs_while_long_ones_are_rare(make_room, short_calls, running):
+    queue, calls = await four_calls(make_room, short_calls)
+    assert queue.count(SlotState.RUNNING) == running
+    for call in calls:
+        call.cancel()
+
+
+async def test_no_extra_call_runs_beside_a_long_one():
+    queue, calls = await four_calls(make_room=True, short_calls=64)
+    queue.mark_long(calls[0].result())
+    queue.mark_long(calls[1].result())
+    await asyncio.sleep(0)
+    assert [call.done() for call in calls] == [True] * 4, "both long calls are preempted"
+    queue.mark_long(calls[2].result())
+    queue.mark_long(calls[3].result())
+    calls += [asyncio.create_task(queue.take(3600)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert queue.count(SlotState.PREEMPTED) == 2, "the limit"
+    assert queue.count(SlotState.RUNNING) == 2
+    for call in calls:
+        call.cancel()
