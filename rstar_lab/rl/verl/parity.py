@@ -162,7 +162,8 @@ def compare(ours: Path, theirs: Path) -> ParityReport:
     for step in metrics[0]:
         for key in ("loss", "grad_norm"):
             x, y = (of.get(step, {}).get(key) for of in metrics)
-            if x is None or y is None or not np.isclose(x, y, rtol=TOLERANCE, atol=1e-6):
+            same = np.isclose(x, y, rtol=TOLERANCE, atol=1e-6) if x is not None and y is not None else x is y
+            if not same:
                 differences.append(f"step {step}: {key} {x} against {y}")
     return ParityReport(len(metrics[0]), len(tables[0]), differences)
 
