@@ -18,6 +18,8 @@ from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe, RecipeError
 
 TOP = "top level"
+# Largest number of keys that a search shows. Each key needs about six messages to the browser.
+MOST_SHOWN = 40
 
 
 class RecipeForm(Form):
@@ -33,47 +35,72 @@ class RecipeForm(Form):
         self.base = load_recipe(recipe)
         self.recipe: Recipe | None = self.base
         self.overrides: dict[str, Any] = {}
-        self.fields: dict[str, widgets.ValueWidget] = {}
-        self._rows: dict[str, widgets.VBox] = {}
-        self._errors: dict[str, widgets.HTML] = {}
+        self.keys: dict[str, FieldInfo] = {}
         self._sections: dict[str, list[str]] = {}
         for section, key, field in _keys(self.base):
             self._sections.setdefault(section, []).append(key)
-            self._add(key, field)
+            self.keys[key] = field
+        self._problems = ""
+        self._about = {key: _about(field) for key, field in self.keys.items()}
+        # Created when they are first shown, because the browser needs seconds for the thousand widgets of all keys.
+        self._fields: dict[str, widgets.ValueWidget] = {}
+        self._notes: dict[str, widgets.HTML] = {}
+        self._rows: dict[str, widgets.VBox] = {}
+        self._label_layout, self._line_layout = widgets.Layout(width="20em"), widgets.Layout(flex_flow="row wrap")
+        self._field_layout, self._row_layout = widgets.Layout(width="22em"), widgets.Layout()
+        self._text_style = widgets.HTML().style
         wide = widgets.Layout(width="30em")
         self.section = widgets.Dropdown(description="Section", options=list(self._sections), layout=wide)
         self.search = widgets.Text(description="Search", placeholder="part of a key or of its description", layout=wide)
+        self.found = widgets.HTML()
         self.command = widgets.HTML()
         self.body = widgets.VBox(layout=widgets.Layout(max_height="28em", overflow="auto"))
         for chooser in (self.section, self.search):
             chooser.observe(lambda _: self._show(), "value")
-        head = widgets.HBox([self.section, self.search], layout=widgets.Layout(flex_flow="row wrap"))
-        self.root = widgets.VBox([head, self.body, self.message, self.command])
+        head = widgets.HBox([self.section, self.search], layout=self._line_layout)
+        self.root = widgets.VBox([head, self.found, self.body, self.message, self.command])
         self._show()
         self._validate()
+
+    def field(self, key: str) -> widgets.ValueWidget:
+        """Return the widget with the value of a key. Raises KeyError if the recipe does not have the key."""
+        if key not in self._fields:
+            value = _text(_value(self.base, key, self.keys[key]))
+            self._fields[key] = entry = _entry(self.keys[key], value, self._field_layout)
+            entry.observe(lambda change: self._change(key, change["new"], value), "value")
+        return self._fields[key]
+
+    def shown(self) -> list[str]:
+        """Return the keys of the selected section, or during a search the matching keys of all sections."""
+        text = self.search.value.strip().lower()
+        if not text:
+            return self._sections[self.section.value]
+        return [key for key, about in self._about.items() if text in key or text in about.lower()]
 
     def summary(self) -> str:
         changed = ", ".join(f"{key}={value}" for key, value in self.overrides.items()) or "no key changed"
         return f"recipe {self.source}: {changed}"
 
-    def _add(self, key: str, field: FieldInfo) -> None:
-        value = _text(_value(self.base, key, field))
-        self.fields[key] = entry = _entry(field, value)
-        entry.observe(lambda change: self._change(key, change["new"], value), "value")
-        self._errors[key] = widgets.HTML()
-        about = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(" ".join((field.description or "").split())))
-        if not field.is_required():
-            default = _text(field.get_default(call_default_factory=True)) or "none"
-            about += f" Default value: <code>{html.escape(default)}</code>."
-        label = widgets.HTML(f"<code>{html.escape(key)}</code>", layout=widgets.Layout(width="20em"))
-        line = widgets.HBox([label, entry], layout=widgets.Layout(flex_flow="row wrap"))
-        self._rows[key] = widgets.VBox([line, self._errors[key], widgets.HTML(f"<small>{about}</small>")])
-
     def _show(self) -> None:
-        """Show the keys of the selected section, or during a search the matching keys of all sections."""
-        text = self.search.value.strip().lower()
-        keys = [key for key in self.fields if text in key or text in self._rows[key].children[2].value.lower()]
-        self.body.children = [self._rows[key] for key in (keys if text else self._sections[self.section.value])]
+        keys = self.shown()
+        most = MOST_SHOWN if self.search.value.strip() else len(keys)
+        self.body.children = [self._row(key) for key in keys[:most]]
+        self.found.value = f"{most} of {len(keys)} keys that match are shown." if len(keys) > most else ""
+
+    def _row(self, key: str) -> widgets.VBox:
+        if key not in self._rows:
+            entry = self.field(key)
+            label = widgets.HTML(f"<code>{html.escape(key)}</code>", layout=self._label_layout, style=self._text_style)
+            line = widgets.HBox([label, entry], layout=self._line_layout)
+            self._notes[key] = widgets.HTML(self._note(key), layout=self._row_layout, style=self._text_style)
+            self._rows[key] = widgets.VBox([line, self._notes[key]], layout=self._row_layout)
+        return self._rows[key]
+
+    def _note(self, key: str) -> str:
+        """Return the text below a field: whether it is changed or invalid, and its description."""
+        wrong = key in self.overrides and f"{key}:" in self._problems
+        mark = "<b>not valid</b> " if wrong else "<b>changed</b> " if key in self.overrides else ""
+        return f"{mark}<small>{self._about[key]}</small>"
 
     def _change(self, key: str, new: Any, before: str) -> None:
         if _text(new) == before:
@@ -87,18 +114,17 @@ class RecipeForm(Form):
         self._validate()
 
     def _validate(self) -> None:
-        problems = ""
+        self._problems = ""
         try:
             self.recipe = load_recipe(self.source, self.overrides)
         except RecipeError as error:
-            self.recipe, problems = None, re.sub(r"^recipe \S+: ", "", str(error))
-        for key, line in self._errors.items():
-            wrong = key in self.overrides and f"{key}:" in problems
-            line.value = "<b>not valid</b>" if wrong else "<b>changed</b>" if key in self.overrides else ""
-        self.show_error(RecipeError(problems) if problems else None)
+            self.recipe, self._problems = None, re.sub(r"^recipe \S+: ", "", str(error))
+        for key, note in self._notes.items():
+            note.value = self._note(key)
+        self.show_error(RecipeError(self._problems) if self._problems else None)
         pairs = [f"--set {shlex.quote(f'{key}={_text(value)}')}" for key, value in self.overrides.items()]
         text = " ".join(["rstar-lab run", shlex.quote(str(self.source)), *pairs])
-        self.command.value = "" if problems else f"<code>{html.escape(text)}</code>"
+        self.command.value = "" if self._problems else f"<code>{html.escape(text)}</code>"
 
 
 def _keys(recipe: Recipe) -> Iterator[tuple[str, str, FieldInfo]]:
@@ -149,9 +175,17 @@ def _text(value: Any) -> str:
     return yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
 
 
-def _entry(field: FieldInfo, value: str) -> widgets.ValueWidget:
+def _about(field: FieldInfo) -> str:
+    """Return the description of a key and its default value as HTML."""
+    about = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(" ".join((field.description or "").split())))
+    if not field.is_required():
+        default = _text(field.get_default(call_default_factory=True)) or "none"
+        about += f" Default value: <code>{html.escape(default)}</code>."
+    return about
+
+
+def _entry(field: FieldInfo, value: str, layout: widgets.Layout) -> widgets.ValueWidget:
     """Return the widget of a key: a drop-down list if it has a fixed set of values, else a text field."""
-    layout = widgets.Layout(width="22em")
     choices = [
         str(choice) for kind in _kinds(field.annotation) if get_origin(kind) is Literal for choice in get_args(kind)
     ]

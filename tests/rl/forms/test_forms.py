@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ipywidgets.widgets import widget
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format.conversations import Conversation, Message, write_conversations
 from rstar_lab.rl.commands.rescore import rescore
 from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview
+from rstar_lab.rl.forms.recipe_form import MOST_SHOWN
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
 
 RUN = Path(__file__).parents[2] / "golden" / "runs" / "tiny_fast-eval-rl"
@@ -23,40 +25,51 @@ def test_the_form_has_every_key_and_changes_nothing_by_itself(name):
         for key, value in (recipe[section] or {}).items():
             if not isinstance(value, dict):
                 below = f"{section}.{key}."  # of a section that the recipe does not have
-                assert f"{section}.{key}" in form.fields or any(name.startswith(below) for name in form.fields)
+                assert f"{section}.{key}" in form.keys or any(name.startswith(below) for name in form.keys)
     for stage in recipe["stages"]:
-        assert f"stages.{stage['name']}.steps" in form.fields
+        assert f"stages.{stage['name']}.steps" in form.keys
 
 
 def test_a_change_is_an_override_that_the_command_line_reads_alike():
     form = RecipeForm("tiny_fast")
     for key, value in {"rl.lr": "1e-4", "rl.roc": "released", "stages.rl.steps": "9", "rl.tools": "[python]"}.items():
-        form.fields[key].value = value
+        form.field(key).value = value
     assert form.overrides == parse_overrides(["rl.lr=1e-4", "rl.roc=released", "stages.rl.steps=9"]), (
         "tools is unchanged"
     )
     assert form.recipe == load_recipe("tiny_fast", form.overrides)
     assert "--set rl.lr=0.0001" in form.command.value
-    form.fields["rl.lr"].value = RecipeForm("tiny_fast").fields["rl.lr"].value
+    form.field("rl.lr").value = RecipeForm("tiny_fast").field("rl.lr").value
     assert "rl.lr" not in form.overrides
 
 
 def test_a_wrong_value_is_an_error_at_its_key_until_it_is_corrected():
     form = RecipeForm("tiny_fast")
-    form.fields["rl.group_size"].value = "0"
+    form.field("rl.group_size").value = "0"
     assert form.recipe is None and "rl.group_size: " in form.message.value and form.command.value == ""
-    assert "not valid" in form._errors["rl.group_size"].value and form._errors["rl.lr"].value == ""
-    form.fields["rl.group_size"].value = "16"
+    form.section.value = "rl"
+    notes = dict(zip(form.shown(), [row.children[1].value for row in form.body.children], strict=True))
+    assert "not valid" in notes["rl.group_size"] and "<b>" not in notes["rl.lr"]
+    form.field("rl.group_size").value = "16"
     assert form.recipe.rl.group_size == 16 and form.message.value == ""
 
 
 def test_search_finds_keys_of_all_sections_and_texts():
     form = RecipeForm("tiny_fast")
     form.section.value = "engine"
-    assert len(form.body.children) == len(form._sections["engine"])
+    assert len(form.body.children) == len(form.shown()) and all(key.startswith("engine.") for key in form.shown())
     form.search.value = "max_response_tokens"
-    shown = [key for key, row in form._rows.items() if row in form.body.children]
-    assert {"rl.max_response_tokens", "evaluate.max_response_tokens"} <= set(shown) and "rl.lr" not in shown
+    assert {"rl.max_response_tokens", "evaluate.max_response_tokens"} <= set(form.shown())
+    assert "rl.lr" not in form.shown() and form.found.value == ""
+
+
+def test_a_new_form_has_few_widgets_and_a_search_shows_a_part_of_many_keys():
+    before = len(widget._instances)
+    form = RecipeForm("qwen3_14b_mi300x")
+    assert len(widget._instances) - before < 200, "each one is a message to the browser"
+    form.search.value = "e"
+    assert len(form.shown()) > MOST_SHOWN == len(form.body.children)
+    assert form.found.value == f"{MOST_SHOWN} of {len(form.shown())} keys that match are shown."
 
 
 def mixed_recipe(folder, environments=()):
