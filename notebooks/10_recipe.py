@@ -87,12 +87,12 @@ run = name or Path(recipe).stem
 training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
 info = RunReader(training.run_dir(f"{run}-rl")).info
 stages = pd.DataFrame(info["result"]["stages"])
-stages
+stages[["stage", "first_step", "last_step", "ended_by"]]
 
 # %% [markdown]
 # ## Results by stage
 #
-# pass@1 on the held-out sets, with a 95% bootstrap interval over problems.
+# On the held-out sets, with 95% bootstrap intervals over problems.
 
 # %% jupyter={"source_hidden": true}
 names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
@@ -103,8 +103,9 @@ for held_out in info["recipe"]["evaluate"]["sets"]:
     for piece, title in zip(names, titles, strict=True):
         if (run_id := f"{run}-{held_out}-{piece}") in existing:
             for row in measure(open_runs(runs_dir, run_ids=[run_id]), ["pass1", "response_tokens", "tool_error_rate"]).itertuples():
-                shown = f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]" if row.metric != "response_tokens" else f"{row.value:.0f}"
-                rows.append({"model": title, "set": held_out, "metric": row.metric, "value": shown, "n": int(row.n)})
+                write = "{:.0f}".format if row.metric == "response_tokens" else "{:.1%}".format
+                interval = f" [{write(row.low)}, {write(row.high)}]" if pd.notna(row.low) else ""
+                rows.append({"model": title, "set": held_out, "metric": row.metric, "value": write(row.value) + interval})
 results = pd.DataFrame(rows)
 order = [title for title in titles if title in set(results.model)]
 results.pivot(index="model", columns=["metric", "set"], values="value").loc[order]

@@ -60,6 +60,9 @@ def plot_curves(
         alerts = alerts.iloc[:0]
     for panel, name in enumerate(names):
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
+        if frame[frame.metric == name]["value"].isna().all():
+            _mark_empty(figure, place)
+            continue
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
         _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
@@ -333,6 +336,13 @@ def _mark_alerts(
         hovertemplate="%{text}<extra></extra>",
         **place,
     )
+
+
+def _mark_empty(figure: go.Figure, place: dict[str, int]) -> None:
+    """Write that a panel has no values, instead of axes with arbitrary numbers."""
+    figure.add_annotation(text="no values", showarrow=False, x=0.5, y=0.5, xref="x domain", yref="y domain", **place)
+    figure.update_xaxes(visible=False, **place)
+    figure.update_yaxes(visible=False, **place)
 
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:

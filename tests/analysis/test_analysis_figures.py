@@ -52,6 +52,12 @@ def test_the_band_of_a_single_run_is_over_problems(folder):
     assert any("two" in annotation.text for annotation in figure.layout.annotations)  # the stage that starts at step 3
 
 
+def test_a_panel_without_values_says_so(folder):
+    figure = plot_curves(open_runs(folder / "paper0"), ["pass1", "entropy"], where="step > 99")
+    assert [note.text for note in figure.layout.annotations] == ["pass@1", "entropy (nats per token)", *["no values"] * 2]
+    assert figure.layout.xaxis.visible is False and figure.layout.yaxis2.visible is False
+
+
 def test_where_selects_the_rollouts_of_each_point(runs):
     figure = plot_ablation(runs, "rl.roc", ["pass1"])
     checked = 0
