@@ -18,7 +18,11 @@ app = typer.Typer(
 TOKEN = "RSTAR_LAB_SANDBOX_TOKEN"
 
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Calls that can use CPU time at the same time (default: one per core), and one more while all are short.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Calls that can use CPU time at the same time (default: one per core), and one more while all are short.",
+    ),
 ]
 TimeLimit = Annotated[float, typer.Option(min=0.1, max=600, help="Default time limit of a call, in CPU seconds.")]
 MemoryMb = Annotated[int, typer.Option(min=64, help="Default memory limit of a call (all its processes), in MiB.")]
