@@ -165,6 +165,11 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
 
     # Phases of the step
 
+    def on_init_end(self) -> None:
+        self.watchdog.enter("first weight sync", self.global_steps)
+        super().on_init_end()
+        self.watchdog.leave()
+
     def on_sample_begin(self) -> None:
         super().on_sample_begin()
         self.watchdog.enter("generation, tools and reward", self.global_steps)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,3 +60,15 @@ def test_only_open_operations_are_counted():
     with waits.of("a", "tools"), waits.of("b", "tools"):
         assert waits.report()["waits"]["tools"]["count"] == 2
     assert waits.report()["waits"] == {}
+
+
+@pytest.mark.slow
+def test_the_first_weight_sync_is_a_phase(tmp_path):
+    from rstar_lab.rl.verl.trainer import RstarTrainer
+
+    with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
+        trainer = object.__new__(RstarTrainer)
+        trainer.global_steps, trainer.watchdog, phases = 3, Watchdog(None, writer, list), []
+        trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda step: phases.append(trainer.watchdog._now))
+        trainer.on_init_end()
+    assert [phase[:2] for phase in phases] == [("first weight sync", 3)] and trainer.watchdog._now is None
