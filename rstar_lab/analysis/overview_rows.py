@@ -17,7 +17,7 @@ SERIES = {
     "pass1": "pass@1",
     "tool_error_rate_correct": "tool errors in correct",
     "response_tokens": "length (tokens)",
-    "reflection_tokens": "reflection tokens",
+    "reflection_tokens": "reflection words",
     "mismatch": "mismatch",
     "entropy": "entropy (nats)",
 }

@@ -1,4 +1,4 @@
-import { h, fill, show } from "./dom.js";
+import { h, fill, show, pathEnd } from "./dom.js";
 
 /** The most likely tokens at one position of the open rollout, computed by a model on request. */
 export class Alternatives {
@@ -29,7 +29,7 @@ export class Alternatives {
     try {
       const [{ rows, weights }] = await this.ask("alternatives", { traj_id, position, weights: this.weights.value.trim() }, 600_000);
       if (traj_id !== this.traj_id || position !== this.position) return;
-      this.title.textContent = `Token ${position}: most likely tokens of ${weights.split("/").slice(-3).join("/")}`;
+      this.title.textContent = `Token ${position}: most likely tokens of ${pathEnd(weights, 3)}`;
       this.title.title = weights;
       fill(this.body, h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, ["Rank", "Token", "Probability", "Log-prob", ""].map((name) => (name ? h("th", { scope: "col" }, name) : h("td"))))),
         h("tbody", {}, rows.map((row) => h("tr", { class: row.stored ? "rl-this" : "" }, h("td", {}, show(row.rank)), h("td", {}, h("code", {}, tokenText(row))),

@@ -16,6 +16,12 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** The last parts of a path, after "…/" if it has more. */
+export function pathEnd(path, count) {
+  const parts = path.split("/");
+  return parts.length > count ? `…/${parts.slice(-count).join("/")}` : path;
+}
+
 /** A bar between two panes of an element. Dragging it sets the width of the first pane, --rl-split. */
 export function splitter() {
   return h("div", { class: "rl-split", "aria-hidden": "true", onpointerdown: ({ target, pointerId }) => {

@@ -1,4 +1,4 @@
-import { h, fill, show, correct } from "./dom.js";
+import { h, fill, show, correct, pathEnd } from "./dom.js";
 
 const percent = (value) => `${Math.round(100 * value)}%`;
 
@@ -99,7 +99,7 @@ export class Fork {
     const fall = whole && lost_at !== null ? lost_at : -1;
     const lost = fall < 0 ? "" : ` The value falls most over turn ${fall + 1}.`;
     const replayed = differing ? ` ${differing} earlier calls returned another response than the stored one.` : "";
-    this.title.textContent = `${original}${lost}${replayed} Model: ${weights.split("/").slice(-3).join("/")}. Stored as run ${run}.`;
+    this.title.textContent = `${original}${lost}${replayed} Model: ${pathEnd(weights, 3)}. Stored as run ${run}.`;
     this.title.title = weights;
     const rows = values.map(({ turn, value, low, high, n }) => h("tr", { class: turn === fall ? "rl-this" : "" },
       h("td", {}, show(turn + 1), turn === fall ? h("div", { class: "rl-label" }, "largest fall") : null), h("td", { title: `n = ${n}` }, `${percent(value)} of ${n}`),

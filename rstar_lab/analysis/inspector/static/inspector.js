@@ -1,4 +1,4 @@
-import { h, fill, show, splitter, connect, disconnected, greet, hideStatic } from "./dom.js";
+import { h, fill, show, splitter, connect, disconnected, greet, hideStatic, pathEnd } from "./dom.js";
 import { linkedTrajectory, trajectoryIn } from "./links.js";
 import { channelNames } from "./tokens.js";
 import { TrajectoryCache } from "./cache.js";
@@ -149,7 +149,7 @@ class View {
       columns: this.list.known, get: () => this.model.get("columns"), set: (columns) => this.set({ columns }), ask: (op, values) => this.line.ask(op, { ...values, ...(op === "save_view" ? { view: { ...this.state(), columns: this.model.get("columns") } } : {}) }),
       open: (view) => this.set(view), say: (text, wrong) => this.say(text, wrong),
     });
-    const bar = h("div", { class: "rl-top" }, h("strong", { class: "rl-name" }, this.model.get("label")), this.count, this.across,
+    const bar = h("div", { class: "rl-top" }, h("strong", { class: "rl-name", title: this.model.get("label") }, pathEnd(this.model.get("label"), 2)), this.count, this.across,
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.views.show() }, "Views"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.full() }, "Full screen"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.helpBox.showModal() }, "Keys ?"));
