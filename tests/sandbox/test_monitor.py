@@ -23,7 +23,9 @@ def program():
 def monitor(monkeypatch, program):
     """The monitor of a call that uses no CPU time and has planned its next check."""
     request = protocol.Request(None, False, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
-    running = SimpleNamespace(pid=program, streams=SimpleNamespace(outputs=()), processes=lambda: [program])
+    running = SimpleNamespace(
+        pid=program, started=True, streams=SimpleNamespace(outputs=()), processes=lambda: [program]
+    )
     monkeypatch.setattr(procfs, "cpu_s", lambda pids: 0.0)
     monitor = CallMonitor(request, running, None, None)  # type: ignore[arg-type]
     monitor.planned_s = monitor.next_tick_s(0.0)
@@ -56,6 +58,17 @@ def test_a_late_check_counts_at_most_two_intervals_as_sleep(monkeypatch, monitor
     monkeypatch.setattr(procfs, "state", lambda task: "S")
     check_after(monitor, 5.0)
     assert monitor._idle_s == pytest.approx(2 * monitor.planned_s)
+
+
+@pytest.mark.parametrize(("started", "outcome"), [(True, "timeout"), (False, "sandbox_error")])
+def test_a_program_whose_code_never_ran_did_not_time_out(monkeypatch, monitor, started, outcome):
+    monkeypatch.setattr(procfs, "state", lambda task: "S")
+    monitor.running.started = started
+    for _ in range(12):
+        check_after(monitor, monitor.next_tick_s(0.0))
+    assert (monitor._idle_s > 0) is started
+    monitor.start -= 12.0
+    assert monitor.exceeded_limit() == outcome
 
 
 def test_the_outcome_is_known_if_the_supervisor_does_not_answer():

@@ -41,8 +41,9 @@ class CallMonitor:
 
     The time limit counts seconds on a CPU (all processes together) and seconds in which no thread was ready to run
     (asleep or blocked). Seconds in which a thread was ready but did not get a CPU do not count, up to the slack. A call
-    that falls behind gets a higher CPU weight. If the slack is used up, the outcome is `sandbox_error` if the call waited
-    for a CPU for at least half of the slack because of other work (run delay in schedstat), else `timeout`.
+    that falls behind gets a higher CPU weight. If the slack is used up, the outcome is `sandbox_error` if the code of the
+    program has not started, or if the call waited for a CPU for at least half of the slack because of other work (run delay
+    in schedstat); else `timeout`.
     """
 
     def __init__(self, request: Request, running: Program, group: Group | None, pressure: Pressure | None) -> None:
@@ -130,7 +131,7 @@ class CallMonitor:
         left_s = self.left_s()
         if left_s <= 0:
             starved = self._starved_s >= request.wall_slack_s / 2 and not self._belongs_in_background()
-            return "sandbox_error" if starved else "timeout"
+            return "sandbox_error" if starved or not self.running.started else "timeout"
         self._adjust_weight(others, self._needed_s, left_s)
         return None
 
@@ -143,7 +144,8 @@ class CallMonitor:
         states = {procfs.state(task) for task in tasks}
         # Seconds in state D are not charged, because forks of one zygote share kernel locks, which a fork bomb may hold.
         # The seconds of a zombie are not charged either: the supervisor has not yet reaped it.
-        if not states & {"R", "D"} and states - {"Z", ""}:
+        # Nor are seconds before the code of the program runs: its isolation waits for locks of the kernel.
+        if self.running.started and not states & {"R", "D"} and states - {"Z", ""}:
             # If this check is late, the program may have waited for a CPU before it fell asleep.
             self._idle_s += max(0.0, min(elapsed_s, LATE_TICKS * self._tick_s) - cpu_s)
         self.waiting = "R" not in states and cpu_s < WAITING_CPU_SHARE * elapsed_s
