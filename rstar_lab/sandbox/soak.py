@@ -94,6 +94,8 @@ class Services:
         self.port = free_port()
         self.names = [*(f"worker {number}" for number in range(workers)), "server"]
         self._running: dict[str, tuple[contextlib.ExitStack, int]] = {}
+        # Process ids of all workers and servers so far.
+        self.owners: set[int] = set()
 
     @property
     def url(self) -> str:
@@ -109,6 +111,7 @@ class Services:
         stack = contextlib.ExitStack()
         ready = stack.enter_context(serving(*arguments, "--time-limit", TIME_LIMIT_S, redis=self.redis.url))
         self._running[name] = stack, ready["pid"]
+        self.owners.add(ready["pid"])
 
     def kill(self, victim: str, draw: random.Random) -> bool:
         """Kill a process of this kind; start it again unless its sandbox does that. Returns False if there is no such process."""
@@ -167,7 +170,6 @@ def soak(calls: int, kills: int, *, workers: int, seed: int, report: Callable[[S
         raise UserError("redis-server is not installed; `make services` installs it")
     result = SoakResult(calls)
     began = time.monotonic()
-    before = {process.pid for process in psutil.process_iter()}
     with tempfile.TemporaryDirectory() as folder:
         services = Services(folder, workers)
         try:
@@ -176,19 +178,23 @@ def soak(calls: int, kills: int, *, workers: int, seed: int, report: Callable[[S
         finally:
             services.stop()
     deadline = time.monotonic() + END_S
-    while (left := sandbox_processes_since(before)) and time.monotonic() < deadline:
+    while (left := sandbox_processes_of(services.owners)) and time.monotonic() < deadline:
         time.sleep(0.1)
     result.processes_left = left
     result.seconds = time.monotonic() - began
     return result
 
 
-def sandbox_processes_since(before: set[int]) -> int:
-    """Return the number of sandbox processes that are not in `before`."""
+def sandbox_processes_of(owners: set[int]) -> int:
+    """Return the number of zygotes, supervisors and programs of these processes' sandboxes.
+
+    All of them have the command line of the launcher, whose first argument is the process id of the sandbox's owner.
+    """
     count = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid not in before and "rstar_lab.sandbox.runtime" in " ".join(process.cmdline()):
+            command = process.cmdline()
+            if len(command) > 4 and "rstar_lab.sandbox.runtime" in command[3] and command[4] in map(str, owners):
                 count += process.status() != psutil.STATUS_ZOMBIE
     return count
 

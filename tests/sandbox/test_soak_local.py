@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from rstar_lab.sandbox import Limits, LocalSandbox
-from rstar_lab.sandbox.soak import KINDS, sandbox_parts, soak
+from rstar_lab.sandbox.soak import KINDS, sandbox_parts, sandbox_processes_of, soak
 
 
 @pytest.mark.soak
@@ -53,6 +53,15 @@ async def test_sandbox_parts_returns_zygotes_and_supervisors():
         parts = {part: set(pids) - set(others[part]) for part, pids in sandbox_parts(os.getpid()).items()}
         assert 1 <= len(parts["zygote"]) <= 4 and 1 <= len(parts["supervisor"]) <= 4
         running.cancel()
+
+
+@pytest.mark.slow
+async def test_only_the_processes_of_these_sandboxes_are_counted():
+    others = sandbox_processes_of({os.getpid()})
+    async with LocalSandbox(workers=1):
+        assert sandbox_processes_of({os.getpid()}) >= others + 2
+        assert sandbox_processes_of({os.getppid()}) == 0
+    assert sandbox_processes_of({os.getpid()}) == others
 
 
 @pytest.mark.soak
