@@ -54,7 +54,11 @@ def test_the_band_of_a_single_run_is_over_problems(folder):
 
 def test_a_panel_without_values_says_so(folder):
     figure = plot_curves(open_runs(folder / "paper0"), ["pass1", "entropy"], where="step > 99")
-    assert [note.text for note in figure.layout.annotations] == ["pass@1", "entropy (nats per token)", *["no values"] * 2]
+    assert [note.text for note in figure.layout.annotations] == [
+        "pass@1",
+        "entropy (nats per token)",
+        *["no values"] * 2,
+    ]
     assert figure.layout.xaxis.visible is False and figure.layout.yaxis2.visible is False
 
 

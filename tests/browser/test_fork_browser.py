@@ -48,8 +48,8 @@ def test_a_rollout_is_forked_at_an_edited_turn_by_keyboard(lab: Lab, tmp_path: P
         page.keyboard.press("t")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")  # the run has no checkpoint
-        page.wait_for_selector(f"{PANEL} .rl-missing")
-        assert "no checkpoint" in page.locator(f"{PANEL} .rl-missing").inner_text()
+        page.wait_for_selector(f"{PANEL} .rl-missing[role=alert]")
+        assert "no checkpoint" in page.locator(f"{PANEL} .rl-missing[role=alert]").inner_text()
         assert page.locator(f"{PANEL} option").all_inner_texts() == ["every turn", "turn 1", "turn 2"]
         assert page.locator(f"{PANEL} textarea").is_disabled(), "an edit needs a turn"
 
