@@ -124,7 +124,7 @@ async def test_the_service_over_redis_gives_the_same_results(calm):
 async def test_calls_of_a_killed_worker_go_to_another(redis):
     with worker(redis) as first, worker(redis):
         async with backend(redis) as client:
-            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.1)))
+            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.6)))
             await asyncio.sleep(0.5)
             os.kill(first["pid"], signal.SIGKILL)
             assert await running == all_right(40)
@@ -134,7 +134,7 @@ async def test_calls_of_a_killed_worker_go_to_another(redis):
 async def test_killed_zygotes_lose_no_calls(redis):
     with worker(redis) as ready:
         async with backend(redis) as client:
-            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.05)))
+            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.6)))
             await asyncio.sleep(0.5)
             for child in children(ready["pid"]):
                 with contextlib.suppress(ProcessLookupError):
@@ -151,7 +151,7 @@ def children(pid):
 async def test_a_restart_of_redis_loses_no_calls(redis, caplog):
     with worker(redis):
         async with backend(redis) as client:
-            running = asyncio.create_task(run_all(client, numbered(60, sleep_s=0.05)))
+            running = asyncio.create_task(run_all(client, numbered(60, sleep_s=1.2)))
             await asyncio.sleep(1)
             redis.kill()
             during = asyncio.create_task(client.run(Call("print('asked while it was down')")))
@@ -166,7 +166,7 @@ async def test_a_restart_of_redis_loses_no_calls(redis, caplog):
 async def test_lost_calls_are_sent_again_without_append_only(redis, caplog):
     with temporary_redis(append_only=False) as forgetful, worker(forgetful):
         async with backend(forgetful) as client:
-            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.1)))
+            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=2.0)))
             await asyncio.sleep(1)
             forgetful.kill()
             forgetful.start()
@@ -334,7 +334,7 @@ async def test_a_network_partition_loses_no_calls(cable):
         far = serving("worker", "--workers", "1", "--time-limit", "5", redis=redis.url, prefix=prefix)
         with far, worker(redis):
             async with backend(redis) as client:
-                running = asyncio.create_task(run_all(client, numbered(60, sleep_s=0.1)))
+                running = asyncio.create_task(run_all(client, numbered(60, sleep_s=1.2)))
                 await asyncio.sleep(1)
                 cut(True)
                 await asyncio.sleep(8)
