@@ -156,10 +156,10 @@ class ServerEngine:
                 self._end_requests()
 
     def _mark_lost(self, why: str) -> None:
-        """Mark the server as lost and log the reason, unless the same reason was logged last."""
-        if not self.lost or why != self._loss:
+        """Mark the server as lost. Logs the reason, but not those of requests that fail after the first one."""
+        if not self.lost:
             LOG.warning("%s is lost: %s", self.name, why)
-        self.lost, self._loss = True, why
+            self.lost, self._loss = True, why
 
     def _end_requests(self) -> None:
         """End the requests of a lost server, which may wait for an answer that never comes."""
@@ -175,7 +175,11 @@ class ServerEngine:
             async with asyncio.timeout(self.stall_s):
                 await self._complete(self._body([0], Sampling(1, seed=0)), pauses=())
         except (EngineError, UserError, TimeoutError) as error:
-            self._mark_lost(error_text(error).removeprefix(f"{self.name}: "))
+            late = f"no response within {self.stall_s:.0f} s"
+            why = late if isinstance(error, TimeoutError) else str(error).removeprefix(f"{self.name}: ")
+            if why != self._loss:
+                LOG.warning("%s is still lost: %s", self.name, why)
+                self._loss = why
             return False
         return self._weights is newest  # else `load_weights` was called in the meantime
 

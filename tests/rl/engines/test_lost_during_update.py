@@ -92,7 +92,7 @@ async def test_a_server_that_does_not_accept_weights_after_a_restart_is_named(tm
         assert len(lines) == 2, "one line when it was lost, one about the restart"
         assert lines[0].startswith(f"{first.name} is lost: a weight update failed: /pause")
         assert lines[1] == (
-            f"{first.name} is lost: {first.name} does not accept new weights: "
+            f"{first.name} is still lost: {first.name} does not accept new weights: "
             "start it with `rstar-lab serve MODEL --updatable`"
         )
         dying.status = {}
