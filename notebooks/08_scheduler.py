@@ -47,7 +47,7 @@ from IPython.display import display
 
 from rstar_lab.analysis import LinkedFigure, open_runs
 from rstar_lab.analysis.asynchrony import plot_staleness
-from rstar_lab.profiles import load_profile
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.bench.scheduler import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
 from rstar_lab.rl.bench.calibration import calibrate, disagreements, recorded_measurements
 from rstar_lab.rl.overrides import load_recipe

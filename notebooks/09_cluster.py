@@ -58,7 +58,7 @@ describe(recipe, profile or None, overrides, host=host or None)
 # %%
 cluster = None
 if profile in ("", "laptop") and backend in ("", "ray") and not address and not host:
-    from rstar_lab.local_ray import LocalRay
+    from rstar_lab.hardware.local_ray import LocalRay
 
     cluster = LocalRay(cpus=2)
     cluster.__enter__()

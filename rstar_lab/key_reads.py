@@ -14,7 +14,11 @@ from typing import Any, TypeVar
 Model = TypeVar("Model", bound=type)
 
 VARIABLE = "RSTAR_LAB_KEY_READS"
-SECTIONS = ("rstar_lab.rl.recipe", "rstar_lab.profiles", __name__)  # where sections and their properties are defined
+SECTIONS = (
+    "rstar_lab.rl.recipe",
+    "rstar_lab.hardware.profiles",
+    __name__,
+)  # where sections and their properties are defined
 CHECKS = ("pydantic", "rstar_lab.rl.preflight", "rstar_lab.rl.verl.unsupported")
 
 

@@ -32,7 +32,7 @@ def plan(
     from rich.console import Console
     from rich.table import Table
 
-    from rstar_lab.profiles import load_profile
+    from rstar_lab.hardware.profiles import load_profile
     from rstar_lab.rl.preflight.plan import make_plan
 
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import profile_names
 from rstar_lab.jobs.describe import JobDescription, describe
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.submit import RECIPES, submit
-from rstar_lab.profiles import profile_names
 from rstar_lab.runs.locate import find_runs_dir
 
 COMMANDS = {"SFT, RL and evaluation": None, "RL": "train", "SFT": "sft"}

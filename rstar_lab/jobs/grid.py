@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs import local, slurm
 from rstar_lab.jobs.job import Job, JobStatus, list_jobs
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.jobs.submit import submit
-from rstar_lab.profiles import load_profile
 from rstar_lab.runs.reader import RunReader
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)

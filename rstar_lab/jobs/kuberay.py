@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.render import ray_job, to_yaml
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import load_profile
 
 RAY_JOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 MAX_NAME = 47  # KubeRay rejects longer names of RayJobs

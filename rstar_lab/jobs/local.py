@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import alive, end_processes
 from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
-from rstar_lab.processes import alive, end_processes
 
 
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.container import mounted_folders, ray_container
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.container import mounted_folders, ray_container
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import load_profile
 
 AGENT_TIMEOUT_S = 60
 STATES_S = 1.0  # maximum age in seconds of the states that are read with one request

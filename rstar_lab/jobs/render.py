@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.container import (
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.container import (
     apptainer_words,
     is_amd,
     mounted_folders,
@@ -17,9 +18,8 @@ from rstar_lab.container import (
     registry_image,
     slurm_runtime,
 )
-from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.store import JobSpec
-from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.resources import resource_folder
 
 TEMPLATES = resource_folder("cluster")

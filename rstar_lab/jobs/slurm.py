@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.render import array_script, sbatch_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import load_profile
 
 if TYPE_CHECKING:
     from rstar_lab.jobs.job import Job

@@ -13,14 +13,14 @@ from typing import Any
 import yaml
 
 from rstar_lab.errors import UserError, os_error_message
+from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile, load_profile
+from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.jobs.describe import preflight_rows, set_options
 from rstar_lab.jobs.job import Job, backend_module
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
-from rstar_lab.profiles import EXPECTED_GPUS, Profile, load_profile
 from rstar_lab.runs.locate import find_runs_dir
-from rstar_lab.storage_paths import resolve_recipe_paths
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 # The module and arguments of each command, for both trainers.

@@ -19,11 +19,11 @@ from typing import IO, NoReturn
 import psutil
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
-from rstar_lab.processes import JOB_VARIABLE, adopt_orphans, end_processes
-from rstar_lab.profiles import load_profile
 
 
 class Stopped(Exception):

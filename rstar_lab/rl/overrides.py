@@ -10,10 +10,10 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
+from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection, Stage
-from rstar_lab.storage_paths import resolve_recipe_paths
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 

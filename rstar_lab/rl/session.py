@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import EXPECTED_GPUS
+from rstar_lab.hardware.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from rstar_lab.commands.app import app, mount
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import load_profile, parse_profile, profile_names
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec
-from rstar_lab.profiles import load_profile, parse_profile, profile_names
 
 ROOT = Path(__file__).parent.parent.parent
 mount()

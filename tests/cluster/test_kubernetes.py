@@ -11,10 +11,10 @@ import yaml
 from helpers.kubernetes_schema import check_manifest
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import KubeRay, load_profile, profile_names
 from rstar_lab.jobs.kuberay import MAX_NAME, resource_name
 from rstar_lab.jobs.render import ray_cluster, ray_job, to_yaml
 from rstar_lab.jobs.store import JobSpec
-from rstar_lab.profiles import KubeRay, load_profile, profile_names
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "cluster" / "kubernetes"

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_lab.profiles import Ssh
+from rstar_lab.hardware.profiles import Ssh
 
 
 class SshServer:

@@ -10,11 +10,11 @@ import psutil
 import pytest
 from helpers.ssh_server import SshServer
 
+from rstar_lab.hardware.profiles import Ssh
 from rstar_lab.jobs import slurm, ssh
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.board_widget import BoardWidget
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import Ssh
 
 ROOT = Path(__file__).parent.parent.parent
 EVENT = {"event": "rl", "done": 3, "total": 10, "reward": 0.25, "error_rate": 0.5, "step_s": 2.0}

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, list_jobs, local, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import start
 from rstar_lab.jobs.secrets import redact
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.processes import processes_of
 
 
 def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: dict[str, str] | None = None) -> Job:

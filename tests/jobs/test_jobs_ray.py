@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
-from rstar_lab.local_ray import LocalRay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent

@@ -95,7 +95,7 @@ def test_a_pull_that_is_killed_continues(agent, tmp_path):
     write_run(Path(agent.runs), steps=20)
     here = tmp_path / "here"
     code = (
-        "import sys; from pathlib import Path; from rstar_lab.jobs.ssh import mirror; from rstar_lab.profiles import Ssh\n"
+        "import sys; from pathlib import Path; from rstar_lab.jobs.ssh import mirror; from rstar_lab.hardware.profiles import Ssh\n"
         "from rstar_lab.jobs.ssh.connection import Agent, Connection\n"
         f"agent = Agent(Connection(Ssh(**{agent.connection.settings.model_dump()!r})), {str(ROOT)!r}, {agent.runs!r})\n"
         f"mirror.pull_run(agent, 'run', Path({str(here)!r}), False, True)"

@@ -7,7 +7,7 @@ import torch
 from helpers.scripted_training import TOKENIZER, Player, problem, right, train
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import EXPECTED_GPUS
+from rstar_lab.hardware.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.engines.group import EngineGroup

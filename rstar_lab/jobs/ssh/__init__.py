@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rstar_lab.hardware.profiles import Ssh
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import Ssh
 
 __all__ = ["Agent", "Connection", "ConnectionLost", "agent", "agent_of", "logs", "state", "stop"]
 # One agent per host, code and runs folder; all jobs of a board use it.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Ssh
+from rstar_lab.hardware.profiles import Ssh
 
 CONNECT_S = 15
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.

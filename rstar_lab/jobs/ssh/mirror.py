@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Ssh
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
-from rstar_lab.profiles import Ssh
 from rstar_lab.runs.files import atomic_write, write_json
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror

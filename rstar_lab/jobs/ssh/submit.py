@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Profile, Ssh, load_profile, parse_profile
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.pack import pack_tar, tree_root
 from rstar_lab.jobs.ssh import agent, agent_of
 from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost
 from rstar_lab.jobs.ssh.mirror import foreign_run, start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.profiles import Profile, Ssh, load_profile, parse_profile
 
 # Preflight composes the trainer's configuration, which takes up to a minute on a slow file system.
 SUBMIT_S = 300

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.local_ray import LocalRay
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
 
 STEPS, PROBLEMS, GROUP_SIZE = 2, 4, 4

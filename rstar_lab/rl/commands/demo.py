@@ -12,7 +12,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
-from rstar_lab.memory import PeakMemory
+from rstar_lab.hardware.memory import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train

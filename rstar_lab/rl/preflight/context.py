@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.recipe import Recipe
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection

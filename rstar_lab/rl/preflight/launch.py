@@ -5,9 +5,9 @@ import os
 import shutil
 from pathlib import Path
 
-from rstar_lab.container import is_file, registry_image, slurm_runtime
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.container import is_file, registry_image, slurm_runtime
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers that need a package of the same name

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS, apply_theme
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.preflight.step_simulator import Costs, Workload, simulate

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate, launch, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 
 # Keys that a rehearsal cannot cover, because it replaces their value or because they have no effect on a CPU -> reason.

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.key_reads import VARIABLE, recorded_reads
-from rstar_lab.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
@@ -137,7 +137,7 @@ class Rehearsal:
         if self.profile.trainer != "verl":
             yield
             return
-        from rstar_lab.local_ray import LocalRay
+        from rstar_lab.hardware.local_ray import LocalRay
 
         with LocalRay(nodes=self.small_profile.hardware.nodes, cpus=8, gpus=1, dashboard=False) as self.ray:
             yield

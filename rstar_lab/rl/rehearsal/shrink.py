@@ -20,8 +20,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.hardware.profiles import EngineSettings, Hardware, Parallelism, Profile, Slurm, Storage, load_profile
 from rstar_lab.key_reads import VARIABLE
-from rstar_lab.profiles import EngineSettings, Hardware, Parallelism, Profile, Slurm, Storage, load_profile
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import Recipe
 

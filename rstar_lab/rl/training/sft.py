@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from rstar_lab.errors import UserError
-from rstar_lab.memory import release_free_heap
+from rstar_lab.hardware.memory import release_free_heap
 from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.chat_format.formats import PromptFormat
 from rstar_lab.rl.models.lora import attach_lora, has_lora

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rstar_lab.errors import UserError
-from rstar_lab.memory import release_free_heap
+from rstar_lab.hardware.memory import release_free_heap
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.objective import group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection

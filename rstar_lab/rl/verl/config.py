@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import load_tokenizer

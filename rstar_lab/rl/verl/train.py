@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile, load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
@@ -67,7 +67,7 @@ def own_ray(profile: Profile) -> AbstractContextManager[Any]:
     cluster."""
     if profile.hardware.gpus or "RAY_ADDRESS" in os.environ:
         return nullcontext()
-    from rstar_lab.local_ray import LocalRay
+    from rstar_lab.hardware.local_ray import LocalRay
 
     return LocalRay(cpus=8, gpus=1, dashboard=False)  # Ray CPUs are slots for actors, not cores
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar_lab.profiles import load_profile
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rstar_lab.commands.app import app
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import load_profile
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.plan import make_plan, plot_plan
 from rstar_lab.rl.preflight.published_async import PUBLISHED

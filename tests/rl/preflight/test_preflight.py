@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from rstar_lab.profiles import load_profile
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate

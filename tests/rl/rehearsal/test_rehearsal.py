@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import alive
+from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.jobs import local
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.key_reads import VARIABLE, recorded_reads
-from rstar_lab.processes import alive
-from rstar_lab.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
@@ -142,7 +142,7 @@ def test_a_teacher_is_left_out(tmp_path):
 def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
-        "from rstar_lab.profiles import load_profile\n"
+        "from rstar_lab.hardware.profiles import load_profile\n"
         "from rstar_lab.rl.overrides import load_recipe\n"
         "from rstar_lab.rl.preflight.run import preflight\n"
         "recipe = load_recipe('tiny_fast')\n"

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from rstar_lab.local_ray import LocalRay
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.rollout.plan import group_name

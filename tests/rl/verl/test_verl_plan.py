@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import load_profile, profile_names
+from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.chat_format.encoding import Example
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import SftConfig

@@ -8,8 +8,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from rstar_lab.local_ray import LocalRay
-from rstar_lab.profiles import FOLDER
+from rstar_lab.hardware.local_ray import LocalRay
+from rstar_lab.hardware.profiles import FOLDER
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:

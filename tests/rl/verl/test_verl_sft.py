@@ -16,7 +16,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from rstar_lab.local_ray import LocalRay
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, tool_calls, write_conversations
 from rstar_lab.rl.models.model import load_model, load_tokenizer

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from rstar_lab.errors import UserError
-from rstar_lab.local_ray import LocalRay
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
 
 if importlib.util.find_spec("verl") is None:

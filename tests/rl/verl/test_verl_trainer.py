@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rstar_lab.local_ray import LocalRay
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 
 
 def resolve_recipe_paths(data: Mapping[str, Any], profile: Profile) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 
 from rstar_lab.errors import UserError
-from rstar_lab.processes import JOB_VARIABLE, end_processes, processes_of
+from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, processes_of
 
 START_TIMEOUT_S = 300
 # One token for all clusters of this process, because Ray's clients read the token only once.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rstar_lab.errors import UserError
-from rstar_lab.profiles import Profile
+from rstar_lab.hardware.profiles import Profile
 
 
 def slurm_runtime(image: str) -> Literal["apptainer", "pyxis"]:

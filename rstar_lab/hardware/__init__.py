@@ -1,0 +1,1 @@
+"""What a machine has and what runs on it: profiles, storage, containers, local Ray, processes, memory."""
