@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from rstar_lab.cli.app import app
 from typer.testing import CliRunner
 
 from rstar_lab import analysis
-from rstar_lab.commands.app import app
 from rstar_lab.faults import FAULTS, trl_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"

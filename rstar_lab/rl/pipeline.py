@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
@@ -32,7 +33,7 @@ from rstar_lab.rl.synthetic.traces import Segments, SftFormat, Trace, TraceMix, 
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers
 from rstar_lab.rl.training.sft import sft
-from rstar_lab.rl.training.stages import stage_model, stage_table
+from rstar_lab.rl.training.stages import filter_problems, stage_model, stage_table
 from rstar_lab.rl.training.teacher import open_teacher
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
@@ -393,3 +394,33 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
                         samples=RANDOM_MODEL_SAMPLES if path == base and recipe.model == "tiny" else None,
                     )  # fmt: skip
         return results
+
+
+async def measure_difficulty(recipe: Recipe, stage_name: str, model: Path) -> tuple[int, int]:
+    """Return (problems that are kept, all problems). Raises UserError for a stage without a filter."""
+    stage = next((entry for entry in recipe.stages if entry.name == stage_name and entry.filter), None)
+    if stage is None or stage.filter is None:
+        with_filter = ", ".join(entry.name for entry in recipe.stages if entry.filter) or "none"
+        raise UserError(
+            f"stage {stage_name}: the recipe has no stage of this name with a filter; stages with a filter: {with_filter}"
+        )
+    async with RunSession.open(recipe, Reporter()) as session:
+        run_dir = session.runs_dir / session.run_id("rl")
+        steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
+        problems = read_stage_problems(recipe, stage, session.excluded)
+        engines, tools = await session.engines(model), await session.tools()
+        await engines.load_folder(model)
+        rl = recipe.settings(stage)
+        codec = Codec(load_tokenizer(model), tools, recipe.rl.prompt_style)
+        context = RolloutContext.for_training(codec, tools, session.reward, rl)
+        context = context.with_environments(await session.environments())
+        kept = await filter_problems(
+            problems,
+            stage.filter,
+            local_rollouts(problems, context, engines=engines, mode=rl.rollout),
+            stage=stage.name,
+            step=max(steps, default=0),
+            recipe=recipe,
+            run_dir=run_dir,
+        )
+        return len(kept), len(problems)

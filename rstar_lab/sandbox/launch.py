@@ -29,7 +29,7 @@ def serving(
     Yields its ready message, with `pid` and `wait(seconds)`, which returns the exit status. prefix: a command that runs
     the process, such as `ip netns exec NAME`. prepare: Python code that it runs first.
     """
-    code = f"{prepare}\nfrom rstar_lab.sandbox.cli import main\nmain()"
+    code = f"{prepare}\nfrom rstar_lab.cli.sandbox import main\nmain()"
     command = [*prefix, sys.executable, "-c", code, *arguments, "--json"]
     environment = {**os.environ, "RSTAR_LAB_REDIS_URL": redis} if redis else os.environ
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=exit_with_parent)

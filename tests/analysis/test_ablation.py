@@ -19,9 +19,9 @@ from rstar_lab.analysis.ablation import (
     plot_frontier,
     recorded_sums,
 )
-from rstar_lab.analysis.cli import app
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
+from rstar_lab.cli.ablation import app
 from rstar_lab.rl.bench.sandbox_faults import fault_arms
 from rstar_lab.runs import RunStoreError, RunWriter
 

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rstar_lab.cli.app import app
 from typer.testing import CliRunner
 
-from rstar_lab.commands.app import app, mount
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, parse_profile, profile_names
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec
 
 ROOT = Path(__file__).parent.parent.parent
-mount()
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rstar_lab.cli.jobs import app
 from rstar_lab.jobs import describe
-from rstar_lab.jobs.cli import app
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,13 @@ import yaml
 from helpers.kubernetes_api import KubernetesApi
 from typer.testing import CliRunner
 
-from rstar_lab.commands.app import app, mount
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, kuberay, list_jobs, submit
 from rstar_lab.jobs.store import JobSpec
 
 ROOT = Path(__file__).parents[2]
 SECRET = "abc123-secret-of-the-test"
-mount()
 
 
 @pytest.fixture

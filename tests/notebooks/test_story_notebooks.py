@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.notebooks import GOLDEN, SMALL, execute, outputs
 
-from rstar_lab.rl.commands.demo import make_report
+from rstar_lab.rl.demo import make_report
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.reader import RunReader
 

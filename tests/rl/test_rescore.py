@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.commands.rescore import rescore
+from rstar_lab.rl.rescore import rescore
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import TRAJECTORIES
 from rstar_lab.runs.writer import RunWriter

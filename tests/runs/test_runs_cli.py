@@ -6,8 +6,8 @@ import pytest
 from helpers.run_rows import rows
 from typer.testing import CliRunner
 
+from rstar_lab.cli.runs import app
 from rstar_lab.runs import RunStoreError, RunWriter
-from rstar_lab.runs.cli import app
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from rstar_lab.sandbox.cli import app
+from rstar_lab.cli.sandbox import app
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
     if not path.exists():
         raise UserError(
             f"{path}: the difficulty table is missing; the trainer writes it before the first step of the stage, or "
-            "`python -m rstar_lab.rl.commands.filter` does"
+            "`rstar-lab data filter` does"
         )
     left = set(pq.read_table(path).filter(pc.field("kept"))["problem_id"].to_pylist())
     kept = [problem for problem in problems if problem.problem_id in left]

@@ -8,6 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 from typer.testing import CliRunner
 
+from rstar_lab.cli.data import app
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
@@ -18,7 +19,6 @@ from rstar_lab.rl.chat_format.conversations import (
     reply,
     write_conversations,
 )
-from rstar_lab.rl.commands.data import app
 from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix

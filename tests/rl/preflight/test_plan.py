@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from rstar_lab.commands.app import app
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe

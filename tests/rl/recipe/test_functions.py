@@ -288,7 +288,7 @@ def test_the_error_of_a_wrong_name_lists_built_ins_and_the_module_form():
 def test_new_writes_a_part_whose_test_passes(part, module):
     from typer.testing import CliRunner
 
-    from rstar_lab.commands.app import app
+    from rstar_lab.cli.command_line import app
 
     made = CliRunner().invoke(app, ["new", part, "my_new"])
     assert made.exit_code == 0, made.output

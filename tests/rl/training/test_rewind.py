@@ -9,7 +9,7 @@ from helpers.scored_run import RECIPE, make_model
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from rstar_lab.commands.app import app
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline, rewind

@@ -8,8 +8,8 @@ from helpers.scripted_training import problem, train, weights
 from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.commands.filter import measure
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.pipeline import measure_difficulty
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import HandOff, Stage
 from rstar_lab.rl.training.stages import difficulty_file, hand_off_trigger, stage_end_reason, stage_model
@@ -141,4 +141,4 @@ async def test_filter_command_on_a_stage_without_a_filter_is_an_error():
     with pytest.raises(
         UserError, match="stage two: the recipe has no stage of this name with a filter; stages with a filter: three"
     ):
-        await measure(load_recipe("tiny_three_stage"), "two", Path("model"))
+        await measure_difficulty(load_recipe("tiny_three_stage"), "two", Path("model"))

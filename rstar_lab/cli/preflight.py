@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, Overrides, ProfileName, RecipeName, examples
+from rstar_lab.cli.shared import AsJson, Overrides, ProfileName, RecipeName, examples
 
 app = typer.Typer()
 

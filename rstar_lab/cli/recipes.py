@@ -4,7 +4,7 @@ import json
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, examples
+from rstar_lab.cli.shared import AsJson, examples
 
 app = typer.Typer()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, Overrides, examples, find_run
+from rstar_lab.cli.shared import AsJson, Overrides, examples, find_run
 
 app = typer.Typer()
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, examples
+from rstar_lab.cli.shared import AsJson, examples
 from rstar_lab.errors import UserError
 
 app = typer.Typer()

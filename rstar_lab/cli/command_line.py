@@ -8,27 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab import __version__
-from rstar_lab.commands import (
-    bench,
-    chat,
-    demo,
-    evaluate,
-    hub,
-    inject,
-    monitor,
-    new,
-    notebooks,
-    plan,
-    preflight,
-    recipes,
-    rehearse,
-    report,
-    rescore,
-    rewind,
-    serve,
-    train,
-)
-from rstar_lab.commands.shared import fail
+from rstar_lab.cli.shared import fail
 from rstar_lab.errors import UserError, os_error_message
 
 app = typer.Typer(
@@ -45,15 +25,26 @@ EXTRA_OF = {
     "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "huggingface_hub": "hub", "inspect_ai": "inspect",
     "verifiers": "verifiers",
 }  # fmt: skip
-GROUPS = {
-    "sandbox": ("rstar_lab.sandbox.cli", "Run untrusted Python: serve the sandbox, start workers, check this machine."),
-    "runs": ("rstar_lab.runs.cli", "List, show and compact runs."),
-    "ablation": ("rstar_lab.analysis.cli", "Compare the arms of an ablation."),
-    "jobs": (
-        "rstar_lab.jobs.cli",
-        "Submit recipes as jobs: on this machine, to Ray, Slurm or Kubernetes, or over ssh.",
-    ),
-    "data": ("rstar_lab.rl.commands.data", "Synthesize problems; prepare problems and conversations."),
+# Every command and group, in the order and under the headings of `--help`. A module without a help text holds commands of
+# the same level; one with a help text is a group. Groups import their packages, which may need an extra.
+COMMANDS: dict[str, dict[str, str | None]] = {
+    "Start here": {"demo": None, "recipes": None, "preflight": None, "run": None, "report": None},
+    "Train": {"train": None, "rewind": None},
+    "Evaluate and serve": {"evaluate": None, "chat": None, "serve": None, "rescore": None},
+    "Inspect runs": {
+        "runs": "List, show and compact runs.",
+        "ablation": "Compare the arms of an ablation.",
+        "monitor": None,
+    },
+    "Data": {"data": "Synthesize problems; prepare problems and conversations."},
+    "Sandbox": {"sandbox": "Run untrusted Python: serve the sandbox, start workers, check this machine."},
+    "Cluster": {
+        "jobs": "Submit recipes as jobs: on this machine, to Ray, Slurm or Kubernetes, or over ssh.",
+        "plan": None,
+        "rehearse": None,
+    },
+    "Share and extend": {"hub": None, "notebooks": None, "new": None},
+    "Measure": {"bench": None, "inject": None},
 }
 
 
@@ -75,48 +66,26 @@ def options(
     """
 
 
-for command in (
-    demo,
-    recipes,
-    train,
-    evaluate,
-    inject,
-    rescore,
-    rewind,
-    report,
-    hub,
-    serve,
-    chat,
-    preflight,
-    plan,
-    rehearse,
-    bench,
-    monitor,
-    notebooks,
-    new,
-):
-    app.add_typer(command.app)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(__version__)
-
-
-def mount() -> None:
-    """Add the command groups of the other packages. A second call does nothing.
+def _mount() -> None:
+    """Add all commands of `COMMANDS`.
 
     If the packages that a group requires are not installed, the group becomes a command that fails and names the extra to install.
     """
-    if any(group.name in GROUPS for group in app.registered_groups):
-        return
-    for name, (module, text) in GROUPS.items():
-        try:
-            app.add_typer(import_module(module).app, name=name, help=text, no_args_is_help=True)
-        except ModuleNotFoundError as error:
-            settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-            app.command(name, help=text, context_settings=settings)(_command_without_extra(error))
+    for panel, modules in COMMANDS.items():
+        for name, text in modules.items():
+            try:
+                commands = import_module(f"rstar_lab.cli.{name}").app
+            except ModuleNotFoundError as error:
+                settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+                missing = _command_without_extra(error)
+                app.command(name, help=text, context_settings=settings, rich_help_panel=panel)(missing)
+                continue
+            if text is None:
+                for command in commands.registered_commands:
+                    command.rich_help_panel = panel
+                app.add_typer(commands)
+            else:
+                app.add_typer(commands, name=name, help=text, no_args_is_help=True, rich_help_panel=panel)
 
 
 def _command_without_extra(error: ModuleNotFoundError) -> Callable[[], None]:
@@ -131,6 +100,9 @@ def _raise_missing_extra(error: ModuleNotFoundError) -> None:
     if package not in EXTRA_OF:
         raise error
     raise UserError(f"this command requires {package}: pip install 'rstar_lab[{EXTRA_OF[package]}]'") from error
+
+
+_mount()
 
 
 def run() -> None:

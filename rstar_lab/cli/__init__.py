@@ -1,4 +1,4 @@
-"""Entry point of the `rstar-lab` command."""
+"""The `rstar-lab` command: one file per command, registered in `command_line`."""
 
 import gc
 import os
@@ -14,22 +14,17 @@ def main() -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # otherwise Ctrl-C is ignored, as after nohup
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    from rstar_lab.commands.app import mount, run
+    from rstar_lab.cli.command_line import run
 
-    mount()
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     run()
 
 
 def __getattr__(name: str) -> Any:
-    """Return `app`, the Typer application with all commands, or `mount`; they are imported when they are first used."""
-    if name not in ("app", "mount"):
+    """Return `app`, the Typer application with all commands. The commands are imported when it is first used."""
+    if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rstar_lab.commands import app
+    from rstar_lab.cli.command_line import app
 
-    return getattr(app, name)
-
-
-if __name__ == "__main__":
-    main()
+    return app

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, examples, run_async
+from rstar_lab.cli.shared import AsJson, examples, run_async
 
 app = typer.Typer()
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, read_recipe, run_async
+
 app = typer.Typer()
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Fields = Annotated[str, typer.Option(help="Column names of files: question=problem,answer=final_answer.")]
 
 
@@ -187,3 +188,23 @@ def lint(
             print(text)
     print(json.dumps({"conversations": count, "faulty": faulty}) if as_json else f"{faulty:,} of {count:,} faulty")
     raise typer.Exit(1 if faulty else 0)
+
+
+@app.command(epilog="Example:\n\n`rstar-lab data filter qwen3_14b_mi300x three runs/qwen3_14b_mi300x-rl/stages/two`")
+def filter(
+    recipe: RecipeName,
+    stage: Annotated[str, typer.Argument(help="Name of a stage with a filter.")],
+    model: Annotated[Path, typer.Argument(help="Model after the previous stage: RUN/checkpoints/step=...")],
+    runs_dir: RunsDir = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Filter the problems of a stage by difficulty before the job, with engines on this machine.
+
+    Both trainers run the filter before the first step of the stage. This command writes RUN/difficulty/stage=STAGE.parquet
+    earlier. Run it again to resume.
+    """
+    from rstar_lab.rl.pipeline import measure_difficulty
+
+    kept, count = run_async(measure_difficulty(read_recipe(recipe, overrides, runs_dir), stage, model))
+    print(json.dumps({"kept": kept, "problems": count}) if as_json else f"{kept:,} of {count:,} problems are kept")

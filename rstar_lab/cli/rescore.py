@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, examples, find_run
+from rstar_lab.cli.shared import AsJson, examples, find_run
 
 app = typer.Typer()
 SHOWN = 20
@@ -39,7 +39,7 @@ def rescore(
     trajectories of `rl.environments` are rejected: each environment has a reward of its own. With --json the last line is
     {"run", "trajectories", "correct_before", "correct", "changes", "result"}, after one line per changed trajectory.
     """
-    from rstar_lab.rl.commands.rescore import rescore as compute
+    from rstar_lab.rl.rescore import rescore as compute
 
     found = compute(find_run(run, runs_dir), reward=reward, answer=answer, dry_run=dry_run)  # type: ignore[arg-type]
     for number, change in enumerate(found.changes):

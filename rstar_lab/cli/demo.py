@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
+from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
 
 app = typer.Typer()
 
@@ -27,7 +27,7 @@ def demo(
     the results. The same command again resumes.
     """
     from rstar_lab.progress import Reporter
-    from rstar_lab.rl.commands.demo import run_demo
+    from rstar_lab.rl.demo import run_demo
 
     recipe = read_recipe("tiny_fast" if fast else "tiny", overrides, runs_dir)
     result = run_async(run_demo(recipe, out, Reporter(as_json)))

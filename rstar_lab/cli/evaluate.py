@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
+from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
 
 app = typer.Typer()
 
@@ -63,7 +63,7 @@ def evaluate(
     Results are written to the run store. The same command again generates only missing rollouts.
     """
     from rstar_lab.progress import Reporter
-    from rstar_lab.rl.commands.evaluate import evaluate_command
+    from rstar_lab.rl.evaluate import evaluate_command
 
     given = [] if samples is None else [f"evaluate.samples={samples}"]
     settings = read_recipe(recipe, [*(overrides or []), *given], runs_dir)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.commands.shared import examples
+from rstar_lab.cli.shared import examples
 from rstar_lab.errors import UserError
 
 app = typer.Typer()
