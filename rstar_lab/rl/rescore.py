@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import summarise_usable
-from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
+from rstar_lab.rl.section import REWARDS
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import ANSWER_FORMATS, AnswerFormat

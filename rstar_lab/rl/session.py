@@ -22,10 +22,10 @@ from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, load_problems
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
-from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy
+from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools

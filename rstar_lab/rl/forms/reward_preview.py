@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.forms.form import Form
-from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import extract_answer, make_reward
+from rstar_lab.rl.section import REWARDS
 from rstar_lab.runs.reader import RunReader, read_steps
 from rstar_lab.verify import ANSWER_FORMATS
 

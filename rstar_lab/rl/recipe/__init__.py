@@ -4,10 +4,10 @@ from rstar_lab.rl.recipe.data import MixEntry, Problems, Synthetic
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.recipe import Recipe
 from rstar_lab.rl.recipe.rl import CODE_TOOLS, PROMPT_KEYS, RlSection
-from rstar_lab.rl.recipe.section import RecipeError, Section
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftConfig, SftSection
 from rstar_lab.rl.recipe.stages import DifficultyFilter, HandOff, Stage
+from rstar_lab.rl.section import RecipeError, Section
 
 __all__ = [
     "CODE_TOOLS",

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rstar_lab.rl.recipe.section import Positive, Section
+from rstar_lab.rl.section import Positive, Section
 
 
 class Synthetic(Section):

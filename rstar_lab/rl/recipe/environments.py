@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 from rstar_lab.rl.algorithm.roc import Penalty
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.section import Function, Positive, Reward, Section
+from rstar_lab.rl.section import Function, Positive, Reward, Section
 
 
 class EnvironmentLimits(Section):

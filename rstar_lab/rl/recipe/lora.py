@@ -1,6 +1,6 @@
 """The sections `rl.lora` and `sft.lora` of a recipe."""
 
-from rstar_lab.rl.recipe.section import Positive, Section
+from rstar_lab.rl.section import Positive, Section
 
 
 class Lora(Section):

@@ -22,7 +22,7 @@ from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.rl_checks import check_combinations
-from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Reward, Section, is_own
+from rstar_lab.rl.section import Function, NotNegative, Positive, Reward, Section, is_own
 from rstar_lab.verify import AnswerFormat
 
 Mode = Literal["sync", "one_step_off", "async"]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rstar_lab.rl.plugins import NAME
-from rstar_lab.rl.recipe.section import is_own
+from rstar_lab.rl.section import is_own
 
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe.rl import RlSection

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.section import Function, NotNegative, Positive, Section
+from rstar_lab.rl.section import Function, NotNegative, Positive, Section
 
 
 class EngineSection(Section):

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import MixEntry, Problems
 from rstar_lab.rl.recipe.lora import Lora
-from rstar_lab.rl.recipe.section import Section
+from rstar_lab.rl.section import Section
 
 
 class SftConfig(Section):

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.recipe.section import Function, Positive, Section
+from rstar_lab.rl.section import Function, Positive, Section
 
 
 class HandOff(Section):

@@ -12,12 +12,12 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe.section import REWARDS
 from rstar_lab.rl.reward import UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.plan import rollout_task
+from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.session import needs_sandbox, tool_maker
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory

@@ -1,0 +1,16 @@
+"""MaxRL (arXiv 2602.02710): the advantage of a rollout is (r - mean) / mean over its group.
+
+With rewards of 0 and 1 the gradient is that of the log of the pass rate, which weights hard problems more.
+"""
+
+from typing import Literal
+
+from rstar_lab.rl.methods.method import Method
+
+
+class Maxrl(Method):
+    """MaxRL (arXiv 2602.02710): the advantage is the reward minus the mean of its group, divided by the mean, which weights hard
+    problems more."""
+
+    type: Literal["maxrl"] = "maxrl"
+    """Name of the method."""

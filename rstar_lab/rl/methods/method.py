@@ -1,0 +1,53 @@
+"""Keys that all methods share: the policy loss of a step and the methods that are added to it."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from rstar_lab.rl.algorithm.config import Aggregation, Variant
+from rstar_lab.rl.methods.branching import Branching
+from rstar_lab.rl.methods.control_tokens import ControlTokens
+from rstar_lab.rl.methods.echo import Echo
+from rstar_lab.rl.methods.opd import Opd
+from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer
+from rstar_lab.rl.methods.roc import Roc
+from rstar_lab.rl.methods.sdpo import Sdpo
+from rstar_lab.rl.methods.tool_budget import ToolBudget
+from rstar_lab.rl.methods.void_turns import VoidTurns
+from rstar_lab.rl.section import ByType, Function, Section
+
+Addition = Annotated[
+    Echo | Opd | Sdpo | OverlongBuffer | ToolBudget | VoidTurns | ControlTokens | Branching, ByType(required=True)
+]  # fmt: skip
+
+
+class Method(Section):
+    """How rollouts become an update: selection, advantages and loss."""
+
+    roc: Roc = Roc()
+    """Resampling on correct: which rollouts are trained on."""
+    loss: Variant | Function = "grpo"
+    """Policy loss. Default: paper. `gspo`: arXiv 2507.18071. `cispo`: 2506.13585. `clip_cov`, `kl_cov`: 2505.22617. Or your own
+    `module:function` (docs/extending.md)."""
+    clip_low: float = 0.2
+    """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first
+    mini-batch, whose ratio is 1."""
+    clip_high: float = 0.28
+    """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 3.1."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
+    over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: our choice."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
+    add: tuple[Addition, ...] = ()
+    """Methods that are added, each a mapping with a `type`, such as `[{type: echo, weight: 0.1}]`. Default: none (paper)."""
+
+    @field_validator("add")
+    @classmethod
+    def _check_additions(cls, additions: tuple[Addition, ...]) -> tuple[Addition, ...]:
+        types = [addition.type for addition in additions]
+        if twice := next((name for name in types if types.count(name) > 1), None):
+            raise ValueError(f"{twice} is given twice; remove one")
+        if "opd" in types and "sdpo" in types:
+            raise ValueError("opd and sdpo cannot be combined; remove one")
+        return additions

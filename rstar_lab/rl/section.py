@@ -1,0 +1,107 @@
+"""Base class, error, number types and typed unions of all recipe sections."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from rstar_lab.errors import UserError
+from rstar_lab.key_reads import record_reads
+from rstar_lab.rl.plugins import NAME
+
+
+class RecipeError(UserError):
+    """A recipe is invalid. The message names the key."""
+
+
+@record_reads
+class Section(BaseModel):
+    """A group of recipe keys. The docstring under each key is its description in docs/recipes.md."""
+
+    # allow_inf_nan: infinity and NaN are valid YAML numbers, but not valid values of any key.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+OWN = "own"  # tag of the member of a union that a `module:function` of the user selects
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _check_function(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a function of the form module:function")
+    return name
+
+
+Function = Annotated[str, AfterValidator(_check_function)]  # a user's module:function, see docs/extending.md
+
+
+REWARDS = ("verify", "released")  # rewards that are not a function of the user
+
+
+def _check_reward(name: str) -> str:
+    if name not in REWARDS and not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not one of {', '.join(REWARDS)} or a module:function")
+    return name
+
+
+Reward = Annotated[str, AfterValidator(_check_reward)]
+
+
+def is_own(name: str) -> bool:
+    """Return whether a value of the recipe names a function of the user instead of a built-in."""
+    return ":" in name
+
+
+@dataclass(frozen=True)
+class ByType:
+    """Annotation of a union of sections: the value of one key selects the section, so that a key of another type is an error.
+
+    The key of a built-in section is a Literal; a section whose key is a `Function` accepts every `module:function`. The
+    default of the key in the first section is used if the key is not given, unless the key is required.
+    """
+
+    key: str = "type"
+    required: bool = False
+
+    def members(self, union: Any) -> dict[str, type[Section]]:
+        """Return the sections of a union by the value of the key; the one for a user's `module:function` is called OWN."""
+        found: dict[str, type[Section]] = {}
+        for section in get_args(union) or (union,):
+            annotation = section.model_fields[self.key].annotation
+            names = get_args(annotation) if get_origin(annotation) is Literal else (OWN,)
+            found |= dict.fromkeys(names, section)
+        return found
+
+    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        members = self.members(union)
+        default = None if self.required else next(iter(members.values())).model_fields[self.key].get_default()
+
+        def tag(value: Any) -> str:
+            name = getattr(value, self.key) if isinstance(value, Section) else value.get(self.key, default)
+            return name if name in members else OWN
+
+        def check(value: Any) -> Any:
+            if isinstance(value, Section):
+                return value
+            names = [name for name in members if name != OWN]
+            if not isinstance(value, Mapping):
+                example = f"{{{self.key}: {value if value in names else names[0]}}}"
+                raise PydanticCustomError("by_type", "give a mapping such as {example}", {"example": example})
+            name = value.get(self.key, default)
+            if isinstance(name, str) and (name in members or (OWN in members and NAME.fullmatch(name))):
+                return value
+            choice = ", ".join(names) + (" or a module:function" if OWN in members else "")
+            text = f"{name!r} is not one of {choice}" if self.key in value else f"required: one of {choice}"
+            if near := difflib.get_close_matches(str(name), names, n=1, cutoff=0.5):
+                text += f"; did you mean {near[0]}?"
+            raise PydanticCustomError("by_type", "{text}", {"text": text, "key": self.key})
+
+        choices = {name: handler.generate_schema(section) for name, section in members.items()}
+        return core_schema.no_info_before_validator_function(check, core_schema.tagged_union_schema(choices, tag))
