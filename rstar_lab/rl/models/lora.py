@@ -24,7 +24,7 @@ def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int, key: str = "rl.
     """Freeze the model and add adapters to its linear layers, in place. The first output is unchanged: B is 0.
 
     seed: seed of the initial values of A. key: recipe key of `lora`, for errors. Raises UserError if no layer has one of the
-    names in `targets`.
+    names in `targets`, or if the LM head is one of them and shares its weights with the embeddings.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -32,6 +32,11 @@ def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int, key: str = "rl.
     if missing := [target for target in lora.targets if target not in names]:
         raise UserError(
             f"{key}.targets: the model has no linear layer {', '.join(missing)}; it has {', '.join(sorted(names))}"
+        )
+    if "lm_head" in lora.targets and model.config.get_text_config().tie_word_embeddings:
+        raise UserError(
+            f"{key}.targets: lm_head shares its weights with the embeddings of this model, so its adapter cannot be merged; "
+            "leave lm_head out"
         )
     config = LoraConfig(r=lora.rank, lora_alpha=lora.resolved_alpha, target_modules=list(lora.targets), bias="none")
     model.requires_grad_(False)

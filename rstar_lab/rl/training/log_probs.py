@@ -1,7 +1,7 @@
 """Forward pass of the policy: log-probs and entropy of the model's tokens, without a batch x length x vocabulary tensor."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rstar_lab.rl.models.forward_path import ForwardPath, forward_path
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -52,6 +53,17 @@ class MicroBatch:
         for row, i in enumerate(self.index):
             out[row, prompts[i] : prompts[i] + len(rows[i])] = torch.as_tensor(rows[i], dtype=torch.float32)
         return out
+
+    def separate(self) -> "MicroBatch":
+        """Return the same sequences with a row for each."""
+        B, T = self.ids_BT.shape
+        return replace(
+            self,
+            row_ids_RW=self.ids_BT,
+            positions_RW=torch.arange(T, device=self.ids_BT.device).repeat(B, 1),
+            attention_R1WW=None,
+            before_N=self.scored_BT.flatten().nonzero()[:, 0] - 1,
+        )
 
 
 def micro_batches(
@@ -172,18 +184,16 @@ def token_statistics(
 ) -> list[Tensor]:
     """Return the results of `log_probs_and_entropy`, with `squares` also the sum of the squared probabilities of the
     vocabulary at each token, (B, T), without gradient."""
-    hidden_RWH = model.model(
-        input_ids=micro.row_ids_RW,
-        position_ids=micro.positions_RW,
-        # None: padding is on the right, so causal attention never sees it.
-        attention_mask=micro.attention_R1WW,
-        use_cache=False,
-    ).last_hidden_state
-    hidden_NH, target_N = hidden_RWH.flatten(0, 1)[micro.before_N], micro.ids_BT[micro.scored_BT]
-    chunk = max(1, CHUNK_LOGITS // model.lm_head.weight.shape[0])
+    path = forward_path(model)
+    if micro.attention_R1WW is not None and micro.row_ids_RW.shape[1] > path.shared_width:
+        micro = micro.separate()
+    # Without a mask, attention is causal: padding is on the right, so no token sees it.
+    states_RWH = path.states(model, micro.row_ids_RW, micro.positions_RW, micro.attention_R1WW)
+    states_NH, target_N = states_RWH.flatten(0, 1)[micro.before_N], micro.ids_BT[micro.scored_BT]
+    chunk = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     pieces = []
-    for hidden, target in zip(hidden_NH.split(chunk), target_N.split(chunk), strict=True):
-        options = (model.lm_head, hidden, target, temperature, fp32_head, squares)
+    for states, target in zip(states_NH.split(chunk), target_N.split(chunk), strict=True):
+        options = (model, path, states, target, temperature, fp32_head, squares)
         if len(target_N) > chunk and torch.is_grad_enabled():
             pieces.append(checkpoint(_token_stats, *options, use_reentrant=False))
         else:
@@ -198,13 +208,15 @@ def token_statistics(
 
 
 def _token_stats(
-    head: torch.nn.Linear, hidden_NH: Tensor, target_N: Tensor, temperature: float, fp32_head: bool, squares: bool
+    model: "PreTrainedModel",
+    path: ForwardPath,
+    states_NH: Tensor,
+    target_N: Tensor,
+    temperature: float,
+    fp32_head: bool,
+    squares: bool,
 ) -> tuple[Tensor, ...]:
-    if fp32_head:
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            logits_NV = torch.nn.functional.linear(hidden_NH.float(), head.weight.float()) / temperature
-    else:
-        logits_NV = head(hidden_NH).float() / temperature
+    logits_NV = path.logits(model, states_NH, fp32=fp32_head) / temperature
     log_probs_NV = logits_NV.log_softmax(-1)
     with torch.no_grad():
         probs_NV = log_probs_NV.exp()

@@ -27,6 +27,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.memory import release_free_heap
 from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.chat_format.formats import PromptFormat
+from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora, has_lora
 from rstar_lab.rl.models.model import has_bf16, load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
@@ -132,6 +133,10 @@ def _train(
         model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        packs = forward_path(model).packs
+    if config.packing and not packs:
+        config = config.model_copy(update={"packing": False})
     for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
         targets = sum(sum(example.mask) for example in batch)
         loss_sum = torch.zeros((), device=model.device)
@@ -173,7 +178,11 @@ def _train(
 
 
 def _loss(model: "PreTrainedModel", rows: list[Example], packing: bool) -> Tensor:
-    """Return the summed negative log-likelihood of the model's tokens. The LM head is computed only where it is needed."""
+    """Return the summed negative log-likelihood of the model's tokens. The LM head is computed only where it is needed.
+
+    packing: put the conversations into one row, if the model keeps them apart there."""
+    path = forward_path(model)
+    packing = packing and path.packs
     lengths = [len(row.ids) for row in rows]
     # Round the width up, so that there are few shapes: on a CPU every new shape prepares and caches kernels.
     width = sum(lengths) if packing else -(-max(lengths) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
@@ -192,24 +201,21 @@ def _loss(model: "PreTrainedModel", rows: list[Example], packing: bool) -> Tenso
             start += len(row.ids)
     device = model.device
     # Padding is on the right: causal attention needs no mask for it.
-    hidden_BTH = model.base_model(
-        input_ids=ids_BT.to(device), position_ids=positions_BT.to(device), use_cache=False
-    ).last_hidden_state
+    states_BTH = path.states(model, ids_BT.to(device), positions_BT.to(device))
     # Round the number of targets up for the same reason. Added targets are ignored.
     own = mask_BT[:, 1:].flatten().nonzero().flatten()
     added = -len(own) % _TARGETS_MULTIPLE
     targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED).to(device)
-    hidden_NH = hidden_BTH[:, :-1].flatten(0, 1)[pad(own, (0, added)).to(device)]
-    head = model.get_output_embeddings()
+    states_NH = states_BTH[:, :-1].flatten(0, 1)[pad(own, (0, added)).to(device)]
 
-    def nll(hidden: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(head(hidden).float(), targets, ignore_index=_IGNORED, reduction="sum")
+    def nll(states: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(path.logits(model, states), targets, ignore_index=_IGNORED, reduction="sum")
 
-    chunk = max(1, _LOGITS_AT_ONCE // head.weight.shape[0])
+    chunk = max(1, _LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
     if len(targets_N) <= chunk:
-        return nll(hidden_NH, targets_N)
-    pieces = zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
-    return torch.stack([checkpoint(nll, hidden, targets, use_reentrant=False) for hidden, targets in pieces]).sum()
+        return nll(states_NH, targets_N)
+    pieces = zip(states_NH.split(chunk), targets_N.split(chunk), strict=True)
+    return torch.stack([checkpoint(nll, states, targets, use_reentrant=False) for states, targets in pieces]).sum()
 
 
 def steps_of(examples: Sequence[Example], config: SftConfig) -> int:

@@ -15,11 +15,18 @@ from rstar_lab.hardware.memory import release_free_heap
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.objective import group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
-from rstar_lab.rl.training.log_probs import MicroBatch, log_probs_and_entropy, micro_batches, token_statistics
+from rstar_lab.rl.training.log_probs import (
+    SHARED_WIDTH,
+    MicroBatch,
+    log_probs_and_entropy,
+    micro_batches,
+    token_statistics,
+)
 from rstar_lab.rl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -41,8 +48,6 @@ class Learner:
         self.model = model
         self.ranks = ranks
         self.device = next(model.parameters()).device
-        # Other attention implementations do not accept a (rows, 1, width, width) mask.
-        self.shares_prompts = model.config._attn_implementation == "sdpa"
         self.optimizer: torch.optim.AdamW | None = None
         self.reference: PreTrainedModel | None = None
 
@@ -59,6 +64,10 @@ class Learner:
         else:
             self.model.gradient_checkpointing_disable()
         self.model.train()
+        with autocast(rl, self.device):
+            forward_path(
+                self.model
+            )  # compares the trainer's log-probs with those of the model before the first rollout
 
     def lead(self, ranks: Ranks, rl: RlSection) -> None:
         """Send model and optimizer to the other ranks, which take part in the updates from here on."""
@@ -173,7 +182,7 @@ class Learner:
             batch,
             rl.micro_batch_tokens,
             self.device,
-            share=self.shares_prompts,
+            share=forward_path(self.model).shared_width >= SHARED_WIDTH,
             tool_tokens=tool_tokens,
             ranks=self.ranks,
         )

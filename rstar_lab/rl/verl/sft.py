@@ -29,7 +29,7 @@ from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
 from rstar_lab.rl.verl.exports import write_stored_dtype
 from rstar_lab.rl.verl.resume import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
-from rstar_lab.rl.verl.unsupported import unsupported_sft_options
+from rstar_lab.rl.verl.unsupported import check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
 app = typer.Typer(add_completion=False)
@@ -60,6 +60,7 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
         raise UserError(f"verl does not support: {'; '.join(unsupported)}")
     started, run_dir = time.monotonic(), writer.run_dir
     examples, left_out = asyncio.run(read_examples(recipe, sft, run_dir))
+    check_architecture(run_dir / "base")
     variables = environment(profile, run_dir)
     os.environ.update(variables)  # before verl is imported
     import ray

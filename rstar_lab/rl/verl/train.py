@@ -24,7 +24,7 @@ from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
-from rstar_lab.rl.verl.unsupported import check
+from rstar_lab.rl.verl.unsupported import check, check_architecture
 from rstar_lab.rl.verl.variables import OWN_LOSS, SECRETS_FILE
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
@@ -84,6 +84,7 @@ def write_placeholder_rows(path: Path, count: int) -> None:
 
 def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[str, Any]) -> None:
     """Run the rest of one stage in this process, on the Ray cluster that it joins or starts. start: the model before all stages."""
+    check_architecture(model_before(settings, start))
     variables = environment(profile, settings.run_dir)
     if is_own(settings.keys.variant):
         variables[OWN_LOSS] = settings.keys.variant

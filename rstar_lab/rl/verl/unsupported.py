@@ -1,5 +1,7 @@
 """Recipe options that the verl trainer does not support. Checked at start-up, so that no key is ignored silently."""
 
+from pathlib import Path
+
 from rstar_lab.errors import UserError
 from rstar_lab.rl.recipe import Recipe
 
@@ -78,3 +80,20 @@ def check(recipe: Recipe) -> None:
         raise UserError("stages: the recipe has no stages")
     if unsupported := unsupported_options(recipe):
         raise UserError(f"verl does not support: {'; '.join(unsupported)}")
+
+
+def check_architecture(folder: Path) -> None:
+    """Raise UserError if the model in `folder` has layers with a recurrent state or a convolution over tokens.
+
+    verl concatenates the sequences of a micro-batch, and such layers would mix them.
+    """
+    from transformers import AutoConfig
+
+    from rstar_lab.rl.models.forward_path import mixes_tokens_by_attention_only
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if not mixes_tokens_by_attention_only(config):
+        raise UserError(
+            f"model {folder}: {config.model_type} has layers with a state, whose sequences verl would mix; train it with "
+            "the local trainer: `rstar-lab run`"
+        )

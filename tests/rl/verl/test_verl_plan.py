@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.architectures import tiny_architecture
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
@@ -21,7 +22,7 @@ from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batc
 from rstar_lab.rl.verl.resume import has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.schedule import StageSchedule
 from rstar_lab.rl.verl.train import environment, secrets_file
-from rstar_lab.rl.verl.unsupported import check, unsupported_sft_options
+from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
 RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}
@@ -245,6 +246,16 @@ def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
     assert (
         len(all_batches) == 6 and [[row.tolist() for row in batch["input_ids"].unbind()] for batch in again] == seen[3:]
     )
+
+
+@pytest.mark.parametrize(("name", "accepted"), [("Qwen3", True), ("Gemma3", True), ("Qwen3_5", False), ("Lfm2", False)])
+def test_models_with_a_state_are_refused_by_name(tmp_path, name, accepted):
+    tiny_architecture(name).save_pretrained(tmp_path)
+    if accepted:
+        check_architecture(tmp_path)
+    else:
+        with pytest.raises(UserError, match=f"{name.lower()}.* has layers with a state"):
+            check_architecture(tmp_path)
 
 
 def test_unsupported_sft_options_are_errors_that_name_the_key():
