@@ -86,7 +86,7 @@ images:  ## build the container images rstar-lab:cuda and rstar-lab:rocm with Do
 	for name in $(IMAGES); do docker build --tag rstar-lab:$$name --file cluster/$$name/Dockerfile . || exit 1; done
 
 check-gpu: setup  ## check one GPU in about 10 minutes: parity, MFU, memory, SFT, weight sync, demo
-	$(BIN)/python -m rstar_lab.rl.bench.gpu
+	$(BIN)/python -m benchmarks.gpu
 
 resolve: setup  ## check that the locked versions of cpu, cuda and rocm resolve (needs the registry, installs nothing)
 	$(BIN)/python constraints/resolve.py check

@@ -18,7 +18,7 @@ SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./(?:rstar_lab|cluster|notebooks|tes
 
 def command_line() -> str:
     """Return the command line reference in Markdown, from the help texts of the commands."""
-    from rstar_lab.cli.app import app
+    from rstar_lab.cli.command_line import app
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="rstar-lab")

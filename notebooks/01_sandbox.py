@@ -110,9 +110,8 @@ sandbox.missing_layers or "no layer is missing"
 
 # %%
 from rstar_lab.analysis import LinkedFigure
-from rstar_lab.sandbox.bench import MIX, mixed
 from rstar_lab.sandbox.figures import plot_load, plot_outcomes
-from rstar_lab.sandbox.load_generator import run_load
+from rstar_lab.sandbox.load_generator import MIX, mixed, run_load
 
 kinds = dict(zip((code for code, _ in MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
 load = [(kinds[code], code) for code in mixed(calls)]

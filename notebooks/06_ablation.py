@@ -127,7 +127,7 @@ inspect(runs)
 # ## The recorded grid
 #
 # Seven arms with eight seeds each, on two cores ([docs/ablation.md](../docs/ablation.md)). The table is computed from the
-# sums in `rstar_lab/analysis/data`.
+# sums in `benchmarks/data`.
 
 # %% jupyter={"source_hidden": true}
 recorded = recorded_sums()

@@ -34,7 +34,7 @@ kv_tokens = 125_000  # KV cache of an engine
 mean_tokens = 3000
 tool_s = 0.3
 grid_engines = 4  # size of the grid at the end; the reference is 64
-calibration = ""  # JSON file of `python -m rstar_lab.rl.bench.calibration`; empty: the record in the package
+calibration = ""  # JSON file of `python -m benchmarks.calibration`; empty: the recorded results
 plan_recipe = "qwen3_14b_mi300x"  # recipe and profile of the predicted steps at the end
 plan_profile = "mi300x_8x8"
 remeasure = False  # start two vLLM servers here and measure again (minutes)
@@ -48,13 +48,12 @@ from IPython.display import display
 from rstar_lab.analysis import LinkedFigure, open_runs
 from rstar_lab.analysis.asynchrony import plot_staleness
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.rl.bench.scheduler import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
-from rstar_lab.rl.bench.calibration import calibrate, disagreements, recorded_measurements
+from rstar_lab.rl.scheduling.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
+from rstar_lab.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.plan import make_plan, plot_plan
 from rstar_lab.rl.scheduling.recorded import recorded_rollouts
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
-from rstar_lab.rl.bench.figures import plot_calibration
 from rstar_lab.rl.scheduling.simulator import lower_bound, simulate
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
 from rstar_lab.runs import RunReader
@@ -123,13 +122,14 @@ pd.DataFrame(rows).set_index(["kv_tokens", "mean_tokens"]).round(2)
 # CPU core, with a KV cache small enough to preempt. The rates of the simulator are fitted to separate measurements.
 
 # %%
+study = load_benchmark("calibration")  # in the repository only
 if remeasure:
-    rates, measured = await calibrate(rounds=1, progress=print)
+    rates, measured = await study.calibrate(rounds=1, progress=print)
 else:
-    measured = recorded_measurements(calibration)
-wrong = disagreements(measured)
+    measured = study.recorded_measurements(calibration)
+wrong = study.disagreements(measured)
 print("pairs ranked differently:", wrong or "none")
-LinkedFigure(plot_calibration(measured), None)
+LinkedFigure(load_benchmark("figures").plot_calibration(measured), None)
 
 # %%
 pd.DataFrame(

@@ -1,8 +1,11 @@
-"""Find the folders `notebooks` and `cluster`, which are inside an installed package but beside it in the source
-tree."""
+"""Find the folders beside the package: `notebooks` and `cluster`, which an installed wheel contains too, and `benchmarks`, which
+only the repository contains."""
 
 import shutil
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from rstar_lab.errors import UserError
 
@@ -14,6 +17,29 @@ def resource_folder(name: str) -> Path:
     tree."""
     installed = _PACKAGE / "_resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def benchmark_file(name: str) -> Path:
+    """Return a file of recorded results in `benchmarks/data`. Raises UserError outside of the repository."""
+    return _benchmarks() / "data" / name
+
+
+def load_benchmark(name: str) -> ModuleType:
+    """Import `benchmarks.NAME`. Raises UserError outside of the repository."""
+    repository = str(_benchmarks().parent)
+    if repository not in sys.path:
+        sys.path.append(repository)
+    return import_module(f"benchmarks.{name}")
+
+
+def _benchmarks() -> Path:
+    folder = _PACKAGE.parent / "benchmarks"
+    if not (folder / "data").is_dir():
+        raise UserError(
+            "the benchmarks and their recorded results are in the repository only, not in the installed package: clone it, "
+            "run `make setup` there, and use its .venv/bin/rstar-lab"
+        )
+    return folder
 
 
 def copy_notebooks(target: Path, *, overwrite: bool = False) -> list[Path]:

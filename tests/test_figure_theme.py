@@ -6,10 +6,10 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
+from benchmarks.calibration import recorded_measurements
+from benchmarks.figures import plot_calibration
 from rstar_lab.figure_theme import COLOURS, outcome_marker, template
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.rl.bench.calibration import recorded_measurements
-from rstar_lab.rl.bench.figures import plot_calibration
 from rstar_lab.rl.scheduling.baselines import Static
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates

@@ -13,10 +13,10 @@ import yaml
 from helpers.hub_server import TOKEN, HubServer
 from helpers.inspector_runs import write_run
 from helpers.tiny_models import make_model
-from rstar_lab.cli.app import app
 from typer.testing import CliRunner
 
 from rstar_lab.analysis import open_runs
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.hub import prepare, write_folder
 from rstar_lab.rl.models.model import load_model

@@ -4,7 +4,7 @@ An arm is the set of runs that share the recipe key `label`; each has its own se
 the ratio of its sums over the last steps. Differences to the control are paired by seed, with Student's 95% interval
 over the seeds and p values corrected for all comparisons of the table (Holm 1979).
 
-`recorded_sums` reads the recorded runs of docs/ablation.md from `data/`.
+`recorded_sums` reads the recorded runs of docs/ablation.md from `benchmarks/data`.
 """
 
 import re
@@ -24,13 +24,13 @@ from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import holm, mean_interval
 from rstar_lab.figure_theme import line_styles
+from rstar_lab.resources import benchmark_file
 from rstar_lab.runs import RunStoreError
 
-RECORDS = Path(__file__).parent / "data"
 METRICS = ("pass1", "tool_error_rate_correct", "duplicate_answers", "response_tokens", "reflection_tokens")
 SIGNIFICANT = 0.05
 PLOTTED = ("held_out", "tool_error_rate_correct")
-FAULT_ARM = re.compile(r"(\d+)%(, counted)?")  # of `rl.bench.sandbox_faults`
+FAULT_ARM = re.compile(r"(\d+)%(, counted)?")  # of `benchmarks.sandbox_faults`
 _KEYS = ["arm", "seed", "run_id", "step"]
 # Metrics in the trainer's metrics.jsonl: title, and whether the metric is a share.
 TRAINER_METRICS = {"held_out": ("held-out pass@1", True), "informative_groups": ("groups that train the policy", True)}
@@ -95,7 +95,7 @@ def recorded_sums(name: str = "ablation") -> pd.DataFrame:
     name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-options`, RoC with newer options of
     the recipe; `ablation-faults`, with failures of the sandbox.
     """
-    return load_sums(RECORDS / f"{name}.parquet")
+    return load_sums(benchmark_file(f"{name}.parquet"))
 
 
 def _title(metric: str) -> tuple[str, bool]:
@@ -261,7 +261,7 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
 def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
     """Plot held-out pass@1 and the tool-error rate of correct trajectories over the share of calls with a sandbox failure.
 
-    sums: result of `ablation_sums` for the grid of `rstar_lab.rl.bench.sandbox_faults`. Its arms are named "10%"
+    sums: result of `ablation_sums` for the grid of `benchmarks.sandbox_faults`. Its arms are named "10%"
     (sandbox failures are excluded from RoC's penalty) and "10%, counted" (they count as errors of the model). Sums over
     the last third of the steps; mean over seeds with Student's 95% interval. mode: "light" or "dark" page. Raises
     RunStoreError for other arms and if the runs have no held-out evaluations.

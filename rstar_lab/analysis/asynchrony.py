@@ -6,7 +6,6 @@ time, paired by seed, with Student's 95% interval over the seeds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,7 @@ from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import mean_interval
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS, line_styles, translucent
-
-RECORDS = Path(__file__).parent / "data"  # recorded runs of docs/async.md
+from rstar_lab.resources import benchmark_file
 
 
 def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:
@@ -99,7 +97,7 @@ def recorded_curves(name: str = "async") -> pd.DataFrame:
 
     name: `async`, or `async-fast` with twice the learning rate.
     """
-    return pd.read_csv(RECORDS / f"{name}.csv")
+    return pd.read_csv(benchmark_file(f"{name}.csv"))
 
 
 @dataclass(frozen=True)

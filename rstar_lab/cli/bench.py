@@ -1,7 +1,6 @@
 """`rstar-lab bench`."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +8,12 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, examples
 from rstar_lab.errors import UserError
+from rstar_lab.resources import load_benchmark
 
 app = typer.Typer()
 MODULES = {
-    "trainer": "rl.bench.trainer", "sandbox": "sandbox.bench", "rollout": "rl.bench.rollout",
-    "scheduler": "rl.bench.scheduler", "store": "analysis.bench", "verl": "rl.bench.verl", "gpu": "rl.bench.gpu",
-    "async": "rl.bench.asynchronous", "scale": "rl.bench.scale",
+    "trainer": "trainer", "sandbox": "sandbox", "rollout": "rollout", "scheduler": "scheduler", "store": "store",
+    "verl": "verl", "gpu": "gpu", "async": "asynchronous", "scale": "scale",
 }  # fmt: skip
 ROW = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
 
@@ -60,7 +59,7 @@ def bench(
     if not as_json:
         print(ROW("bench", "value", "unit", "ratio", "against", "n"))
     # Lines are printed as they are measured: some benches take a quarter of an hour.
-    for line in import_module(f"rstar_lab.{MODULES[name]}").bench(**options):
+    for line in load_benchmark(MODULES[name]).bench(**options):
         print(json.dumps(line) if as_json else _row(line), flush=True)
 
 

@@ -40,12 +40,13 @@ def inject(
     from rich.console import Console
     from rich.table import Table
 
-    from rstar_lab.faults import FAULTS, NONE, to_json
-    from rstar_lab.faults import inject as run
     from rstar_lab.progress import Reporter
+    from rstar_lab.resources import load_benchmark
 
-    names = faults or [*FAULTS, NONE.name]
-    findings = run_async(run(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
+    faults_module = load_benchmark("faults")
+    none, to_json = faults_module.NONE, faults_module.to_json
+    names = faults or [*faults_module.FAULTS, none.name]
+    findings = run_async(faults_module.inject(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
     if as_json:
         print(to_json(findings))
     else:
@@ -55,5 +56,5 @@ def inject(
             noticed = {True: "yes", False: "no", None: "cannot occur"}[found.noticed]
             table.add_row(found.fault, noticed, step, found.check or "", found.message)
         Console().print(table)
-    wrong = [found.fault for found in findings if found.noticed == (found.fault == NONE.name)]
-    raise typer.Exit(NONE.name in wrong if trainer == "trl" else bool(wrong))
+    wrong = [found.fault for found in findings if found.noticed == (found.fault == none.name)]
+    raise typer.Exit(none.name in wrong if trainer == "trl" else bool(wrong))

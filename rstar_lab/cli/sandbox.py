@@ -208,10 +208,10 @@ def soak(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong, or a process is left."""
-    from rstar_lab.sandbox.soak import print_progress
-    from rstar_lab.sandbox.soak import soak as run_soak
+    from rstar_lab.resources import load_benchmark
 
-    result = run_soak(calls, kills, workers=workers, seed=seed, report=print_progress)
+    module = load_benchmark("soak")
+    result = module.soak(calls, kills, workers=workers, seed=seed, report=module.print_progress)
     if as_json:
         typer.echo(json.dumps(result.to_dict()))
     else:

@@ -1,12 +1,20 @@
-"""Runs many calls on a sandbox and records their latency and outcome. Used by notebooks."""
+"""Run many calls on a sandbox and record their latency and outcome. Used by notebooks and benchmarks."""
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.interface import Sandbox
+
+SHORT = "print(1+1)"
+NUMPY = "import numpy as np\nprint(np.arange(1000).sum())"
+SYMPY = "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))"
+BROKEN = "print(1/0)"
+ENDLESS = "while True: pass"
+MIX = ((SHORT, 0.70), (NUMPY, 0.15), (SYMPY, 0.10), (BROKEN, 0.03), (ENDLESS, 0.02))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,13 @@ class Sample:
     latency_s: float
     queue_s: float
     duration_s: float
+
+
+def mixed(count: int, seed: int = 0) -> list[str]:
+    """Return programs in the shares of MIX, in a fixed random order."""
+    codes = [code for code, share in MIX for _ in range(round(share * count))]
+    random.Random(seed).shuffle(codes)
+    return codes
 
 
 async def run_load(

@@ -11,6 +11,7 @@ from helpers.run_rows import rows
 from scipy import stats
 from typer.testing import CliRunner
 
+from benchmarks.sandbox_faults import fault_arms
 from rstar_lab.analysis.ablation import (
     METRICS,
     ablation_report,
@@ -22,7 +23,6 @@ from rstar_lab.analysis.ablation import (
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.student import critical_t, holm, mean_interval, two_sided_p
 from rstar_lab.cli.ablation import app
-from rstar_lab.rl.bench.sandbox_faults import fault_arms
 from rstar_lab.runs import RunStoreError, RunWriter
 
 ARMS = {"2x at random": "none", "RoC (paper)": "paper", "RoC (released)": "released"}

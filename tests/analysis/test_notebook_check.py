@@ -10,10 +10,10 @@ import papermill
 import plotly.graph_objects as go
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from rstar_lab.cli.app import app
 from typer.testing import CliRunner
 
 from rstar_lab.analysis.notebook_check import check_notebook
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.inspector_runs import write_run, write_steps
 
+from benchmarks.synthetic_store import Size, make_store
 from rstar_lab.analysis import open_runs, overview
 from rstar_lab.analysis.inspector.link import show_points
 from rstar_lab.analysis.metrics import curves
 from rstar_lab.analysis.overview_rows import COLUMNS, OverviewRow, OverviewRows, sparkline
-from rstar_lab.analysis.synthetic_store import Size, make_store
 from rstar_lab.errors import UserError
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rstar_lab.cli.app import app
 from typer.testing import CliRunner
 
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, parse_profile, profile_names
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script

@@ -9,7 +9,7 @@ from helpers.notebooks import NOTEBOOKS, execute, outputs
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_notebook_09_submits_watches_and_stops_jobs_on_ray(tmp_path):
-    from rstar_lab.rl.verl.parity import prepare
+    from benchmarks.verl_parity import prepare
 
     recipe = prepare(tmp_path / "recipe", steps=1, problems_per_step=2, group_size=2)
     overrides = {"engine.kind": "transformers", "rl.max_response_tokens": 32, "rl.max_turns": 2, "evaluate.sets": {}}

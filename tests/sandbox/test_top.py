@@ -8,10 +8,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.soak import sandbox_parts
 from rstar_lab.cli.sandbox import app
 from rstar_lab.errors import UserError
 from rstar_lab.sandbox.launch import serving
-from rstar_lab.sandbox.soak import sandbox_parts
 from rstar_lab.sandbox.top import Snapshot, fetch, quantile, rates
 
 PAGE = """

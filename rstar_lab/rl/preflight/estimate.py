@@ -1,7 +1,7 @@
 """Estimate the memory, step time and disk space of a recipe. These are formulas, not measurements.
 
 Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardware profile; every formula is in a docstring.
-`rstar_lab.rl.preflight.published` compares the estimate with published steps of other systems.
+`benchmarks.published` compares the estimate with published steps of other systems.
 """
 
 import functools

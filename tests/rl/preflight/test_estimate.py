@@ -2,12 +2,12 @@
 
 import pytest
 
+from benchmarks.published import PUBLISHED, table
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
-from rstar_lab.rl.preflight.published import PUBLISHED, table
 from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from benchmarks.scheduler import WorkloadGrid, bench, read_grid
 from rstar_lab.errors import UserError
-from rstar_lab.rl.bench.scheduler import Regime, WorkloadGrid, bench, make_policies, read_grid
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection
@@ -19,6 +19,7 @@ from rstar_lab.rl.scheduling.adaptive import Adaptive
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
 from rstar_lab.rl.scheduling.baselines import KvCapacity, LeastInFlight, Static, TurnBarrier
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.workloads import Regime, make_policies
 
 POLICIES = make_policies(Regime(max_tokens=4000))
 

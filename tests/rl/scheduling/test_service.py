@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rstar_lab.rl.bench.scale import measure_scheduler
+from benchmarks.scale import measure_scheduler
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.scheduling.policies import POLICIES
 from rstar_lab.rl.scheduling.service import Scheduler, ServerReport, poll_metrics

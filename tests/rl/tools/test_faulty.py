@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from helpers.trajectories import BATCH
 
+from benchmarks.sandbox_faults import all_failures, fault_arms
 from rstar_lab.outcomes import Outcome, count_errors
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.roc import tool_error_penalty
-from rstar_lab.rl.bench.sandbox_faults import all_failures, fault_arms
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.faulty import FaultySandbox

@@ -12,7 +12,7 @@ if importlib.util.find_spec("verl") is None:
 
 @pytest.mark.soak
 def test_tokens_and_texts_do_not_reach_the_trainers_process(tmp_path):
-    from rstar_lab.rl.verl.scale import RUN, TOKENS, measure_step
+    from benchmarks.verl_scale import RUN, TOKENS, measure_step
 
     rollouts = 512
     found = measure_step(rollouts, tmp_path)
@@ -28,7 +28,7 @@ def test_tokens_and_texts_do_not_reach_the_trainers_process(tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_step_of_the_paper_stays_under_2_gb_and_10_s():
-    from rstar_lab.rl.bench.scale import bench
+    from benchmarks.scale import bench
 
     lines = {line["name"]: line["value"] for line in bench()}
     print(lines)

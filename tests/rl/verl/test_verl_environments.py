@@ -65,7 +65,7 @@ def wordy(trajectory):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_mixture_of_environments_equals_the_local_trainers(tmp_path, monkeypatch):
-    from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
+    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 
     (tmp_path / "exams.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)

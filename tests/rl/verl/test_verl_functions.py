@@ -14,7 +14,7 @@ if importlib.util.find_spec("verl") is None:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_own_parts_reach_verls_workers_and_equal_the_local_trainer(tmp_path, monkeypatch):
-    from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
+    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 
     write_module(tmp_path)
     monkeypatch.chdir(tmp_path)

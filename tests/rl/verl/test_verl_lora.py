@@ -13,7 +13,7 @@ if importlib.util.find_spec("verl") is None:
 
 RECORDER = """
 import shutil
-from rstar_lab.rl.verl.scripted import ScriptedEngine
+from benchmarks.verl_scripted import ScriptedEngine
 
 
 class Recorder(ScriptedEngine):
@@ -59,8 +59,8 @@ def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path, monk
 def test_adapters_are_trained_sent_and_exported_over_two_stages(tmp_path, monkeypatch):
     from peft import PeftModel
 
+    from benchmarks.verl_parity import prepare, train_with_verl
     from rstar_lab.rl.models.model import load_model
-    from rstar_lab.rl.verl.parity import prepare, train_with_verl
 
     (tmp_path / "recording.py").write_text(RECORDER.replace("FOLDER", repr(str(tmp_path))))
     monkeypatch.chdir(tmp_path)
@@ -94,9 +94,9 @@ def test_adapters_are_trained_sent_and_exported_over_two_stages(tmp_path, monkey
 def test_sft_trains_adapters_and_exports_the_merged_model(tmp_path):
     from peft import PeftModel
 
+    from benchmarks.verl_parity import prepare, train_with_verl
     from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, write_conversations
     from rstar_lab.rl.models.model import load_model
-    from rstar_lab.rl.verl.parity import prepare, train_with_verl
 
     recipe_file = prepare(tmp_path, steps=1, lr=1e-12, weight_decay=0.0)
     turns = [

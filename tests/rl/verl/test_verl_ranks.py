@@ -53,7 +53,7 @@ def test_split_sequences_and_replicas_train_like_the_local_trainer(tmp_path, ran
 
 def assert_parity(tmp_path, ranks, options, *arguments):
     """Assert that two steps under verl and with the local trainer have the same rollouts, losses and weights."""
-    from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
+    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 
     recipe = prepare(tmp_path, **options)
     with LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False):  # verl reserves 3 CPUs per rank

@@ -48,7 +48,7 @@ def conversation(n):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the runs folders (local trainer, verl)."""
-    from rstar_lab.rl.verl.parity import prepare, start_verl
+    from benchmarks.verl_parity import prepare, start_verl
 
     folder = tmp_path_factory.mktemp("sft")
     recipe = prepare(folder, steps=1, problems_per_step=2, group_size=2, lr=1e-12, weight_decay=0.0)

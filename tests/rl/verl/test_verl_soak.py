@@ -37,7 +37,7 @@ def with_stages(recipe, *stages):
 def test_stages_end_at_the_same_steps_as_in_the_local_trainer(tmp_path):
     from safetensors.torch import load_file
 
-    from rstar_lab.rl.verl.parity import compare, prepare, train_locally, train_with_verl
+    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 
     recipe = with_stages(
         prepare(tmp_path, retire_from=0.6),
@@ -63,7 +63,7 @@ def test_stages_end_at_the_same_steps_as_in_the_local_trainer(tmp_path):
 
 
 def test_a_hung_step_ends_with_a_report_of_what_it_waits_for(tmp_path, monkeypatch):
-    from rstar_lab.rl.verl.parity import RUN, prepare, start_verl
+    from benchmarks.verl_parity import RUN, prepare, start_verl
 
     (tmp_path / "hanging.py").write_text("import time\ndef reward(text, answer):\n    time.sleep(3600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
@@ -116,7 +116,7 @@ def wait_for_generation(train, folder):
 
 
 def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
-    from rstar_lab.rl.verl.parity import RUN, prepare
+    from benchmarks.verl_parity import RUN, prepare
 
     (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
     recipe = prepare(tmp_path, problems_per_step=4, group_size=4, reward="guessing:reward")
@@ -141,7 +141,7 @@ def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
 
 
 def test_a_killed_server_of_three_is_restarted_at_the_next_weight_sync(tmp_path, monkeypatch):
-    from rstar_lab.rl.verl.parity import RUN, prepare
+    from benchmarks.verl_parity import RUN, prepare
 
     (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
@@ -167,7 +167,7 @@ def test_a_killed_server_of_three_is_restarted_at_the_next_weight_sync(tmp_path,
 
 
 def test_a_rollout_that_raises_ends_the_run_with_its_error(tmp_path, monkeypatch):
-    from rstar_lab.rl.verl.parity import prepare, train_with_verl
+    from benchmarks.verl_parity import prepare, train_with_verl
 
     recipe = prepare(tmp_path)
     environment = os.environ | {"RSTAR_LAB_SANDBOX_TOKEN": "right" * 8}

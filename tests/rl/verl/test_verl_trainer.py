@@ -45,7 +45,7 @@ def attempts(request):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, attempts):
     """Return the run folders (local trainer, verl)."""
-    from rstar_lab.rl.verl.parity import RUN, prepare, start_verl, train_locally
+    from benchmarks.verl_parity import RUN, prepare, start_verl, train_locally
 
     folder = tmp_path_factory.mktemp("verl")
     recipe = prepare(folder, evaluate=EVALUATE, stage={"filter": {"samples": 3}}, **OPTIONS)
@@ -78,7 +78,7 @@ def runs(tmp_path_factory, attempts):
 
 
 def test_kept_rollouts_loss_and_gradient_equal_the_local_trainers(runs):
-    from rstar_lab.rl.verl.parity import compare
+    from benchmarks.verl_parity import compare
 
     found = compare(*runs)
     assert found.differences == []
@@ -145,6 +145,7 @@ def test_metrics_of_the_options_equal_the_local_trainers(runs):
 
 
 async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs):
+    from benchmarks.verl_scripted import ScriptedEngines
     from rstar_lab.rl.evaluation import evaluate
     from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.overrides import load_recipe
@@ -153,7 +154,6 @@ async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs
     from rstar_lab.rl.rollout.context import RolloutContext
     from rstar_lab.rl.session import read_problems
     from rstar_lab.rl.tools.registry import make_tools
-    from rstar_lab.rl.verl.scripted import ScriptedEngines
     from rstar_lab.runs.writer import RunWriter
     from rstar_lab.sandbox import LocalSandbox
 

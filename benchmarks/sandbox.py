@@ -1,0 +1,243 @@
+"""`rstar-lab bench sandbox --against URL`: compares this sandbox with another service that has code-judge's API.
+
+Both get the same requests over HTTP in alternating rounds, so that other load on the machine affects both. The other service
+must have two workers, like the one started here. Rates are calls per second; a ratio is the median over the rounds.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.sandbox.client import SandboxClient
+from rstar_lab.sandbox.launch import serving, temporary_redis
+from rstar_lab.sandbox.load_generator import BROKEN, ENDLESS, NUMPY, SHORT, SYMPY, mixed
+from rstar_lab.sandbox.sizing import simulate
+
+WORKERS = 2
+TIME_LIMIT_S = 4
+BATCH = 64
+
+# Keep connections open, so that calls are measured and not TCP handshakes.
+KEEP_ALL = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+
+
+def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield one row per measurement: name, value, unit, against, ratio, n. Takes about ten minutes with `against`."""
+    if against is not None:
+        check_reachable(against)
+    with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
+        ours = ready["url"]
+        warm_up(ours)
+        for name, code, count, rounds in (("a", SHORT, 384, 9), ("b", NUMPY, 128, 9), ("c", SYMPY, 64, 5)):
+            yield compare(name, ours, against, [code] * count, rounds, batch=BATCH, clients=2)
+        # Many calls, so that the last endless loops, which run alone, do not dominate the rate.
+        yield compare("mix", ours, against, mixed(1600), 1, batch=1, clients=64)
+        yield from many_in_flight(ours)
+        yield from beside_endless_loops(ours)
+        yield from all_at_once(ready)
+    yield from over_a_bare_fork()
+    yield from over_redis()
+
+
+def check_reachable(url: str) -> None:
+    """Raise UserError if no service with code-judge's API answers at the URL."""
+    body = {"type": "batch", "submissions": [{"type": "python", "solution": SHORT}]}
+    try:
+        httpx.post(f"{url}/run/long-batch", json=body, timeout=60, trust_env=False).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"bench sandbox --against {url}: no service with code-judge's API answers ({error})") from error
+
+
+def line(
+    name: str, value: float, unit: str, n: int, *, against: float | None = None, ratio: float | None = None
+) -> dict:
+    return {"name": name, "value": value, "unit": unit, "against": against, "ratio": ratio, "n": n}
+
+
+def warm_up(url: str) -> None:
+    """Return when all zygotes are ready; the service answers before they have imported their libraries."""
+    asyncio.run(load(url, [SHORT, NUMPY, SYMPY, "import scipy"] * BATCH, batch=BATCH, clients=1))
+
+
+def compare(
+    name: str, ours: str, against: str | None, codes: list[str], rounds: int, *, batch: int, clients: int
+) -> dict[str, Any]:
+    """Send the same calls to both services in alternating rounds, after one warm-up batch each; return a row of rates."""
+    mine: list[float] = []
+    other: list[float] = []
+    sides = [(ours, mine)] if against is None else [(against, other), (ours, mine)]
+    for url, _ in sides:
+        asyncio.run(load(url, codes[:batch], batch=batch, clients=1))
+    for _ in range(rounds):
+        for url, rates in sides:
+            rates.append(len(codes) / asyncio.run(load(url, codes, batch=batch, clients=clients)).seconds)
+    ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True)) if other else None
+    median = statistics.median(other) if other else None
+    return line(name, statistics.median(mine), "calls/s", rounds * len(codes), against=median, ratio=ratio)
+
+
+class Load:
+    """Result of a load: results in any order, the latency (s) of each request, and the total wall time."""
+
+    def __init__(self) -> None:
+        self.results: list[dict[str, Any]] = []
+        self.latencies: list[tuple[str, float]] = []
+        self.seconds = 0.0
+
+
+async def load(url: str, codes: list[str], *, batch: int, clients: int, path: str = "/run/long-batch") -> Load:
+    """Send the calls in batches, `clients` requests at a time."""
+    batches = [codes[start : start + batch] for start in range(0, len(codes), batch)][::-1]
+    done = Load()
+    # Several pools, because a pool searches linearly for a free connection.
+    async with contextlib.AsyncExitStack() as stack:
+        pools = [
+            await stack.enter_async_context(httpx.AsyncClient(timeout=600, limits=KEEP_ALL, trust_env=False))
+            for _ in range((clients + 31) // 32)
+        ]
+
+        async def run_client(http: httpx.AsyncClient) -> None:
+            while batches:
+                codes = batches.pop()
+                began = time.perf_counter()
+                if path == "/run":
+                    body: dict[str, Any] = {"type": "python", "solution": codes[0]}
+                else:
+                    body = {"type": "batch", "submissions": [{"type": "python", "solution": code} for code in codes]}
+                try:
+                    reply = (await http.post(url + path, json=body)).json()
+                    done.results += reply.get("results", [reply])
+                except (httpx.HTTPError, ValueError) as error:  # counted as a lost call
+                    print(f"{url}{path}: {type(error).__name__}: {error}", file=sys.stderr)
+                done.latencies.append((codes[0], time.perf_counter() - began))
+
+        began = time.perf_counter()
+        await asyncio.gather(*(run_client(pools[index % len(pools)]) for index in range(clients)))
+        done.seconds = time.perf_counter() - began
+    return done
+
+
+def many_in_flight(url: str, count: int = 20_000, clients: int = 512) -> Iterator[dict[str, Any]]:
+    done = asyncio.run(load(url, [SHORT] * count, batch=1, clients=clients, path="/run"))
+    right = sum(result.get("stdout") == "2\n" for result in done.results)
+    ours = sum(result.get("outcome") in INFRASTRUCTURE_FAILURES for result in done.results)
+    yield line("in_flight_512", count / done.seconds, "calls/s", count)
+    yield line("in_flight_512_lost_or_wrong", count - right, "calls", count)
+    yield line("in_flight_512_errors_of_ours", ours, "calls", count)
+
+
+def beside_endless_loops(url: str, count: int = 2_000, clients: int = 16) -> Iterator[dict[str, Any]]:
+    """Measure the latency of short calls while 2% of all calls are endless loops."""
+    codes = [ENDLESS] * (count // 50) + [SHORT] * (count - count // 50)
+    random.Random(1).shuffle(codes)
+    done = asyncio.run(load(url, codes, batch=1, clients=clients))
+    short = sorted(seconds for code, seconds in done.latencies if code == SHORT)
+    p50, p99 = short[len(short) // 2], short[int(0.99 * len(short))]
+    yield line("short_p50_beside_loops", 1000 * p50, "ms", len(short))
+    yield line("short_p99_beside_loops", 1000 * p99, "ms", len(short))
+    yield line("short_p99_over_p50", p99 / p50, "times", len(short))
+
+
+def all_at_once(ready: dict[str, Any], count: int = 512) -> Iterator[dict[str, Any]]:
+    """Compare the mean latency of a burst with the queue simulation of docs/sandbox.md, which uses the burst's CPU time."""
+    codes = [code for code in mixed(count) if code not in (ENDLESS, BROKEN)]
+    before = cpu_ms(ready["pid"])
+    latencies = asyncio.run(burst(ready["url"], codes))
+    service_s = np.full(len(codes), (cpu_ms(ready["pid"]) - before) / len(codes) / 1000)
+    predicted = simulate(np.zeros(len(codes)), service_s, WORKERS).mean()
+    measured = statistics.mean(latencies)
+    yield line("burst_mean", measured, "s", len(codes), against=predicted, ratio=predicted / measured)
+
+
+async def burst(url: str, codes: list[str]) -> list[float]:
+    async with SandboxClient(url) as client:
+
+        async def run_one(code: str) -> float:
+            began = time.perf_counter()
+            await client.run(code)
+            return time.perf_counter() - began
+
+        return await asyncio.gather(*map(run_one, codes))
+
+
+def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:
+    """Compare the CPU time of a call, with service and HTTP, with a bare fork that runs the same code."""
+    for name, code in (("a", SHORT), ("b", NUMPY), ("c", SYMPY)):
+        bare = bare_fork_ms(code, count)
+        with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
+            warm_up(ready["url"])
+            before = cpu_ms(ready["pid"])
+            asyncio.run(load(ready["url"], [code] * count, batch=BATCH, clients=2))
+            ms = (cpu_ms(ready["pid"]) - before) / count
+        yield line(f"cpu_{name}", ms, "CPU ms/call", count, against=bare, ratio=bare / ms)
+
+
+BARE_FORK = """
+import contextlib, gc, io, os, resource, sys, time
+code, count = sys.argv[1], int(sys.argv[2])
+with contextlib.redirect_stdout(io.StringIO()):
+    exec(code, {})
+gc.collect(); gc.freeze()
+def cpu():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+sink = os.open(os.devnull, os.O_WRONLY)
+began = cpu()
+for _ in range(count):
+    child = os.fork()
+    if child == 0:
+        os.dup2(sink, 1)
+        exec(compile(code, "main.py", "exec"), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+print(1000 * (cpu() - began) / count)
+"""
+
+
+def bare_fork_ms(code: str, count: int) -> float:
+    command = [sys.executable, "-c", BARE_FORK, code, str(count)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def cpu_ms(pid: int) -> float:
+    """Return the CPU time (ms) of a process, its live descendants, and all reaped children."""
+    ticks, todo = 0, [pid]
+    while todo:
+        with contextlib.suppress(OSError):
+            process = todo.pop()
+            with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
+                ticks += sum(map(int, file.read().rsplit(")", 1)[1].split()[11:15]))
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
+                with open(f"/proc/{process}/task/{thread}/children") as file:  # noqa: PTH123
+                    todo += map(int, file.read().split())
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+
+
+def over_redis(count: int = 768) -> Iterator[dict[str, Any]]:
+    """Measure rates with one, two and three workers, of one slot each, behind a temporary Redis."""
+    with contextlib.ExitStack() as stack:
+        try:
+            redis = stack.enter_context(temporary_redis()).url
+        except FileNotFoundError:
+            print("redis-server is not installed: skipping the Redis measurements", file=sys.stderr)
+            return
+        ready = stack.enter_context(serving("serve", "--port", "0", redis=redis))
+        first = None
+        for workers in (1, 2, 3):
+            stack.enter_context(serving("worker", "--workers", "1", "--time-limit", str(TIME_LIMIT_S), redis=redis))
+            asyncio.run(load(ready["url"], [SHORT] * BATCH, batch=BATCH, clients=1))
+            rate = count / asyncio.run(load(ready["url"], [SHORT] * count, batch=BATCH, clients=4)).seconds
+            first = first or rate
+            yield line(f"redis_workers_{workers}", rate, "calls/s", count, against=first, ratio=rate / first)

@@ -1,0 +1,46 @@
+"""`rstar-lab bench verl`: the compute that RoC saves under verl, and the parity of verl and the local trainer."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.local_ray import LocalRay
+from rstar_lab.runs.reader import RunReader
+
+STEPS, PROBLEMS, GROUP_SIZE = 2, 4, 4
+
+
+def bench(ranks: int = 1) -> Iterator[dict[str, Any]]:
+    """Compare a verl run with `ranks` gloo ranks with a run of the local trainer, both with a scripted engine and a real sandbox.
+
+    Raises UserError if `ranks` does not divide the batch of 16 rollouts.
+    """
+    if PROBLEMS * GROUP_SIZE % ranks:
+        raise UserError(f"bench verl --ranks {ranks}: must divide the batch of {PROBLEMS * GROUP_SIZE} rollouts")
+    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
+
+    with tempfile.TemporaryDirectory(prefix="bench-verl-") as name:
+        folder = Path(name)
+        recipe = prepare(folder, steps=STEPS, problems_per_step=PROBLEMS, group_size=GROUP_SIZE)
+        with LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False):
+            theirs = train_with_verl(recipe, folder / "verl", "--set", f"verl.trainer.n_gpus_per_node={ranks}")
+        result = compare(train_locally(recipe, folder / "local"), theirs)
+        steps = list(RunReader(theirs).metrics())
+    without = sum(step["sequence_tokens_informative"] for step in steps)
+    with_roc = sum(step["sequence_tokens_kept"] for step in steps)
+    yield {
+        "name": "update_compute_saved", "value": with_roc, "unit": "tokens through the update",
+        "against": f"{without} tokens without RoC, all 2G of every group with a signal", "ratio": without / with_roc, "n": len(steps),
+    }  # fmt: skip
+    seconds = [step["roc_s"] for step in steps]
+    yield {
+        "name": "roc_time", "value": sum(seconds) / len(seconds), "unit": "s per step, added by RoC",
+        "against": "the step", "ratio": sum(s["step_s"] for s in steps) / max(sum(seconds), 1e-9), "n": len(steps),
+    }  # fmt: skip
+    yield {
+        "name": "parity", "value": 0 if result.differences else 1, "unit": f"1 is equal, {ranks} ranks",
+        "against": "; ".join(result.differences[:3]) or "the local trainer", "ratio": 0.0 if result.differences else 1.0,
+        "n": result.rollouts,
+    }  # fmt: skip

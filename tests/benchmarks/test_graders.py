@@ -1,0 +1,76 @@
+"""The graders of microsoft/rStar as a reward, and the table that compares graders."""
+
+import importlib.util
+import json
+import time
+
+import pytest
+
+from benchmarks import graders
+from rstar_lab.errors import UserError
+from rstar_lab.rl.reward import make_reward
+from rstar_lab.verify import warm_up
+
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed here", allow_module_level=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("response", "answer", "expected"),
+    [
+        ("so \\boxed{\\frac{1}{2}}", "0.5", 1.0),
+        ("The answer is 42", "42", 1.0),  # prime_math needs no box
+        ("\\boxed{x+1}", "1+x", 1.0),
+        ("\\boxed{3}", "4", 0.0),
+        ("", "4", 0.0),
+    ],
+)
+def test_the_released_reward_grades_the_complete_response(response, answer, expected):
+    warm_up()
+    assert make_reward("released")(response, answer) == expected
+
+
+@pytest.mark.slow
+def test_verls_function_gives_the_same_results():
+    from verl.utils.reward_score.prime_math import compute_score
+
+    from rstar_lab.verify_workers import workers
+
+    for response in ("so \\boxed{7}", "x is 3/4", "\\boxed{(1,2)}", "\\boxed{2\\pi}", "nothing"):
+        for answer in ("7", "0.75", "(1, 2)", "6.28"):
+            assert workers.compare(response, answer, grader="prime_math") == bool(compute_score(response, answer)[0])
+
+
+@pytest.mark.slow
+def test_an_endless_expression_ends_within_the_limit():
+    warm_up()
+    started = time.monotonic()
+    assert make_reward("released")("\\boxed{9^{9^{9^{9^9}}}}", "7") == 0.0
+    assert time.monotonic() - started < 10
+
+
+def test_without_verl_the_reward_names_what_is_missing(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs verl's grader"):
+        make_reward("released")("1", "1")
+
+
+def test_the_table_counts_agreement_per_set_and_kind(tmp_path, capsys):
+    rows = [
+        {"question": "a?", "answer": "It is half.\n#### 12"},
+        {"question": "b?", "answer": "#### 1,234"},
+        {"question": "c?", "answer": "so 5 and 7\n#### 12"},
+    ]
+    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    graders.main(tmp_path, tmp_path / "different.jsonl")
+    found = {row["kind"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert found["answer"]["responses"] == 3 and found["answer"]["accepted_ours"] == 3
+    assert found["answer"]["agree_released"] == 3
+    assert found["other answer"]["responses"] == 2 and found["other answer"]["accepted_ours"] == 0
+    assert found["solution"]["accepted_ours"] == 3
+    for line in (tmp_path / "different.jsonl").read_text().splitlines():
+        verdicts = json.loads(line)["verdicts"]
+        assert verdicts["ours"] != verdicts["released"]
+    with pytest.raises(UserError, match="none of the files"):
+        graders.main(tmp_path / "elsewhere")
