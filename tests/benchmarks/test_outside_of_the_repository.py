@@ -1,0 +1,20 @@
+"""Benchmarks and recorded results are in the repository only; an installed package says where they are."""
+
+import pytest
+
+from rstar_lab import resources
+from rstar_lab.errors import UserError
+from rstar_lab.resources import benchmark_file, load_benchmark
+
+
+def test_benchmarks_are_found_in_the_repository():
+    assert benchmark_file("async.csv").exists()
+    assert load_benchmark("published").PUBLISHED
+
+
+def test_an_installed_package_names_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "site-packages" / "rstar_lab")
+    with pytest.raises(UserError, match="in the repository only"):
+        load_benchmark("trainer")
+    with pytest.raises(UserError, match="clone it"):
+        benchmark_file("async.csv")
