@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl import recipe as recipe_package
@@ -11,6 +12,7 @@ from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
 from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
 from rstar_lab.rl.recipe.keys import with_key_tables
 from rstar_lab.rl.session import read_stage_problems
+from rstar_lab.rl.training.update import uses_bf16
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -96,6 +98,22 @@ SECTIONS = [
     for item in vars(recipe_package).values()
     if isinstance(item, type) and issubclass(item, Section) and item is not Section
 ]
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_precision_on_a_gpu_is_that_of_the_engine(path):
+    recipe = load_recipe(path)
+    for stage in recipe.stages:
+        bf16 = uses_bf16(recipe.settings(stage), torch.device("cuda"))
+        assert bf16 == (recipe.engine.dtype == "bfloat16"), "another precision exceeds the mismatch limit"
+        assert not uses_bf16(recipe.settings(stage), torch.device("cpu")) or recipe.settings(stage).precision == "bf16"
+
+
+def test_bf16_with_a_float32_engine_is_refused_before_the_sft():
+    with pytest.raises(RecipeError, match=r"rl\.precision: bf16 exceeds the mismatch limit"):
+        load_recipe("tiny_fast", {"rl.precision": "bf16"})
+    recipe = load_recipe("tiny_fast", {"rl.precision": "bf16", "engine.mismatch_limit": 0.1})
+    assert recipe.settings(recipe.stages[0]).precision == "bf16"
 
 
 def test_every_key_is_read_somewhere():

@@ -49,8 +49,11 @@ class Recipe(Section):
     """Evaluation."""
 
     def settings(self, stage: Stage) -> RlSection:
-        """Return the keys of `rl` with the changes of a stage."""
-        return RlSection(**(self.rl.model_dump() | stage.rl))
+        """Return the keys of `rl` with the changes of a stage. `precision: auto` is fp32 for an engine in float32."""
+        rl = RlSection(**(self.rl.model_dump() | stage.rl))
+        if rl.precision == "auto" and self.engine.dtype == "float32":
+            return rl.model_copy(update={"precision": "fp32"})  # bf16 exceeds the engine's mismatch limit
+        return rl
 
     @property
     def functions(self) -> dict[str, str]:
@@ -115,6 +118,11 @@ class Recipe(Section):
                 raise ValueError(
                     f"stages.{stage.name}.branching: sessions of sandbox.isolation: gvisor cannot be copied; use namespaces, "
                     "or the tool python"
+                )
+            if (settings.precision, self.engine.dtype, self.engine.mismatch_limit) == ("bf16", "float32", None):
+                raise ValueError(
+                    f"stages.{stage.name}: rl.precision: bf16 exceeds the mismatch limit of engine.dtype: float32; set "
+                    "rl.precision=auto, engine.dtype=bfloat16, or engine.mismatch_limit"
                 )
             if settings.teacher_weight and self.engine.teacher_url is None:
                 raise ValueError(

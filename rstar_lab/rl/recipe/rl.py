@@ -186,7 +186,7 @@ class RlSection(Section):
     stages. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
-    a GPU, fp32 on a CPU. Default: our choice."""
+    a GPU if the engine has `dtype: bfloat16`, else fp32. Default: our choice."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     importance_cap: float | None = Field(None, gt=0)

@@ -43,8 +43,12 @@ class EngineSection(Section):
     @property
     def resolved_mismatch_limit(self) -> float:
         """`mismatch_limit`, or its default for the dtype."""
+        return self.mismatch_limit_of(self.dtype)
+
+    def mismatch_limit_of(self, dtype: str) -> float:
+        """Return `mismatch_limit`, or its default for engines of this dtype."""
         if self.mismatch_limit is None:
-            return 1e-3 if self.dtype == "float32" else 0.1
+            return 1e-3 if dtype == "float32" else 0.1
         return self.mismatch_limit
 
     @model_validator(mode="after")

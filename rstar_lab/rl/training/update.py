@@ -240,8 +240,12 @@ def make_optimizer(model: "PreTrainedModel", rl: RlSection) -> torch.optim.AdamW
 
 def autocast(rl: RlSection, device: torch.device) -> AbstractContextManager[Any]:
     """Return the autocast context of the update: bf16 or disabled. Master weights are fp32 in both cases."""
-    bf16 = rl.precision == "bf16" or (rl.precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    return torch.autocast(device.type, torch.bfloat16, enabled=uses_bf16(rl, device))
+
+
+def uses_bf16(rl: RlSection, device: torch.device) -> bool:
+    """Return whether the matrix products of the update run in bf16. rl: settings of a stage (`Recipe.settings`)."""
+    return rl.precision == "bf16" or (rl.precision == "auto" and device.type == "cuda")
 
 
 def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tensor:

@@ -120,7 +120,7 @@ def overrides(
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": tokens,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": engine.tensor_parallel,
         "actor_rollout_ref.rollout.gpu_memory_utilization": engine.memory_utilization,
-        "actor_rollout_ref.rollout.dtype": engine.dtype,
+        "actor_rollout_ref.rollout.dtype": "float32" if on_cpu else engine.dtype,
         "actor_rollout_ref.rollout.enforce_eager": engine.eager,
         "actor_rollout_ref.rollout.max_num_seqs": engine.max_sequences,
         "actor_rollout_ref.rollout.disable_log_stats": False,  # the scheduler reads the servers' metrics

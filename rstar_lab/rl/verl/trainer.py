@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
@@ -208,7 +209,8 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         # verl has reordered the rows by length: restore the order of the selection, which the mini-batches follow.
         place = {keys[t.traj_id]: i for i, t in enumerate(kept)}
         batch.reorder(sorted(range(len(batch)), key=lambda i: place.get(batch.keys[i], len(place))))
-        batch.reorder(order_rows([number_of.get(key) for key in batch.keys], ranks, parts))
+        workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
+        batch.reorder(order_rows([number_of.get(key) for key in batch.keys], ranks, parts, workloads))
         self.mini_batches = [[batch.keys[i] for i in rows] for rows in rows_of_mini_batches(len(batch), ranks, parts)]
         return batch
 
@@ -220,7 +222,8 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             self.values = ray.get(self.transcripts.add_trainer_values.remote(keys, self.versions[-1]))
         if self.values.mismatch is not None:
             metrics |= {"mismatch": self.values.mismatch, "mismatch_max": self.values.mismatch_max}
-            check_mismatch_limit(self.values.mismatch, self.settings.recipe.engine.resolved_mismatch_limit)
+            dtype = self.config.actor_rollout_ref.rollout.dtype  # of the profile, not of the recipe
+            check_mismatch_limit(self.values.mismatch, self.settings.recipe.engine.mismatch_limit_of(dtype))
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.architectures import tiny_architecture
+from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
@@ -62,6 +63,25 @@ def test_mini_batches_over_all_ranks_equal_the_local_trainers(ranks, parts, real
         assert sorted(positions) == sorted(int(i) for own in slices for i in own.chunk(parts)[part])
         shares = [sum(number_of[order[int(i)]] is not None for i in own.chunk(parts)[part]) for own in slices]
         assert max(shares) - min(shares) <= 1, "the ranks share the real rows evenly"
+
+
+@pytest.mark.parametrize(("groups", "ranks", "parts"), [(128, 4, 1), (512, 64, 1), (512, 64, 4), (120, 4, 2)])
+@pytest.mark.parametrize("kept", [1.0, 0.9])
+def test_ranks_get_equal_work_if_groups_have_different_lengths(groups, ranks, parts, kept):
+    rng = np.random.default_rng(0)
+    typical = rng.normal(np.log(3000), 0.5, groups)
+    lengths = np.minimum(np.exp(typical[:, None] + rng.normal(0, 0.4, (groups, 16))), 8192).astype(int).reshape(-1)
+    rows, real = len(lengths), int(len(lengths) * kept)
+    lengths[real:] = 1  # padding
+    number_of: list[int | None] = [*assign(real, parts), *[None] * (rows - real)]
+    workloads = calculate_workload(torch.tensor(lengths)).tolist()
+    order = order_rows(number_of, ranks, parts, workloads)
+    assert sorted(order) == list(range(rows))
+    for part, positions in enumerate(rows_of_mini_batches(rows, ranks, parts)):
+        own = [order[i] for i in positions]
+        assert {row for row in own if number_of[row] is not None} == {r for r, n in enumerate(number_of) if n == part}
+        work = np.array([workloads[row] for row in own]).reshape(ranks, -1).sum(1)
+        assert work.max() / work.mean() < 1.05
 
 
 # Learning rate
