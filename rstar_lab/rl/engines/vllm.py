@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.logs import end_of_log
 
 Request = tuple[int, list[int], Sampling]
-WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases))
+WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases)), which are sent pickled
 
 
 class _ForkedProcess:
@@ -191,6 +192,8 @@ class VllmEngine:
                     self._weights_loaded.set_exception(
                         EngineError(f"{self.name}: the new weights were not loaded: {text}")
                     )
+                else:  # weights sent again after a restart: the engine has those of the model folder
+                    self._fail(EngineError(f"{self.name}: the weights were not loaded after a restart: {text}"))
             case ("died",) if not self._closed:
                 self._restart_task = self._loop.create_task(self._restart())
 
@@ -229,8 +232,12 @@ class VllmEngine:
         except UserError as error:
             self._fail(EngineError(str(error)))
             return
-        if self._weights:
-            self._send_weights()
+        try:
+            if self._weights:
+                self._send_weights()
+        except EngineError as error:
+            self._fail(error)
+            return
         if self._pending:
             self._send(("generate", [request for request, _ in self._pending.values()]))
 
@@ -336,14 +343,21 @@ class VllmEngine:
             raise self._failure
         self._weights = (source, version)
         self._weights_loaded = self._loop.create_future()
-        self._send_weights()
         try:
+            self._send_weights()
             await self._weights_loaded
         finally:
             self._in_transfer = None
+            self._weights_loaded.cancel()  # no effect once the engine has answered
 
     def _send_weights(self) -> None:
         assert self._weights
         source, version = self._weights
-        self._in_transfer = source()  # CUDA IPC: the tensors must live until the engine has read them
-        self._send(("weights", self._in_transfer, version))
+        kind, payload = self._in_transfer = source()  # CUDA IPC: the tensors must live until the engine has read them
+        if kind == "tensors":
+            # Pickled here, because a machine without CUDA IPC (WSL2, some containers) raises errors of torch.
+            try:
+                payload = bytes(ForkingPickler.dumps(payload))
+            except Exception as error:
+                raise EngineError(f"{self.name}: the weights cannot be shared: {error}") from error
+        self._send(("weights", (kind, payload), version))

@@ -7,6 +7,7 @@ before its next step, so with one message per turn the batches, and therefore th
 import gc
 import json
 import os
+import pickle
 import shutil
 import sys
 import threading
@@ -155,7 +156,8 @@ class Worker:
             self.connection.send(("done", [self.result(output) for output in self.abort_all()]))
         elif kind == "weights":
             source, version = arguments
-            # All tokens so far were generated under the old weights: the engine has no step in flight here.
+            # All tokens so far were generated under the old weights. A step that vLLM has scheduled ahead (on GPUs) ends
+            # after the abort, and its tokens are discarded.
             for output in self.abort_all():
                 self.requests[int(output.request_id)].append(*tokens_of(output), self.version)
             try:
@@ -230,11 +232,11 @@ class Worker:
         return request_id, request.token_ids, request.log_probs, reason, version, parts
 
     def load_weights(self, source: tuple[str, Any]) -> None:
-        """Load weights from ("file", path) or ("tensors", (tensors, aliases)). Raises RuntimeError if it fails."""
+        """Load weights from ("file", path) or ("tensors", pickled (tensors, aliases)). Raises RuntimeError if it fails."""
         from rstar_lab.rl.engines.weights import read_weights, resolve_aliases
 
         kind, payload = source
-        tensors = read_weights(payload) if kind == "file" else resolve_aliases(*payload)
+        tensors = read_weights(payload) if kind == "file" else resolve_aliases(*pickle.loads(payload))
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
         self.assert_loaded(tensors)
         # Cached blocks hold keys and values of the old weights.

@@ -221,6 +221,28 @@ async def test_groups_that_share_a_folder_do_not_share_weights(tmp_path):
         await groups[name].aclose()
 
 
+class NotShared:
+    """Stands in for a GPU tensor of a machine without CUDA IPC."""
+
+    def __reduce__(self):
+        raise RuntimeError("CUDA error: operation not supported")
+
+
+async def test_weights_that_cannot_be_shared_go_through_a_file(tmp_path, monkeypatch):
+    engine = ScriptedVllm(gpu="0")
+    await engine.start("model", {})
+    group = EngineGroup([engine], tmp_path / "work", 1, parity_limit=1e9)
+    monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
+    monkeypatch.setattr(group_module, "assert_parity", lambda *_: asyncio.sleep(0))
+    with pytest.raises(EngineError, match="cannot be shared: CUDA error"):
+        await engine.load_tensors(lambda: ({"a": NotShared()}, {}), 1)
+    load = engine.load_tensors
+    monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotShared()}, {}), version))
+    await group.load(make_model(tmp_path / "model"), 1)
+    assert group._ipc_failed and not engine.lost and engine.process.kills == 0
+    await group.aclose()
+
+
 async def test_failed_cuda_ipc_falls_back_to_a_file(tmp_path, monkeypatch):
     model = make_model(tmp_path / "model")
     engine = ScriptedVllm(gpu="0")

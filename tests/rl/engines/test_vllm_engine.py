@@ -1,6 +1,7 @@
 """Tests of the vLLM engine with real vLLM: reproducible tokens, parity with transformers, new weights, restarts."""
 
 import asyncio
+import operator
 import os
 import signal
 import subprocess
@@ -89,6 +90,27 @@ async def test_engine_samples_loads_weights_and_recovers_from_death(tmp_path, mo
     assert not list(sockets.iterdir())
     assert not list((tmp_path / "work").glob("rstar-weights-*"))
     assert len(load_file(tmp_path / "model" / "model.safetensors")) > 0
+
+
+class NotOpened:
+    """Stands in for a GPU tensor whose handle another process cannot open."""
+
+    def __reduce__(self):
+        return operator.truediv, (1, 0)
+
+
+async def test_weights_that_the_engine_cannot_open_go_through_a_file(tmp_path, monkeypatch):
+    model = make_model(tmp_path / "model", seed=1)
+    make_model(tmp_path / "old")
+    async with open_engines(SECTION, tmp_path / "old", tmp_path / "work", 256) as group:
+        (engine,) = group.engines
+        pid, load = engine.pid, engine.load_tensors
+        monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
+        monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotOpened()}, {}), version))
+        await group.load(model, 1)
+        assert group._ipc_failed and engine.pid == pid, "the process was not restarted"
+        completions = await sample(engine)
+        assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), completions, strict=True)) < 2e-5
 
 
 async def test_requests_in_flight_continue_and_every_token_has_its_version(tmp_path):
