@@ -10,7 +10,7 @@ from benchmarks.faults import FAULTS, trl_table
 from rstar_lab.cli.command_line import app
 from rstar_lab.resources import benchmark_file
 
-PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "checks.md"
 
 
 @pytest.mark.soak
