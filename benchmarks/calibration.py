@@ -3,7 +3,7 @@
     python -m benchmarks.calibration --out calibration.json
 
 starts two servers with a tiny random model and a KV cache so small that requests are preempted, measures probes on both at the same
-time, fits `Rates`, runs the same scripted rollouts with every policy through the rollout driver, and simulates them.
+time, fits `Rates`, runs the same scripted rollouts with every policy through the scheduler, and simulates them.
 """
 
 import argparse
@@ -29,10 +29,11 @@ from scipy.optimize import nnls
 
 from rstar_lab.resources import benchmark_file
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
-from rstar_lab.rl.rollout.driver import Dispatcher
-from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState
+from rstar_lab.rl.scheduling.base import DispatchPolicy
+from rstar_lab.rl.scheduling.scheduler import Scheduler
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
 from rstar_lab.rl.scheduling.simulator import ScriptedRollout, simulate
+from rstar_lab.rl.scheduling.slots import ScheduledSlot, ScheduledSlots
 from rstar_lab.rl.scheduling.workloads import Regime, make_policies, make_rollouts
 
 VOCABULARY = 1024
@@ -57,7 +58,7 @@ SEED = 2
 
 
 class Slot(Engine, Protocol):
-    """The engine of one rollout: `Dispatcher.slot`, or the slot of a verl job."""
+    """The engine of one rollout: `ScheduledSlot`, or the slot of a verl job."""
 
     def on_turn(self, text: str, last: bool) -> None: ...
 
@@ -245,13 +246,15 @@ async def fit_rates(engines: Sequence[Engine], kv_tokens: int, repeats: int = 2)
 async def replay(
     rollouts: Sequence[ScriptedRollout], policy: DispatchPolicy, engines: Sequence[VllmServer], kv_tokens: int
 ) -> float:
-    """Run scripted rollouts through the rollout driver and return the makespan in seconds.
+    """Run scripted rollouts through the scheduler and return the makespan in seconds.
 
     Each call uses new random prompts, so that no prefix is cached.
     """
-    states = [EngineState(engine.url, kv_tokens) for engine in engines]
-    dispatcher = Dispatcher(engines, policy, states)
-    return await run_scripts(rollouts, lambda index, script: dispatcher.slot(index, script.problem))
+    scheduler = Scheduler(lambda: policy, max_tokens=kv_tokens, patience_s=0)
+    for engine in engines:
+        scheduler.add_server(engine.url, kv_tokens, max_running=1024)
+    slots = ScheduledSlots(scheduler, {engine.url: engine for engine in engines})
+    return await run_scripts(rollouts, lambda index, script: ScheduledSlot(slots, str(index), script.problem, 0))
 
 
 async def run_scripts(rollouts: Sequence[ScriptedRollout], make_slot: Callable[[int, ScriptedRollout], Slot]) -> float:

@@ -24,11 +24,10 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, SftConfig
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
+from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.rollout.tool_calls import execute_call
-from rstar_lab.rl.scheduling.base import EngineState
-from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import make_policy
+from rstar_lab.rl.scheduling.scheduler import Scheduler
+from rstar_lab.rl.scheduling.slots import ScheduledSlots
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
@@ -275,12 +274,13 @@ async def cpu_per_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
         for i in range(rollouts)
     ]  # fmt: skip
     engine = TwoTurnEngine(len(codec.prompt_ids("What is 1?")), (codec.encode(texts[0]), codec.encode(texts[1])))
-    policy = make_policy(EngineSection().scheduler, max_context=4096, predictor=LengthPredictor(4096))
-    states = [EngineState(f"e{i}", 250_000) for i in range(engines)]
-    dispatcher = Dispatcher([engine] * engines, policy, states)
+    scheduler = Scheduler(EngineSection().scheduler, max_tokens=4096, patience_s=0)
+    for i in range(engines):
+        scheduler.add_server(f"e{i}", 250_000, max_running=1024)
+    slots = ScheduledSlots(scheduler, {f"e{i}": engine for i in range(engines)})
     before = time.process_time()
     context = RolloutContext(codec, tools, lambda text, answer: float("boxed{1}" in text), RolloutLimits(100_000, 8))
-    done = await run_rollouts(wanted, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id))
+    done = await run_rollouts(wanted, context, slots=slots.slot)
     used = time.process_time() - before
     turns = sum(len(trajectory.turns) for trajectory in done)
     return 1000 * used / turns, turns

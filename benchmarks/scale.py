@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rstar_lab.rl.scheduling.service import Scheduler
+from rstar_lab.rl.scheduling.scheduler import Scheduler
 
 ROLLOUTS, SERVERS, TURNS = 16_384, 64, 3
 

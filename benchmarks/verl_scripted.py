@@ -13,7 +13,7 @@ from rstar_lab.rl.chat_format.template import CODE_TOOL, END_OF_TURN, render_too
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.rollout.driver import BusyClock
+from rstar_lab.rl.scheduling.scheduler import BusyClock
 
 LOG_PROB = -0.5
 

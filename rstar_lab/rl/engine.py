@@ -69,3 +69,16 @@ class Interruptible(Protocol):
     def interrupt(self) -> None:
         """End every request with the tokens generated so far, as FinishReason.ABORTED."""
         ...
+
+
+class EngineSlot(Engine, Protocol):
+    """The engine that one rollout uses. Each of its turns is sent to one of the run's engines."""
+
+    def on_turn(self, text: str, last: bool) -> None:
+        """Called after each turn, before its tools run."""
+
+    def leave(self) -> None:
+        """Called when the rollout has ended, also after an error."""
+
+    def interrupt(self) -> None:
+        """End the requests of all rollouts of this step with the tokens generated so far (FinishReason.ABORTED)."""

@@ -22,9 +22,9 @@ from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.driver import run_rollouts
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import step_rows
+from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.seeds import derive_seed

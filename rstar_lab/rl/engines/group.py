@@ -12,23 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engine import EngineError, Sampling
+from rstar_lab.rl.engine import EngineError, EngineSlot, Sampling
 from rstar_lab.rl.engines.devices import CPU_THREADS, environment_for, visible_gpus
 from rstar_lab.rl.engines.hf import HfEngine
 from rstar_lab.rl.engines.server import ServerEngine
-from rstar_lab.rl.engines.server_metrics import ServerMetrics
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.engines.weights import Transport, WeightsFile, choose_transport, tensors_to_send
 from rstar_lab.rl.models.lora import full_state, has_lora
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.models.model_folder import has_tied_embeddings
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.rollout.driver import BusyClock, Dispatcher, EngineSlot
-from rstar_lab.rl.rollout.lockstep import Lockstep
-from rstar_lab.rl.scheduling.base import EngineState
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import make_policy
+from rstar_lab.rl.scheduling.lockstep import Lockstep
+from rstar_lab.rl.scheduling.scheduler import BusyClock, Scheduler
+from rstar_lab.rl.scheduling.slots import PlannedRollout, ScheduledSlots
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -137,33 +134,29 @@ class EngineGroup:
             self._file.close()
 
     def slots(
-        self, tasks: Sequence[RolloutTask], mode: str, max_response_tokens: int | None = None
-    ) -> Callable[[int, RolloutTask], EngineSlot]:
+        self, rollouts: Sequence[PlannedRollout], mode: str, max_response_tokens: int | None = None
+    ) -> Callable[[int, PlannedRollout], EngineSlot]:
         """Return a function that gives each rollout its engine slot, for `run_rollouts`.
 
-        tasks: all rollouts of the step. mode: recipe key `rl.rollout`. max_response_tokens: of the longest rollout;
+        rollouts: all rollouts of the step. mode: recipe key `rl.rollout`. max_response_tokens: of the longest rollout;
         None: `max_tokens`.
         """
         if mode == "lockstep":
             working = [engine for engine in self.engines if not is_lost(engine)] or self.engines
-            lockstep = Lockstep(working, [task.group_id for task in tasks])
-            return lambda index, task: lockstep.slot(index)
-        states = [EngineState(engine.name, engine.kv_tokens, self.max_batch) for engine in self.engines]
+            return Lockstep(working, [rollout.group_id for rollout in rollouts]).slot
         longest = max_response_tokens or self.max_tokens
         predictor = self.predictors.setdefault(longest, LengthPredictor(longest))
         predictor.new_step()
-        policy = make_policy(self.scheduler, max_context=self.max_tokens, predictor=predictor)
-        dispatcher = Dispatcher(self.engines, policy, states, self.clock)
-        for engine, state in zip(self.engines, states, strict=True):
+        # No patience: the engines of this process restart or recover by themselves before they report an error.
+        scheduler = Scheduler(
+            self.scheduler, max_tokens=self.max_tokens, predictor=predictor, patience_s=0, clock=self.clock
+        )
+        for engine in self.engines:
+            scheduler.add_server(engine.name, engine.kv_tokens, self.max_batch)
             if isinstance(engine, ServerEngine):
-                engine.on_recovered = partial(_mark_alive, state, dispatcher)
-                engine.on_metrics = partial(_update_state, state)
-
-        def slot(index: int, task: RolloutTask) -> EngineSlot:
-            generated = task.partial.model_tokens if task.partial else 0
-            return dispatcher.slot(index, task.problem.problem_id, generated)
-
-        return slot
+                engine.on_recovered = partial(scheduler.server_restarted, engine.name)
+                engine.on_metrics = partial(scheduler.report, engine.name)
+        return ScheduledSlots(scheduler, {engine.name: engine for engine in self.engines}).slot
 
 
 def is_lost(engine: AnyEngine) -> bool:
@@ -182,15 +175,6 @@ async def _report_loss(engine: AnyEngine, update: Awaitable[None], losses: dict[
         if engine.name not in losses:
             LOG.warning("an engine was lost during a weight update: %s", error)
             losses[engine.name] = error
-
-
-def _mark_alive(state: EngineState, dispatcher: Dispatcher) -> None:
-    state.alive = True
-    dispatcher.schedule_dispatch()
-
-
-def _update_state(state: EngineState, metrics: ServerMetrics) -> None:
-    state.waiting = metrics.waiting
 
 
 async def assert_parity(engine: VllmEngine | ServerEngine, model: "PreTrainedModel", limit: float) -> None:

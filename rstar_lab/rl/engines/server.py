@@ -20,7 +20,8 @@ import httpx
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.server_control import ServerControl, ServerUnreachable, error_message, error_text
-from rstar_lab.rl.engines.server_metrics import ServerMetrics, parse_metrics
+from rstar_lab.rl.engines.server_metrics import parse_metrics
+from rstar_lab.rl.scheduling.scheduler import ServerReport
 
 LOG = logging.getLogger(__name__)
 API_KEY = "RSTAR_LAB_API_KEY"
@@ -57,7 +58,7 @@ class ServerEngine:
         self.lost = self._closed = False
         self.group: Sequence[ServerEngine] = (self,)
         self.on_recovered: Callable[[], None] = lambda: None
-        self.on_metrics: Callable[[ServerMetrics], None] = lambda metrics: None
+        self.on_metrics: Callable[[ServerReport], None] = lambda metrics: None
         key = api_key or os.environ.get(API_KEY)
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -120,7 +121,7 @@ class ServerEngine:
             task.cancel()
         await self._http.aclose()
 
-    async def scrape(self) -> ServerMetrics | None:
+    async def scrape(self) -> ServerReport | None:
         """Return the metrics of /metrics, or None if the server has no such page. Raises EngineError if it does not respond."""
         try:
             answer = await self._control.send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))

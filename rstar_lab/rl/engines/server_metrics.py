@@ -1,33 +1,11 @@
 """The metrics of a vLLM server that the scheduler and the watchdog use, read from /metrics."""
 
-from dataclasses import dataclass
-
 from prometheus_client.parser import text_string_to_metric_families
 
-
-@dataclass(frozen=True, slots=True)
-class ServerMetrics:
-    """Metrics of a server.
-
-    running, waiting: current numbers of requests. kv_use: share of the KV cache in use, 0 to 1. preemptions, prompt_tokens,
-    generated_tokens: counts since the server started. kv_tokens: capacity of the KV cache; 0 if the server does not report it.
-    """
-
-    running: int
-    waiting: int
-    kv_use: float
-    preemptions: int
-    prompt_tokens: int
-    generated_tokens: int
-    kv_tokens: int
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Counters that increase while the server processes requests."""
-        return self.prompt_tokens, self.generated_tokens
+from rstar_lab.rl.scheduling.scheduler import ServerReport
 
 
-def parse_metrics(text: str) -> ServerMetrics | None:
+def parse_metrics(text: str) -> ServerReport | None:
     """Parse Prometheus text. Returns None if it does not come from vLLM."""
     sums: dict[str, float] = {}
     kv_tokens = 0
@@ -38,7 +16,7 @@ def parse_metrics(text: str) -> ServerMetrics | None:
                 kv_tokens += _number(sample.labels, "num_gpu_blocks") * _number(sample.labels, "block_size")
     if "vllm:num_requests_running" not in sums:
         return None
-    return ServerMetrics(
+    return ServerReport(
         running=int(sums["vllm:num_requests_running"]),
         waiting=int(sums.get("vllm:num_requests_waiting", 0)),
         kv_use=sums.get("vllm:kv_cache_usage_perc", 0.0),

@@ -158,3 +158,12 @@ class RolloutTask:
     sample: int
     seed: int
     partial: Trajectory | None = None
+
+    @property
+    def problem_id(self) -> str:
+        return self.problem.problem_id
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the model generated in an earlier step."""
+        return self.partial.model_tokens if self.partial else 0

@@ -1,8 +1,8 @@
-"""The interface between a driver of rollouts and a dispatch policy.
+"""The interface between the scheduler and a dispatch policy.
 
 A dispatch policy decides which waiting turn goes to which engine, and when. The policies are in `baselines` and `adaptive`; the
-rollout driver, the scheduler service and the simulator use the same ones. A policy has no clock and does no I/O. The
-driver reports events and then asks for dispatches:
+scheduler and the simulator use the same ones. A policy has no clock and does no I/O. The scheduler reports events and then asks
+for dispatches:
 
     policy.ready(request)                       a turn can be generated: the first of a rollout, or its tools have answered
     policy.finished(request, generated, done)   an engine returned `generated` tokens; done: the rollout has ended
@@ -37,16 +37,12 @@ class TurnRequest:
 class EngineState:
     """The state of an engine that policies may use.
 
-    kv_tokens: size of its KV cache in tokens. max_running: vLLM's max_num_seqs. kv_used: tokens in the KV cache.
-    running, waiting: numbers of requests in the batch and in the queue. alive: False while the engine cannot be used.
+    kv_tokens: size of its KV cache in tokens. max_running: vLLM's max_num_seqs. alive: False while the engine cannot be used.
     """
 
     name: str
     kv_tokens: int
     max_running: int = 1024
-    kv_used: float = 0.0
-    running: int = 0
-    waiting: int = 0
     alive: bool = True
 
 

@@ -136,8 +136,6 @@ def simulate(
                 sim.version += 1
                 serial += 1
                 heapq.heappush(events, (sim.ends_at, serial, engine, sim.version))
-            state = states[engine]
-            state.waiting = len(sim.waiting)
 
     for index in range(count):
         ready(index)
@@ -160,8 +158,6 @@ def simulate(
         if sim.ends_at < math.inf:
             serial += 1
             heapq.heappush(events, (sim.ends_at, serial, engine, sim.version))
-        state = states[engine]
-        state.kv_used, state.running, state.waiting = sim.tokens, len(sim.running), len(sim.waiting)
         for index in ended:
             script = rollouts[index]
             turn = turn_of[index]

@@ -16,7 +16,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Interruptible, Sampling
-from rstar_lab.rl.scheduling.service import ServerReport
+from rstar_lab.rl.scheduling.scheduler import ServerReport
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.verl.adapters import AdapterSync
 from rstar_lab.rl.verl.pending import PENDING

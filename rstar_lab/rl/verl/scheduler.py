@@ -16,7 +16,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server_metrics import parse_metrics
-from rstar_lab.rl.scheduling.service import Scheduler, ServerReport, poll_metrics
+from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metrics
 
 NEEDS_KV_TOKENS = ("kv", "adaptive")
 UNLIMITED_KV_TOKENS = 10**9
@@ -50,9 +50,9 @@ class SchedulerActor:
         self.scheduler.begin_step(rollouts)
 
     def _add_server(self, name: str, report: ServerReport) -> None:
-        if not report.kv_tokens and self.scheduler.policy_name in NEEDS_KV_TOKENS:
+        if not report.kv_tokens and self.scheduler.policy in NEEDS_KV_TOKENS:
             raise UserError(
-                f"engine.scheduler: {self.scheduler.policy_name} needs the size of the KV cache, which server {name} does not "
+                f"engine.scheduler: {self.scheduler.policy} needs the size of the KV cache, which server {name} does not "
                 "report; set engine.scheduler: least-in-flight"
             )
         self.scheduler.add_server(name, report.kv_tokens or UNLIMITED_KV_TOKENS, self.max_running)
@@ -90,7 +90,7 @@ async def read_report(name: str, server: Any) -> ServerReport:
         metrics = parse_metrics((await http.get(f"http://{name}/metrics")).raise_for_status().text)
     if metrics is None:
         raise EngineError(f"http://{name}/metrics has no vLLM metrics: rollout.disable_log_stats must be false")
-    return ServerReport(metrics.running, metrics.waiting, metrics.kv_use, metrics.preemptions, metrics.kv_tokens)
+    return metrics
 
 
 class ScheduledClient(LLMServerClient):

@@ -255,7 +255,7 @@ async def test_distillation_without_any_reward_approaches_the_teacher(served, me
 
 
 async def dispatch(group, count=24, max_tokens=200):
-    """Run rollouts of one turn through the dispatcher. Returns one list of completions per rollout."""
+    """Run rollouts of one turn through the scheduler. Returns one list of completions per rollout."""
     problems = [Problem(problem_id=f"p{i}", question="q", answer="a") for i in range(count)]
     tasks = [RolloutTask(problem, f"t{i}", problem.problem_id, 0, i) for i, problem in enumerate(problems)]
     slots = group.slots(tasks, "async")

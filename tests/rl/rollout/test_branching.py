@@ -9,6 +9,7 @@ import pytest
 from helpers.memorized_model import ANSWER, QUESTION
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import TOKENIZER, recipe_of
+from helpers.slots import scheduled
 
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
@@ -20,9 +21,8 @@ from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.rollout.branching import FIRST_TOKENS, Branch, entropy_estimate, plan_branches
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
-from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
 from rstar_lab.rl.rollout.plan import rollout_task
-from rstar_lab.rl.scheduling.base import EngineState
+from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.tools.registry import make_tools
@@ -100,11 +100,9 @@ async def roll(branching: float | None, count: int = 12):
         tools = make_tools(["jupyter"], sandbox, timeout_s=5.0, memory_mb=256)
         context = RolloutContext(Codec(TOKENIZER, tools), tools, lambda text, answer: 1.0, RolloutLimits(4000))
         policy = make_policy("adaptive", max_context=4000, predictor=LengthPredictor(4000))
-        dispatcher = Dispatcher([Counter()], policy, [EngineState("e", 10**6)])
-        found = await run_rollouts(
-            tasks(count), context, slots=lambda i, task: dispatcher.slot(i, "p"), branching=branching
-        )
-        assert not tools[CELL].sessions and not dispatcher.pending
+        slots = scheduled({"e": Counter()}, policy)
+        found = await run_rollouts(tasks(count), context, slots=slots.slot, branching=branching)
+        assert not tools[CELL].sessions and not slots.scheduler.stats()["open"]
         return found
 
 

@@ -12,6 +12,7 @@ from helpers import scripted_training
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import TOKENIZER, problem, recipe_of, right
 from helpers.scripted_training import train as train_scripted
+from helpers.slots import scheduled
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
@@ -20,11 +21,10 @@ from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
-from rstar_lab.rl.rollout.lockstep import Lockstep
 from rstar_lab.rl.rollout.records import messages
-from rstar_lab.rl.scheduling.base import EngineState
+from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.training.update import MismatchError, UpdateResult
@@ -120,14 +120,11 @@ def a_task(partial: Trajectory | None = None, i: int = 0) -> RolloutTask:
 async def go(
     tasks, engines, tool: Tool, *, policy: str = "adaptive", limits: RolloutLimits = RolloutLimits(4000), **options
 ):
-    states = [EngineState(f"e{i}", 10**6) for i in range(len(engines))]
     made = make_policy(policy, max_context=4500, predictor=LengthPredictor(4000))
-    dispatcher = Dispatcher(engines, made, states)
+    slots = scheduled({f"e{i}": engine for i, engine in enumerate(engines)}, made)
     tools: dict[str, Tool] = {"wait": tool}
     context = RolloutContext(Codec(TOKENIZER, tools), tools, right, limits)
-    return await run_rollouts(
-        tasks, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id), **options
-    )
+    return await run_rollouts(tasks, context, slots=slots.slot, **options)
 
 
 @pytest.fixture
@@ -226,12 +223,12 @@ async def test_time_limit_of_a_rollout_ends_a_turn_in_progress(policy):
 async def test_a_held_turn_that_times_out_frees_its_place():
     engine = TokenByTokenEngine([ANSWER], ticks=5)
     policy = make_policy("kv", max_context=10**6, predictor=LengthPredictor(4000))  # one rollout at a time
-    dispatcher = Dispatcher([engine], policy, [EngineState("e", 10**6)])
+    slots = scheduled({"e": engine}, policy)
     tools: dict[str, Tool] = {"wait": Wait()}
 
     async def roll(tasks, limits):
         context = RolloutContext(Codec(TOKENIZER, tools), tools, right, limits)
-        return await run_rollouts(tasks, context, slots=lambda i, task: dispatcher.slot(i, task.problem.problem_id))
+        return await run_rollouts(tasks, context, slots=slots.slot)
 
     first = await roll([a_task(i=i) for i in range(3)], RolloutLimits(4000, time_limit_s=0.2))
     assert [t.stop_reason for t in first] == [StopReason.TIME_LIMIT] * 3
@@ -244,7 +241,7 @@ async def test_time_limit_of_a_rollout_applies_in_lockstep():
     engine = UninterruptibleEngine(TOKENIZER, lambda prompt, turn: ANSWER, 60.0)
     lockstep = Lockstep([engine], ["g", "g"])
     context = RolloutContext(Codec(TOKENIZER, {}), {}, right, RolloutLimits(4000, time_limit_s=0.2))
-    done = await run_rollouts([a_task(i=i) for i in range(2)], context, slots=lambda i, task: lockstep.slot(i))
+    done = await run_rollouts([a_task(i=i) for i in range(2)], context, slots=lockstep.slot)
     assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 2
 
 

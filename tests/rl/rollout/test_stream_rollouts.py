@@ -5,12 +5,11 @@ import asyncio
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import TOKENIZER, problem
+from helpers.slots import scheduled
 
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.driver import Dispatcher, stream_rollouts
-from rstar_lab.rl.scheduling.base import EngineState
-from rstar_lab.rl.scheduling.baselines import LeastInFlight
+from rstar_lab.rl.rollout.run import stream_rollouts
 
 ANSWER = "so</reason><answer>\\boxed{7}</answer>"
 CONTEXT = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 1.0, RolloutLimits(500))
@@ -38,8 +37,7 @@ class Gated(ScriptedEngine):
 
 def stream(engine, count: int, max_in_flight: int):
     tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", f"g{i}", 0, i) for i in range(count)]
-    dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
-    slots = lambda i, task: dispatcher.slot(i, task.problem.problem_id)  # noqa: E731
+    slots = scheduled({"e": engine}).slot
     return stream_rollouts(iter(tasks), CONTEXT, slots=slots, max_in_flight=max_in_flight)
 
 

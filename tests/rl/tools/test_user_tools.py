@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, recipe_of
+from helpers.slots import scheduled
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
@@ -24,10 +25,8 @@ from rstar_lab.rl.reward import make_reward, reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
+from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.rollout.tool_calls import execute_call
-from rstar_lab.rl.scheduling.base import EngineState
-from rstar_lab.rl.scheduling.baselines import LeastInFlight
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.tools.user import HttpTool, ToolUnavailable, UserTool
@@ -317,10 +316,9 @@ async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
     tokenizer = train_tokenizer(["text"], 300)
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: "</reason><answer>5</answer>")
     tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
-    dispatcher = Dispatcher([engine], LeastInFlight(), [EngineState("e", 10**6)])
     with pytest.raises(UserError, match="broken failed: ZeroDivisionError"):
         context = RolloutContext(Codec(tokenizer, {}), {}, make_reward(f"{MINE}:broken"), RolloutLimits(2000))
-        await run_rollouts(tasks, context, slots=lambda i, task: dispatcher.slot(i, "p"))
+        await run_rollouts(tasks, context, slots=scheduled({"e": engine}).slot)
 
 
 def test_a_module_written_a_moment_ago_is_found(own):

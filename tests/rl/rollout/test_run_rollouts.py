@@ -1,10 +1,11 @@
-"""Tests of concurrent rollouts: lockstep batches, the dispatcher, and the overhead per rollout."""
+"""Tests of concurrent rollouts: lockstep batches, the scheduler, and the overhead per rollout."""
 
 import asyncio
 import time
 
 import pytest
 from helpers.scripted_engine import ScriptedEngine
+from helpers.slots import scheduled
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.chat_format.template import render_tool_call
@@ -13,11 +14,9 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.driver import Dispatcher, run_rollouts
-from rstar_lab.rl.rollout.lockstep import Lockstep
-from rstar_lab.rl.scheduling.base import EngineState
-from rstar_lab.rl.scheduling.baselines import LeastInFlight
+from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
@@ -99,15 +98,15 @@ async def test_rollouts_of_a_failed_engine_continue_on_another(tokenizer):
     script = lambda prompt, turn: ANSWER if turn else CALL  # noqa: E731
     engines = [Dying(tokenizer, script, 0.01), ScriptedEngine(tokenizer, script, 0.01)]
     engines[1].name = "living"
-    dispatcher = Dispatcher(engines, LeastInFlight(), [EngineState(e.name, e.kv_tokens) for e in engines])
-    done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
+    slots = scheduled({e.name: e for e in engines})
+    done = await go(tokenizer, tasks(40), slots.slot)
     assert [t.reward for t in done] == [1.0] * 40
     assert all(len(t.turns) == 2 for t in done)
-    assert not dispatcher.states[0].alive and sum(t.engine == "living" for t in done) > 30
+    assert not slots.scheduler.is_alive(engines[0].name) and sum(t.engine == "living" for t in done) > 30
 
     engines = [Dying(tokenizer, script, 0.01)]
-    dispatcher = Dispatcher(engines, LeastInFlight(), [EngineState("only", 10**6)])
-    done = await go(tokenizer, tasks(40), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
+    slots = scheduled({"only": engines[0]})
+    done = await go(tokenizer, tasks(40), slots.slot)
     assert {t.stop_reason for t in done} >= {StopReason.ENGINE_ERROR}
 
 
@@ -129,11 +128,10 @@ async def test_turns_that_arrive_after_the_last_engine_failed_are_errors(tokeniz
 
     engine = Dying(tokenizer, lambda prompt, turn: CALL)
     made = make_policy(policy, max_context=4000, predictor=LengthPredictor(4000))
-    dispatcher = Dispatcher([engine], made, [EngineState("only", 10**6)])
+    slots = scheduled({"only": engine}, made)
     tools = make_tools(["python"], Slow())
     context = RolloutContext(Codec(tokenizer, tools), tools, lambda text, answer: 0.0, RolloutLimits(100_000, 8))
-    slots = lambda i, task: dispatcher.slot(i, task.problem.problem_id)  # noqa: E731
-    done = await asyncio.wait_for(run_rollouts(tasks(4), context, slots=slots), 10)
+    done = await asyncio.wait_for(run_rollouts(tasks(4), context, slots=slots.slot), 10)
     assert {t.stop_reason for t in done} == {StopReason.ENGINE_ERROR}
 
 
@@ -148,9 +146,9 @@ async def test_driver_overhead_of_10000_rollouts_is_below_its_limit(tokenizer):
             ids = texts[len(prompt_ids) > prompt]
             return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "canned")
 
-    dispatcher = Dispatcher([Canned()], LeastInFlight(), [EngineState("canned", 10**9)])
+    slots = scheduled({"canned": Canned()}, kv_tokens=10**9)
     before = time.process_time()
-    done = await go(tokenizer, tasks(10_000), lambda i, task: dispatcher.slot(i, task.problem.problem_id))
+    done = await go(tokenizer, tasks(10_000), slots.slot)
     used = time.process_time() - before
     turns = sum(len(t.turns) for t in done)
     assert turns == 20_000

@@ -30,7 +30,8 @@ class Lockstep:
         self.live = [{i for i, number in enumerate(self.engine_of) if number == own} for own in range(len(engines))]
         self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]]] = [{} for _ in engines]
 
-    def slot(self, index: int) -> "LockstepSlot":
+    def slot(self, index: int, rollout: object = None) -> "LockstepSlot":
+        """Return the slot of the rollout at `index` of the groups."""
         return LockstepSlot(self, index)
 
     def flush_if_complete(self, number: int) -> None:

@@ -1,7 +1,7 @@
-"""The scheduler service: admits the turns of all rollouts and places them on the inference servers of a job.
+"""The scheduler: admits the turns of all rollouts and places them on engines or inference servers.
 
-`Scheduler` is one object per job. It has no transport: run it in the event loop of the process that drives the rollouts, or wrap
-it in an asyncio Ray actor (with `max_concurrency` of at least the number of concurrent rollouts: each waits in `admit`). All
+`Scheduler` has no transport: run it in the event loop of the process that drives the rollouts (`slots`), or wrap it in an asyncio
+Ray actor (with `max_concurrency` of at least the number of concurrent rollouts: each waits in `admit`). All
 methods must run in one event loop. How to drive it:
 
     scheduler = Scheduler("adaptive", max_tokens=16_384)
@@ -38,9 +38,11 @@ from rstar_lab.rl.scheduling.policies import make_policy
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """Live metrics of a server. kv_use: share of the KV cache, 0 to 1. preemptions: count since the server started.
+    """Live metrics of a server.
 
-    kv_tokens: size of the KV cache in tokens; 0 if the server does not report it.
+    running, waiting: current numbers of requests. kv_use: share of the KV cache in use, 0 to 1. preemptions, prompt_tokens,
+    generated_tokens: counts since the server started. kv_tokens: size of the KV cache in tokens; 0 if the server does not
+    report it.
     """
 
     running: int
@@ -48,6 +50,29 @@ class ServerReport:
     kv_use: float
     preemptions: int
     kv_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Counters that increase while the server processes requests."""
+        return self.prompt_tokens, self.generated_tokens
+
+
+class BusyClock:
+    """Measures how long engines have requests in flight, summed over engines."""
+
+    def __init__(self) -> None:
+        self._seconds, self._busy, self._since = 0.0, 0, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds so far, summed over engines."""
+        return self._seconds + self._busy * (time.monotonic() - self._since)
+
+    def change(self, engines: int) -> None:
+        """Add `engines` to the number of busy engines; negative: subtract."""
+        self._seconds, self._since = self.seconds(), time.monotonic()
+        self._busy += engines
 
 
 @dataclass(slots=True)
@@ -81,9 +106,14 @@ class _Rollout:
 class Scheduler:
     """Admits turns to servers by a dispatch policy. See the module docstring for how to drive it.
 
-    policy: name of a dispatch policy. max_tokens: prompt plus response of the longest rollout. max_response_tokens: longest
-    response, default `max_tokens`. patience_s: how long `admit` waits for a server to return when all have failed. hold_s: how
-    long the first dispatch of a step waits for the other rollouts of the step.
+    Args:
+        policy: Name of a dispatch policy, or a function that makes one.
+        max_tokens: Prompt plus response of the longest rollout.
+        max_response_tokens: Longest response. Default: `max_tokens`.
+        predictor: Predicts lengths from earlier rollouts. Default: a new one.
+        patience_s: How long `admit` waits for a server to return when all have failed.
+        hold_s: How long the first dispatch of a step waits for the other rollouts of the step.
+        clock: Counts the time during which servers have turns in flight.
     """
 
     # A preemption costs a prefill of the whole context, so the share falls faster than it rises.
@@ -91,16 +121,19 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: str = "adaptive",
+        policy: str | Callable[[], DispatchPolicy] = "adaptive",
         *,
         max_tokens: int,
         max_response_tokens: int | None = None,
+        predictor: LengthPredictor | None = None,
         patience_s: float = 300.0,
         hold_s: float = 1.0,
+        clock: BusyClock | None = None,
     ):
-        self.policy_name, self.max_tokens = policy, max_tokens
+        self.policy, self.max_tokens = policy, max_tokens
         self.patience_s, self.hold_s = patience_s, hold_s
-        self.predictor = LengthPredictor(max_response_tokens or max_tokens)
+        self.predictor = predictor or LengthPredictor(max_response_tokens or max_tokens)
+        self.clock = clock or BusyClock()
         self._policy: DispatchPolicy = self._new_policy()
         self._servers: list[_Server] = []
         self._states: list[EngineState] = []
@@ -112,11 +145,15 @@ class Scheduler:
         self._expected = 0  # number of first turns that the first dispatch of the step still waits for
         self._hold: asyncio.TimerHandle | None = None
         self._give_up: asyncio.TimerHandle | None = None
+        self._gave_up = False  # all servers have failed for `patience_s`
+        self._last_error: EngineError | None = None
         self._scheduled = False
         self._decisions, self._decision_s = 0, 0.0
 
     def _new_policy(self) -> DispatchPolicy:
-        return make_policy(self.policy_name, max_context=self.max_tokens, predictor=self.predictor)
+        if callable(self.policy):
+            return self.policy()
+        return make_policy(self.policy, max_context=self.max_tokens, predictor=self.predictor)
 
     # Servers
 
@@ -130,9 +167,13 @@ class Scheduler:
         self._states.append(state)
         self._policy = self._new_policy()  # policies size their tables at the first dispatch
 
-    def server_failed(self, name: str) -> None:
-        """Stop placing turns on a server. Turns that were in flight on it are placed again when `admit` is called for them."""
+    def server_failed(self, name: str, error: EngineError | None = None) -> None:
+        """Stop placing turns on a server. Turns that were in flight on it are placed again when `admit` is called for them.
+
+        error: raised by `admit` if no other server is left.
+        """
         self._servers[self._index[name]].state.alive = False
+        self._last_error = error or self._last_error
         if not any(state.alive for state in self._states) and self._give_up is None:
             self._give_up = asyncio.get_running_loop().call_later(self.patience_s, self._fail_waiting)
         self._dispatch_soon()
@@ -141,6 +182,7 @@ class Scheduler:
         """Place turns on a server again."""
         server = self._servers[self._index[name]]
         server.state.alive, server.preemptions = True, 0
+        self._gave_up, self._last_error = False, None
         if self._give_up:
             self._give_up.cancel()
             self._give_up = None
@@ -158,10 +200,7 @@ class Scheduler:
             server.share = min(server.share + self.SHARE_STEP_UP, 1.0)
         server.preemptions = report.preemptions
         server.kv_tokens = report.kv_tokens or server.kv_tokens
-        state = server.state
-        state.kv_tokens = int(server.share * server.kv_tokens)
-        state.kv_used = report.kv_use * server.kv_tokens
-        state.running, state.waiting = report.running, report.waiting
+        server.state.kv_tokens = int(server.share * server.kv_tokens)
 
     # Rollouts
 
@@ -191,9 +230,7 @@ class Scheduler:
             self._expected = max(self._expected - 1, 0)
         elif entry.future is not None:
             raise ValueError(f"rollout {rollout}: admit was called while an earlier admit waits")
-        if entry.server is not None:  # the server of this turn failed
-            self._servers[entry.server].in_flight -= 1
-            entry.server = None
+        self._release(entry)  # if the server of this turn failed
         entry.request = TurnRequest(entry.number, entry.problem, entry.turn, tokens, entry.generated)
         entry.future = asyncio.get_running_loop().create_future()
         self._policy.ready(entry.request)
@@ -211,9 +248,9 @@ class Scheduler:
         entry = self._rollouts[rollout]
         if entry.server is None or entry.request is None:
             raise ValueError(f"rollout {rollout}: finish was called without an admitted turn")
-        self._servers[entry.server].in_flight -= 1
+        self._release(entry)
         self._policy.finished(entry.request, tokens, done)
-        entry.server, entry.request = None, None
+        entry.request = None
         entry.generated += tokens
         entry.turn += 1
         if done:
@@ -225,9 +262,9 @@ class Scheduler:
         entry = self._rollouts.get(rollout)
         if entry is None:
             return
-        if entry.server is not None:
-            self._servers[entry.server].in_flight -= 1
-        if entry.request is not None and entry.server is None:
+        in_flight = entry.server is not None
+        self._release(entry)
+        if entry.request is not None and not in_flight:
             self._abandoned.add(entry.number)  # the turn waits in the policy, which cannot drop it
         else:
             request = entry.request or TurnRequest(entry.number, entry.problem, entry.turn, 0, entry.generated)
@@ -252,6 +289,14 @@ class Scheduler:
     def placements(self) -> dict[str, int]:
         """Return the number of turns in flight by server."""
         return {server.state.name: server.in_flight for server in self._servers}
+
+    def _release(self, entry: _Rollout) -> None:
+        """Record that the turn of a rollout, if it has one in flight, has left its server."""
+        if entry.server is not None:
+            server = self._servers[entry.server]
+            server.in_flight -= 1
+            self.clock.change(-int(not server.in_flight))
+            entry.server = None
 
     def _forget(self, rollout: str) -> None:
         del self._names[self._rollouts.pop(rollout).number]
@@ -283,6 +328,8 @@ class Scheduler:
     def _dispatch(self) -> None:
         self._scheduled = False
         if not any(state.alive for state in self._states):
+            if self._gave_up:
+                self._fail_waiting()
             return
         start = time.perf_counter()
         for request, number in self._policy.dispatch(self._states):
@@ -295,17 +342,18 @@ class Scheduler:
             entry = self._rollouts[self._names[request.rollout]]
             entry.server = number
             server = self._servers[number]
+            self.clock.change(int(not server.in_flight))
             server.in_flight += 1
             if entry.future and not entry.future.done():
                 entry.future.set_result(server.state.name)
         self._decision_s += time.perf_counter() - start
 
     def _fail_waiting(self) -> None:
-        self._give_up = None
+        self._give_up, self._gave_up = None, True
+        message = f"no inference server has answered for {self.patience_s:.0f} s; see the servers' logs"
         for entry in self._rollouts.values():
             if entry.future and not entry.future.done():
-                error = f"no inference server has answered for {self.patience_s:.0f} s; see the servers' logs"
-                entry.future.set_exception(EngineError(error))
+                entry.future.set_exception(self._last_error or EngineError(message))
 
 
 async def poll_metrics(
