@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.parser import parse_tool_calls
 from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_segments, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
@@ -33,6 +32,7 @@ from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.tool_calls import parse_tool_calls
 
 ROLLOUTS, BATCH = 256, 64
 LIMITS = RolloutLimits(max_response_tokens=600, max_turns=4)

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rstar_lab.rl.commands import evaluate
 
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import identity as module
-from rstar_lab.rl.commands import evaluate
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem

@@ -19,7 +19,6 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
-from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
 from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_tool_call
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.engines.server_control import VERSION_PATH
@@ -28,6 +27,7 @@ from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
+from rstar_lab.tool_calls import ToolCall, parse_tool_calls
 from rstar_lab.verify import extract_answer
 
 MAX_TOOL_CHARS = 4096

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls
+from rstar_lab.tool_calls import ToolCall, parse_tool_calls
 
 
 class Kind(StrEnum):

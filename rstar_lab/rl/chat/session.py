@@ -19,7 +19,6 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.log import ChatLog
-from rstar_lab.rl.chat_format.call_syntax import PARSERS
 from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
@@ -37,6 +36,7 @@ from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+from rstar_lab.tool_calls import parse_tool_calls
 
 
 class StreamingEngine(Protocol):
@@ -198,7 +198,7 @@ class _EventEmittingEngine:
         if template is None:
             return Sections()
         kind = Kind.REASON if template.thinks_first else Kind.TEXT
-        return Sections(kind, lambda text: PARSERS[template.syntax](text, {}))
+        return Sections(kind, lambda text: parse_tool_calls(text, syntax=template.syntax))
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:

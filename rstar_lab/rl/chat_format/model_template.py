@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.call_syntax import PARSERS, PYTHON_TAG, Syntax, find_syntax
-from rstar_lab.rl.chat_format.parser import ToolCall, text_outside_calls
 from rstar_lab.rl.chat_format.template import TOOLS_INTRO, neutralise
+from rstar_lab.tool_calls import (
+    SYNTAXES,
+    Syntax,
+    ToolCall,
+    find_syntax,
+    parse_tool_calls,
+    reasoning_end,
+    text_outside_calls,
+)
 
 # Templates that insert today's date get this date, so that equal seeds give equal prompts. It is the default of Llama
 # 3.1.
@@ -123,21 +130,15 @@ class ModelTemplate:
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
         return self._after_turn(turn, [*tools, *([_user(user_text)] if user_text else [])])
 
-    def calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ToolCall]:
-        """Return the calls of a turn. Text before `</think>` is reasoning; calls in it are not executed."""
-        _, closed, rest = text.rpartition("</think>")
-        if not closed and (self.thinks_first or "<think>" in text):
-            return []
-        return PARSERS[self.syntax](rest, schemas)
+    def calls(self, text: str, schemas: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> list[ToolCall]:
+        """Return the calls of a turn. schemas: function schemas of the tools."""
+        return parse_tool_calls(text, syntax=self.syntax, tools=schemas)
 
-    def text_outside_calls(self, text: str, calls: Sequence[ToolCall]) -> str:
-        """Return what a turn contains besides its calls and the tags of its reasoning. calls: those in its text."""
-        reasoning, _, rest = text.lstrip().removeprefix("<think>").rpartition("</think>")
-        if self.syntax == "json":
-            outside = rest.lstrip().removeprefix(PYTHON_TAG) if calls else rest
-        else:
-            outside = text_outside_calls(rest, calls)
-        return reasoning + outside
+    def text_outside_calls(self, text: str) -> str:
+        """Return what a turn contains besides its calls and the tags of its reasoning."""
+        end = reasoning_end(text, self.syntax)
+        reasoning = text[:end].lstrip().removeprefix("<think>").removesuffix("</think>")
+        return text_outside_calls(reasoning + text[end:], self.syntax)
 
     def stop_tokens(self) -> list[int]:
         """Return the ids of the tokens that end a turn: the template's, and those in generation_config.json."""
@@ -189,7 +190,7 @@ class ModelTemplate:
                 return syntax
         raise UserError(
             f"{self.name} writes tool calls in a syntax that is not "
-            f"supported; supported: {', '.join(PARSERS)} (docs/recipes.md)"
+            f"supported; supported: {', '.join(SYNTAXES)} (docs/recipes.md)"
         )
 
     def _contains(self, messages: list[dict[str, Any]], text: str, tools: Sequence[dict[str, Any]] = ()) -> bool:

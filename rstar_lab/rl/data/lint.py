@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.chat_format.parser import count_answers
+from rstar_lab.tool_calls import parse_tool_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +66,7 @@ def _roles(conversation: "Conversation") -> list[LintFinding]:
             findings.append(LintFinding(place, "roles", f"{unanswered} calls before it have no tool message"))
         if role != expected:
             findings.append(LintFinding(place, "roles", f"{role} message, expected {expected}"))
-        unanswered = len(parser.parse_tool_calls(message.content)) if role == "assistant" else 0
+        unanswered = len(parse_tool_calls(message.content)) if role == "assistant" else 0
         expected = "user" if role == "assistant" else "assistant"
     if conversation.messages[-1].role != "assistant":
         findings.append(LintFinding(None, "roles", "the last message is not from the assistant"))
@@ -78,7 +79,7 @@ def _calls(conversation: "Conversation") -> list[LintFinding]:
     findings = []
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in conversation.tools}
     for place, message in enumerate(conversation.messages):
-        for call in parser.parse_tool_calls(message.content) if message.role == "assistant" else []:
+        for call in parse_tool_calls(message.content) if message.role == "assistant" else []:
             if call.error or call.arguments is None:
                 findings.append(LintFinding(place, "tool call", str(call.error)))
             elif call.name not in schemas:
@@ -100,7 +101,7 @@ def _turns(conversation: "Conversation") -> list[LintFinding]:
                 findings.append(LintFinding(place, "empty", f"the {message.role} message is empty"))
             continue
         reason, closed, rest = message.content.removeprefix("<reason>").partition("</reason>")
-        answers = parser.count_answers(rest)
+        answers = count_answers(rest)
         if not closed or "<answer>" in reason or "<tool_call>" in reason:
             findings.append(LintFinding(place, "turn", "no closed <reason> at the beginning"))
         elif "<tool_call>" in rest:
@@ -114,7 +115,7 @@ def _turns(conversation: "Conversation") -> list[LintFinding]:
 
 
 def _outside_calls(text: str) -> str:
-    for call in parser.parse_tool_calls(text):
+    for call in parse_tool_calls(text):
         text = text.replace(call.raw, "")
     return text
 

@@ -95,8 +95,8 @@ def verl_configuration(context: CheckContext) -> str:
 
 def token_contract(context: CheckContext) -> str:
     """Check chat template, loss mask and tool-call parser with the recipe's tokenizer."""
-    from rstar_lab.rl.chat_format import parser
     from rstar_lab.rl.chat_format import template as chat
+    from rstar_lab.tool_calls import parse_tool_calls
 
     folder = Path(context.recipe.model)
     if context.recipe.model == "tiny":
@@ -130,7 +130,7 @@ def token_contract(context: CheckContext) -> str:
         raise UserError("tokenizer: encoding and decoding changes a prompt")
     call = chat.render_tool_call(chat.CODE_TOOL["function"]["name"], {"code": CODE, "input": ""})
     written = tokenizer.encode(f"I compute.</reason>\n{call}{chat.END_OF_TURN}", add_special_tokens=False)
-    parsed = parser.parse_tool_calls(str(tokenizer.decode(written, skip_special_tokens=False)))
+    parsed = parse_tool_calls(str(tokenizer.decode(written, skip_special_tokens=False)))
     if len(parsed) != 1 or parsed[0].error or (parsed[0].arguments or {}).get("code") != CODE:
         raise UserError(f"parser: encoding and decoding changes a tool call: {parsed}")
     answer = tokenizer.encode(chat.render_tool_responses(["2"]), add_special_tokens=False)

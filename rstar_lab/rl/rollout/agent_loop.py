@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.parser import ToolCall, is_void_turn
+from rstar_lab.rl.chat_format.parser import is_void_turn
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
@@ -23,6 +23,7 @@ from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
+from rstar_lab.tool_calls import ToolCall
 from rstar_lab.verify import extract_answer
 
 ANSWER_TAG = "<answer>"
@@ -232,7 +233,7 @@ class _Rollout:
                         queue_s=max((result.queue_s for result in results), default=0.0),
                         versions=versions,
                         void=is_void_turn(text, parsed, context.answer_format),
-                        control_token=codec.has_misplaced_control_token(text, parsed),
+                        control_token=codec.has_misplaced_control_token(text),
                         observation=observation.text,
                         reward=observation.reward,
                     )

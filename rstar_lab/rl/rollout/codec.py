@@ -8,10 +8,10 @@ from typing import Any
 from rstar_lab.rl.chat_format import formats
 from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.chat_format.model_template import ModelTemplate
-from rstar_lab.rl.chat_format.parser import ToolCall, parse_tool_calls, text_outside_calls
 from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens, format_question
 from rstar_lab.rl.recipe.functions import own_chat_template
 from rstar_lab.rl.tools.base import Tool
+from rstar_lab.tool_calls import ToolCall, parse_tool_calls, text_outside_calls
 
 
 class Codec:
@@ -56,21 +56,18 @@ class Codec:
         """Return the tool calls of a turn, in order. A call that cannot be parsed has an error."""
         if self.model_template is None:
             return parse_tool_calls(text)
-        return self.model_template.calls(text, {schema["function"]["name"]: schema for schema in self.schemas})
+        return self.model_template.calls(text, self.schemas)
 
-    def has_misplaced_control_token(self, text: str, calls: Sequence[ToolCall]) -> bool:
+    def has_misplaced_control_token(self, text: str) -> bool:
         """Return whether the model wrote a misplaced control token.
 
         A turn may contain control tokens only in the tags and arguments of its tool calls, and, in the format `model`,
-        in one pair of `<think>` tags at the start. text: the turn without the tokens that end it. calls: the calls in
-        `text`.
+        in one pair of `<think>` tags at the start. text: the turn without the tokens that end it.
         """
         if not self._control_token.search(text):
             return False
-        if self.model_template is None:
-            outside = text_outside_calls(text, calls)
-        else:
-            outside = self.model_template.text_outside_calls(text, calls)
+        template = self.model_template
+        outside = text_outside_calls(text) if template is None else template.text_outside_calls(text)
         return self._control_token.search(outside) is not None
 
     def prompt_ids(self, question: str) -> list[int]:

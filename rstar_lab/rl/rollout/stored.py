@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 
 from rstar_lab.outcomes import Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.call_syntax import parse_stored_calls
 from rstar_lab.rl.chat_format.parser import is_void_turn
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader, read_steps
+from rstar_lab.tool_calls import parse_stored_calls
 from rstar_lab.verify import AnswerFormat
 
 

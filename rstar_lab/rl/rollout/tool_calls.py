@@ -7,9 +7,9 @@ from typing import Any
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.chat_format import released
 from rstar_lab.rl.chat_format.formats import PromptFormat
-from rstar_lab.rl.chat_format.parser import ToolCall
 from rstar_lab.rl.tools.base import Tool, ToolResult, argument_error
 from rstar_lab.rl.trajectory import ToolCallRecord
+from rstar_lab.tool_calls import ToolCall
 
 
 def check_call(call: ToolCall, tools: Mapping[str, Tool], prompt_format: PromptFormat = "paper") -> ToolResult | None:

@@ -16,12 +16,13 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.rl.chat_format import parser, released, released_template
+from rstar_lab.rl.chat_format import released, released_template
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic import families
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.tool_calls import parse_tool_calls
 
 Segments = list[tuple[str, bool]]
 SftFormat = Literal["paper", "released"]
@@ -227,7 +228,7 @@ async def _execute(
         else:
             malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')
             messages.append({"role": "assistant", "content": f"{content}\n{malformed}"})
-            (call_text,) = parser.parse_tool_calls(malformed)
+            (call_text,) = parse_tool_calls(malformed)
             result = await execute_call(call_text, {}, seed=0, traj_id="", max_chars=4096, prompt_format=prompt_format)
             output = text = result.text
             outcomes.append(result.outcome.value)

@@ -8,9 +8,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 from typer.testing import CliRunner
 
+from rstar_lab import tool_calls as parser
 from rstar_lab.cli.data import app
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format import parser
 from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.chat_format.conversations import (
     Conversation,

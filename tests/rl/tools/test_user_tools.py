@@ -16,7 +16,6 @@ from helpers.slots import scheduled
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.chat_format.parser import ToolCall
 from rstar_lab.rl.chat_format.template import render_prompt, render_tool_call
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
@@ -30,6 +29,7 @@ from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.tools.user import HttpTool, ToolUnavailable, UserTool
+from rstar_lab.tool_calls import ToolCall
 
 PRICES = {"apple": 3, "pear": 5}
 

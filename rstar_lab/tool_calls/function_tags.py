@@ -1,0 +1,133 @@
+"""Tool calls in the tags of Qwen3-Coder, Qwen3.5 and later, and Nemotron:
+`<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`.
+
+The format escapes nothing, so a value may contain any of its tags. A tag ends a value only where the format goes on after
+it: `</parameter>` before the next tag, on a line of its own if the value began on one. A complete call inside a value
+belongs to the value.
+"""
+
+import re
+from typing import Any
+
+from rstar_lab.tool_calls.call import Schemas, ToolCall
+from rstar_lab.tool_calls.values import read_value
+
+_OPEN, _CLOSE, _END = "<tool_call>", "</tool_call>", "</function>"
+_BARE = re.compile(r"^[ \t]*(?=<function=[^>\n]+>\s*(?:<parameter=|</function>))|<tool_call>", re.MULTILINE)
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(\n?)")
+_TOKEN = re.compile(
+    r"(?P<call><function=[^>\n]+>\s*(?=<parameter=|</function>))|(?P<end></function>)|(?P<close></parameter>)"
+    r"|(?P<next>(?<=\n)<parameter=(?P<key>[^>\n]+)>)"
+)
+_GOES_ON = re.compile(r"</parameter>\s*(?:<parameter=[^>\n]+>|</function>|</tool_call>|\Z)")
+_CALL_ENDS = re.compile(r"</function>\s*(?:</tool_call>|<tool_call>|<function=|\Z)")
+_MAX_NESTING = 8  # calls inside a value; keeps the run time linear
+_NOT_CLOSED = "The tool call has no closing </parameter>, </function> or </tool_call>."
+
+
+def parse_function_tags(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
+    """Return all calls of a turn from `start`, in order. A call that cannot be parsed is returned with its error.
+
+    A call without the opening `<tool_call>` counts if its `<function=NAME>` begins a line. Several functions in one
+    `<tool_call>` are several calls. A value without `</parameter>` ends at the line of the next parameter that the tool
+    has, or at the end of the function; a program (`code`) has to be closed before the next parameter, because half a
+    program must not run. Values of other types than string are read by the schema (`values.read_value`).
+    """
+    calls: list[ToolCall] = []
+    position = start
+    while match := _BARE.search(text, position):
+        tagged = match[0] == _OPEN
+        found, position = _block(text, match.start() if tagged else match.end(), tagged, schemas)
+        calls += found
+    return calls
+
+
+def _block(text: str, start: int, tagged: bool, schemas: Schemas) -> tuple[list[ToolCall], int]:
+    """Return the calls that begin at `start`, and the offset behind them."""
+    calls: list[ToolCall] = []
+    begin, position = start, start + len(_OPEN) * tagged
+    while function := _FUNCTION.match(text, position):
+        name = function[1].strip(" \"'")
+        arguments, behind = _arguments(text, function.end(), name, schemas)
+        if arguments is None:
+            return [*calls, _malformed(text, begin, behind, name, _NOT_CLOSED)], behind
+        calls.append(ToolCall(name, arguments, None, text[position:behind], begin, behind))
+        begin = position = behind
+    if not calls:
+        behind = _next_tag(text, position)
+        return [_malformed(text, start, behind, None, "The tool call has no <function=NAME>.")], behind
+    closing = re.compile(r"\s*</tool_call>").match(text, position)
+    if closing:
+        calls[-1] = _ends_at(calls[-1], closing.end())
+    elif tagged:
+        behind = _next_tag(text, position)
+        calls[-1] = _malformed(text, calls[-1].start, behind, calls[-1].name, _NOT_CLOSED)
+    return calls, max(calls[-1].end, position)
+
+
+def _ends_at(call: ToolCall, end: int) -> ToolCall:
+    return ToolCall(call.name, call.arguments, call.error, call.raw, call.start, end, call.closed)
+
+
+def _malformed(text: str, start: int, end: int, name: str | None, error: str) -> ToolCall:
+    raw = text[start:end].removeprefix(_OPEN)
+    return ToolCall(name, None, error, raw.removesuffix(_CLOSE), start, end, raw.endswith(_CLOSE))
+
+
+def _next_tag(text: str, position: int) -> int:
+    """Return the offset behind the next closing tag, or of the next opening tag if that comes first."""
+    match = re.compile(r"</?tool_call>").search(text, position)
+    return len(text) if match is None else match.end() if match[0] == _CLOSE else match.start()
+
+
+def _arguments(text: str, position: int, name: str, schemas: Schemas) -> tuple[dict[str, Any] | None, int]:
+    """Return (arguments, offset behind `</function>`), or (None, end of the malformed call)."""
+    arguments: dict[str, Any] = {}
+    while parameter := _PARAMETER.match(text, position):
+        key = parameter[1].strip(" \"'")
+        end, position = _value_end(text, parameter.end(), bool(parameter[2]), key, name, schemas)
+        if end is None:
+            return None, position
+        value = text[parameter.end() : end]
+        arguments[key] = read_value(value.removesuffix("\n"), name, key, schemas)
+    closing = re.compile(r"\s*</function>").match(text, position)
+    return (arguments, closing.end()) if closing else (None, _next_tag(text, position))
+
+
+def _value_end(text: str, start: int, on_line: bool, key: str, name: str, schemas: Schemas) -> tuple[int | None, int]:
+    """Return (end of the value, where the next tag of the call begins), or (None, end of the malformed call)."""
+    declared = schemas.get(name, {}).get("properties") or {}
+    inline: tuple[int, int] | None = None  # the first closing tag within a line
+    unclosed: int | None = None  # `</function>` without `</parameter>`
+    depth, first_call = 0, len(text)
+    for token in _TOKEN.finditer(text, start):
+        place = token.start()
+        starts_line = text.startswith("\n", place - 1)
+        if token["call"]:
+            if unclosed is not None or depth == _MAX_NESTING:
+                break
+            first_call = first_call if depth else place
+            depth += 1
+        elif token["end"]:
+            if depth:
+                depth -= 1
+            elif unclosed is None and starts_line and _CALL_ENDS.match(text, place):
+                unclosed = place
+        elif depth:
+            continue
+        elif token["next"]:
+            if inline is None and unclosed is None:
+                return (place, place) if key != "code" and token["key"] in declared else (None, _next_tag(text, place))
+        elif _GOES_ON.match(text, place):
+            if starts_line or not on_line:
+                return place, token.end()
+            inline = inline or (place, token.end())
+    if inline is not None:
+        return inline
+    if unclosed is not None:
+        return unclosed, unclosed
+    if depth:  # the next call begins before this one ends
+        opening = text.rfind(_OPEN, start, first_call)
+        return None, opening if opening >= 0 and not text[opening + len(_OPEN) : first_call].strip() else first_call
+    return None, _next_tag(text, start)

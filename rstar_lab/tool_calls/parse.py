@@ -1,0 +1,111 @@
+"""Find the tool calls of an assistant turn, in any supported syntax.
+
+Every reader of calls uses this parser: rollouts, penalties, the inspector, the analysis and the importers.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from rstar_lab.errors import UserError
+from rstar_lab.tool_calls.call import Schemas, ToolCall, schemas_of, without_prose
+from rstar_lab.tool_calls.function_tags import parse_function_tags
+from rstar_lab.tool_calls.hermes import parse_hermes
+from rstar_lab.tool_calls.json_objects import parse_json_objects
+
+Syntax = Literal["hermes", "function_tags", "json"]
+SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
+Tools = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+_PARSERS: dict[Syntax, Callable[[str, Schemas, int], list[ToolCall]]] = {
+    "hermes": parse_hermes,
+    "function_tags": parse_function_tags,
+    "json": parse_json_objects,
+}
+_REASONING_END = re.compile(r"</(?:think|reason)>")
+_REASONING_START = re.compile(r"\s*<(think|reason)>")
+_TAG = re.compile(r"\A(?:<tool_call>|<\|python_tag\|>)|</tool_call>\Z")
+
+
+def parse_tool_calls(text: str, *, syntax: Syntax = "hermes", tools: Tools | None = None) -> list[ToolCall]:
+    """Return the tool calls of one assistant turn, in order.
+
+    A call that cannot be parsed is returned with its error; no call is dropped. Calls in the reasoning are drafts and are
+    left out: the reasoning ends at the first `</think>` or `</reason>` outside of the arguments of a call. Reasoning
+    that never ends hides no call. Prose that only names a tag, in a turn that then gives its answer, is no call.
+
+    Args:
+        text: The turn, without the tokens that end it.
+        syntax: How the model writes calls. `hermes`: JSON in `<tool_call>` tags; `function_tags`: `<function=NAME>` with
+            `<parameter=KEY>` tags (Qwen3-Coder, Qwen3.5); `json`: JSON objects (Llama 3).
+        tools: Function schemas of the tools, in OpenAI's form. `function_tags` reads the types of arguments from them.
+
+    Returns:
+        Calls with `name`, `arguments` and `error`. Either `arguments` or `error` is None.
+
+    Raises:
+        UserError: The syntax is unknown.
+    """
+    if syntax not in _PARSERS:
+        raise UserError(f"syntax {syntax!r} of tool calls is not supported; choose from {', '.join(SYNTAXES)}")
+    schemas = schemas_of(tools)
+    start = _reasoning_end(text, _PARSERS[syntax](text, schemas, 0))
+    return without_prose(_PARSERS[syntax](text, schemas, start), text)
+
+
+def reasoning_end(text: str, syntax: Syntax = "hermes") -> int:
+    """Return the offset behind the tag that ends the reasoning of a turn; 0 if there is none."""
+    return _reasoning_end(text, _PARSERS[syntax](text, {}, 0))
+
+
+def _reasoning_end(text: str, calls: Sequence[ToolCall]) -> int:
+    opening = _REASONING_START.match(text)
+    ends = re.compile(f"</{opening[1]}>") if opening else _REASONING_END
+    spans = iter([(call.start, call.end) for call in calls if call.closed])
+    begin, end = next(spans, (0, 0))
+    for match in ends.finditer(text):
+        while end <= match.start() and (following := next(spans, None)):
+            begin, end = following
+        if not begin < match.start() < end:
+            return match.end()
+    return 0
+
+
+def text_outside_calls(text: str, syntax: Syntax = "hermes") -> str:
+    """Return what an assistant turn contains besides its calls, those in the reasoning included.
+
+    A well-formed call is left out with its tags. Of a malformed call, only the tags are left out; a call that another
+    opening tag interrupts keeps its tag.
+    """
+    parse = _PARSERS[syntax]
+    drafts = parse(text, {}, 0)
+    end = _reasoning_end(text, drafts)
+    pieces, position = [], 0
+    for call in (*(draft for draft in drafts if draft.end <= end), *parse(text, {}, end)):
+        pieces.append(text[position : call.start])
+        if call.error:
+            raw = text[call.start : call.end]
+            pieces.append(_TAG.sub("", raw) if call.closed or call.end == len(text) else raw)
+        position = call.end
+    return "".join([*pieces, text[position:]])
+
+
+def find_syntax(rendered: str, name: str, arguments: Mapping[str, Any]) -> Syntax | None:
+    """Return the syntax of the one call in a rendered turn, or None if no parser reads it back."""
+    for syntax, parse in _PARSERS.items():
+        calls = parse(rendered, {}, 0)
+        if [(call.name, call.arguments) for call in calls] == [(name, arguments)]:
+            return syntax
+    return None
+
+
+def parse_stored_calls(text: str) -> list[ToolCall]:
+    """Return the calls of a stored turn whose syntax is not known: those of the first parser that finds a well-formed call."""
+    first: list[ToolCall] = []
+    for syntax in SYNTAXES:
+        calls = parse_tool_calls(text, syntax=syntax)
+        if any(call.error is None for call in calls):
+            return calls
+        if calls and (not first or "<function=" in calls[0].raw):
+            first = calls
+    return first

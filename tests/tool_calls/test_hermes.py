@@ -1,0 +1,143 @@
+"""Calls in the Hermes format: none is dropped, and parsing is linear."""
+
+import gc
+import json
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.tool_calls import parse_tool_calls
+
+CALL = '{"name": "execute_python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}'
+
+
+def one(text):
+    (call,) = parse_tool_calls(text)
+    return call
+
+
+def test_good_calls():
+    text = f"reason</reason>\n<tool_call>\n{CALL}\n</tool_call> and <tool_call>{CALL}</tool_call>"
+    assert [call.arguments for call in parse_tool_calls(text)] == [{"code": "print(1)", "input": ""}] * 2
+    assert parse_tool_calls("no call") == []
+    assert parse_tool_calls("a lone </tool_call>") == []
+
+
+def test_tags_inside_a_string_belong_to_it():
+    code = "print('</tool_call><tool_call>{\\'')  # \"quoted\""
+    call = one(render_tool_call("f", {"code": code}))
+    assert call.arguments == {"code": code} and call.error is None
+    after = parse_tool_calls(render_tool_call("f", {"code": code}) + render_tool_call("g", {}))
+    assert [call.name for call in after] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ("", "JSON"),
+        ("not json", "JSON"),
+        ('{"name": "f"}', "arguments"),
+        ('{"name": "f", "arguments": "{}"}', "object"),
+        ('{"name": "f", "arguments": null}', "object"),
+        ('{"name": "f", "arguments": [1]}', "object"),
+        ('{"arguments": {}}', "name"),
+        ('{"name": 3, "arguments": {}}', "name"),
+        ('{"name": "", "arguments": {}}', "name"),
+        ("[1, 2]", "object"),
+        ("3", "object"),
+        ('{"name": "f", "arguments": {"code": "\\d"}}', "escape"),
+        ('{"name": "f", "arguments": {"code": "a\nb"}}', "control"),
+        ('{"name": "f", "arguments": {"code": NaN}}', "NaN"),
+        ('{"name": "f", "arguments": {"n": ' + "9" * 5000 + "}}", "digits"),
+        (CALL + CALL, "Extra data"),
+        (CALL + "\n" + CALL, "Extra data"),
+        (CALL + " trailing", "Extra data"),
+        ("{'name': 'f', 'arguments': {}}", "JSON"),
+        ("[" * 100_000, "deep"),
+        ('{"name": "f", "arguments": {"code": "print(1)}}', "Unterminated"),
+        ('{"name": "f", "arguments": {"code": print("</reason>")}}', "JSON"),
+    ],
+)
+def test_malformed_calls_come_with_their_error(body, word):
+    call = one(f"x<tool_call>{body}</tool_call>y")
+    assert call.arguments is None and word in call.error and call.raw == body
+    first, second = parse_tool_calls(f"<tool_call>{body}</tool_call> then <tool_call>{CALL}</tool_call>")
+    assert first.error and second.error is None, "a malformed call must not swallow the next"
+
+
+@pytest.mark.parametrize("body", ["", CALL, CALL[:-20], '{"name": "f", "arguments": {"code": "print(\'</tool'])
+def test_unterminated_calls(body):
+    assert one(f"<tool_call>{body}").error
+    first, second = parse_tool_calls(f"<tool_call>{body}<tool_call>{CALL}</tool_call>")
+    assert first.error and second.error is None
+
+
+@pytest.mark.parametrize("code", ["print('<tool_call>')", "a = '</tool_call>' + '<tool_call>'", "'</tool_call>'"])
+def test_tags_inside_a_string_of_a_malformed_call_belong_to_it(code):
+    body = json.dumps({"name": "f", "arguments": {"code": code}})
+    assert "no closing" in one(f"<tool_call>{body}").error, "an unterminated call"
+    assert "Extra data" in one(f"<tool_call>{body}{body}</tool_call>").error, "two objects in one tag"
+    first, second = parse_tool_calls(f"<tool_call>{body}<tool_call>{CALL}</tool_call>")
+    assert first.raw == body and first.error and second.error is None
+
+
+def test_an_escaped_lone_surrogate_in_the_arguments_is_kept():
+    call = one('<tool_call>{"name": "f", "arguments": {"code": "x = \'\\ud800\'"}}</tool_call>')
+    assert call.error is None and call.arguments == {"code": "x = '\ud800'"}
+
+
+def test_the_name_is_kept_where_it_can_be_read():
+    assert one('<tool_call>{"name": "f", "arguments": {"code": \\}}</tool_call>').name == "f"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", CALL, '"', "\\", "{", "}", "a", " "]), max_size=25))
+def test_no_call_is_dropped(parts):
+    text = "".join(parts)
+    parsed = parse_tool_calls(text)
+    for call in parsed:
+        assert (call.error is None) == (call.arguments is not None)
+        assert call.raw in text
+    whole = text.count(f"<tool_call>{CALL}</tool_call>")
+    if '"' not in parts and "\\" not in parts:
+        assert sum(call.error is None for call in parsed) >= whole
+        assert len(parsed) == text.count("<tool_call>")
+    assert bool(parsed) == ("<tool_call>" in text)
+
+
+PIECES = ["<tool_call>", "</tool_call>", '"', "\\", '\\"', "{", "[", ",", "1", '{"a":', '["', '",', "x" * 20, CALL]
+
+
+def cost(unit: str, size: int) -> float:
+    """Return the CPU time of parsing, in seconds."""
+    text = unit * (size // len(unit))
+    gc.disable()  # collecting the objects of earlier tests can take longer than the parser
+    try:
+        start = time.process_time()
+        parse_tool_calls(text)
+        return time.process_time() - start
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_parsing_is_linear(seed):
+    """Ten times the text takes about ten times as long, for units that tempt a parser to start again and again."""
+    rng = random.Random(seed)
+    units = [
+        "<tool_call>",
+        '<tool_call>"',
+        '<tool_call>["',
+        '<tool_call>{"a": "\\',
+        '<tool_call>[",",',
+        '<tool_call>{"a":[',
+    ]
+    units += ["".join(rng.choices(PIECES, k=rng.randint(1, 6))) for _ in range(30)]
+    for unit in units:
+        small, large = cost(unit, 40_000), cost(unit, 400_000)
+        assert large < 40 * small + 0.5, (unit, small, large)
