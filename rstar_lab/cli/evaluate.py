@@ -63,7 +63,7 @@ def evaluate(
     Results are written to the run store. The same command again generates only missing rollouts.
     """
     from rstar_lab.progress import Reporter
-    from rstar_lab.rl.evaluate import evaluate_command
+    from rstar_lab.rl.evaluate_command import evaluate_command
 
     given = [] if samples is None else [f"evaluate.samples={samples}"]
     settings = read_recipe(recipe, [*(overrides or []), *given], runs_dir)

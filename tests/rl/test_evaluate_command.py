@@ -11,7 +11,7 @@ from rstar_lab.analysis import Inspector, open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import evaluation
-from rstar_lab.rl.evaluate import evaluate_command
+from rstar_lab.rl.evaluate_command import evaluate_command
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.reader import RunReader
 

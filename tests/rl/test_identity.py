@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rstar_lab.rl.commands import evaluate
 
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
+from rstar_lab.rl import evaluate_command as evaluate
 from rstar_lab.rl import identity as module
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.overrides import load_recipe

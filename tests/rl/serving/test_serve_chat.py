@@ -24,7 +24,7 @@ from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
 from rstar_lab.rl.chat_format import released
 from rstar_lab.rl.chat_format.formats import render_next_question, render_prompt, render_tool_results
-from rstar_lab.rl.evaluate import evaluate_command, load
+from rstar_lab.rl.evaluate_command import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
