@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.sandbox.runtime import cgroup, kernel, pressure, protocol, rootfs
+from rstar_lab.sandbox.runtime import cgroup, crowd, kernel, pressure, protocol, rootfs
 from rstar_lab.sandbox.supervisor_pool import (
     END_S,
     ENVIRONMENT,
@@ -230,6 +230,8 @@ class GvisorPool:
         (bundle / "config.json").write_text(json.dumps(bundle_config(self._folder / "root", tier, *self._view)))
         container = Container(tier, tier, number)
         container.group = self._group.child(str(number)) if self._group else None
+        if self._group and container.group:
+            container.group.limit_cpus(crowd.CALL_SHARE * crowd.available_cpus(self._group))
         ours, theirs = socket.socketpair()
         with theirs:
             container.process = self._run(bundle, number, theirs, container.group)

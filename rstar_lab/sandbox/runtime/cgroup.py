@@ -14,6 +14,8 @@ CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # than the service. A background call runs only while no other process wants the CPU (cpu.idle, Linux 5.15 or later).
 BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 
+# Period over which the kernel limits CPU time (its default, µs), and the smallest limit that it accepts.
+PERIOD_US, LEAST_QUOTA_US = 100_000, 1000
 # Seconds in which killed processes of a group must end.
 KILL_S = 2.0
 MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
@@ -81,6 +83,7 @@ class Group:
         self.above = above or {}
         self._memory_mb = self._processes = 0
         self._weight = 0
+        self._cpus = 0.0
         self._kills = self._limit_hits = 0
         self._cpu_base = 0.0
         self._out = self._back = -1
@@ -130,23 +133,24 @@ class Group:
     def join(self, supervisors: "Group") -> None:
         """Move this process, a supervisor, into the group.
 
-        With version 1 only its CPU time counts in this group. Its memory and processes count in `supervisors`, so that the OOM
-        killer of this group cannot choose it; its programs call `enter`. With version 2 it stays in this group for all
-        controllers, because a move between groups waits for a lock of all forks; only oom_score_adj protects it.
+        With version 1 only its CPU time counts in this group. It belongs to `supervisors`, so that the OOM killer of this group
+        cannot choose it and its program cannot take its CPU time; its programs call `enter`. With version 2 it stays in this
+        group for all controllers, because a move between groups waits for a lock of all forks; only oom_score_adj protects it.
 
-        supervisors: group shared by all supervisors, to which the supervisor also moves while its program runs in the
-        background. All files are opened now, because they cannot be opened after the process has entered its own cgroup
+        supervisors: group shared by all supervisors, to which a supervisor of version 2 moves while its program is a crowd or
+        in the background. All files are opened now, because they cannot be opened after the process has entered its own cgroup
         namespace.
         """
-        own = {self.folders["cpu"], self.folders["cpuacct"]} if self.version == 1 else {self.folders["memory"]}
-        for folder in own:
-            write_file(folder, "cgroup.procs", "0")
         if self.version == 1:
-            for folder in {self.folders["memory"], self.folders["pids"]}:
-                self._own_entries.append(os.open("tasks", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
-            for folder in {supervisors.folders["memory"], supervisors.folders["pids"]}:
-                write_file(folder, "cgroup.procs", "0")
-        self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
+            write_file(self.folders["cpuacct"], "cgroup.procs", "0")
+            for controller in ("memory", "pids", "cpu"):
+                # `tasks` moves one thread, without the lock on `cgroup.procs` for which every fork on the machine waits.
+                entry = os.open("tasks", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders[controller])
+                self._own_entries.append(entry)
+                write_file(supervisors.folders[controller], "cgroup.procs", "0")
+        else:
+            write_file(self.folders["memory"], "cgroup.procs", "0")
+            self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
         self._entries = [
             os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder) for folder in set(self.folders.values())
         ]
@@ -171,10 +175,8 @@ class Group:
             time.sleep(0.001)
 
     def _open_procs_file(self) -> int:
-        """Open the file that moves a process into this group's CPU hierarchy (version 2: into the group) by writing 0."""
-        # Version 1: `tasks` moves one thread, without the lock on `cgroup.procs` for which every fork on the machine waits.
-        name = "tasks" if self.version == 1 else "cgroup.procs"
-        return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
+        """Open the file that moves a process into this group by writing 0."""
+        return os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["cpu"])
 
     def enter_background(self) -> None:
         """Give this group's processes only CPU time that no other process wants. Raises OSError if the kernel refuses."""
@@ -185,9 +187,9 @@ class Group:
     def move_supervisor_out(self) -> None:
         """Move the calling supervisor out of this group's CPU share, so that it gets enough CPU time to end the call.
 
-        Raises OSError.
+        With version 1 it is always outside. Raises OSError.
         """
-        if not self._supervisor_outside:
+        if self.version == 2 and not self._supervisor_outside:
             os.write(self._out, b"0")
             self._supervisor_outside = True
 
@@ -236,6 +238,18 @@ class Group:
             else:
                 write_file(self.folders["cpu"], "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
         self._weight = weight
+
+    def limit_cpus(self, cpus: float) -> None:
+        """Limit the CPU seconds per second of all processes of this group. Has no effect on a kernel without CFS bandwidth control."""
+        if cpus == self._cpus:
+            return
+        quota_us = max(LEAST_QUOTA_US, int(cpus * PERIOD_US))
+        with contextlib.suppress(OSError):
+            if self.version == 1:
+                write_file(self.folders["cpu"], "cpu.cfs_quota_us", str(quota_us))
+            else:
+                write_file(self.folders["cpu"], "cpu.max", f"{quota_us} {PERIOD_US}")
+        self._cpus = cpus
 
     def start_accounting(self) -> None:
         """Start counting CPU time for a new call."""

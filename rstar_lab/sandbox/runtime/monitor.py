@@ -7,6 +7,7 @@ import time
 
 from rstar_lab.sandbox.runtime import procfs
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, NORMAL, PREEMPTED, Group
+from rstar_lab.sandbox.runtime.crowd import CROWD_TASKS
 from rstar_lab.sandbox.runtime.forked_program import Program
 from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
@@ -28,10 +29,10 @@ WAITING_CPU_SHARE = 0.5
 # Only calls with at most this many processes move to the background: forks of a zygote share kernel locks, which a large tree
 # would hold while it gets no CPU.
 BACKGROUND_PROCESSES = 8
-# If a call has more processes and threads, its supervisor leaves the CPU share of the group.
-CROWD_TASKS = 16
 # A check that comes late counts at most this many planned intervals as sleep.
 LATE_TICKS = 2
+# Threads in the control group of a program with one thread: the supervisor, the namespace's init and the program.
+OWN_TASKS = 3
 # A check measures at most this many threads of a call; if it has more, a random sample.
 MEASURED_TASKS = 64
 
@@ -43,7 +44,8 @@ class CallMonitor:
     (asleep or blocked). Seconds in which a thread was ready but did not get a CPU do not count, up to the slack. A call
     that falls behind gets a higher CPU weight. If the slack is used up, the outcome is `sandbox_error` if the code of the
     program has not started, or if the call waited for a CPU for at least half of the slack because of other work (run delay
-    in schedstat); else `timeout`.
+    in schedstat); else `timeout`. The threads of a crowd wait for each other and for the CPU limit of the call: a crowd has
+    waited because of other work only while the call used less than a quarter of the CPU time that it was allowed.
     """
 
     def __init__(self, request: Request, running: Program, group: Group | None, pressure: Pressure | None) -> None:
@@ -64,6 +66,9 @@ class CallMonitor:
         self._idle_s = 0.0
         self._tick_s = 0.0
         self._starved_s = 0.0
+        # Whether the call has been a crowd (crowd.py), and how many CPUs it may use since then.
+        self._crowd = False
+        self._cpus = 1.0
         self._schedstat: dict[int, tuple[float, float]] = {}
         self._tasks: list[int] = []
         self._base_s = procfs.cpu_s([self.pid]) if request.session and not group else 0.0
@@ -114,9 +119,7 @@ class CallMonitor:
             if self.pressure and self.group.out_of_memory():
                 return self.pressure.outcome_of_kill(self.group)
             tree = self.group.tasks()
-            if len(tree) > CROWD_TASKS:
-                with contextlib.suppress(OSError):
-                    self.group.move_supervisor_out()
+            self._limit_crowd(self.group, len(tree))
             if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
                 return outcome
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
@@ -135,22 +138,47 @@ class CallMonitor:
         self._adjust_weight(others, self._needed_s, left_s)
         return None
 
+    def _limit_crowd(self, group: Group, tasks: int) -> None:
+        """Limit the CPU time of a call with many threads, and keep its supervisor out of its CPU share."""
+        crowd = tasks > CROWD_TASKS
+        if crowd:
+            self._crowd = True
+            with contextlib.suppress(OSError):
+                group.move_supervisor_out()
+        if not self.pressure or tasks <= OWN_TASKS:
+            return
+        crowds = self.pressure.crowds
+        if self._crowd:
+            crowds.mark(os.getpid(), crowd and not self.waiting)
+        self._cpus = crowds.cpus_each() if crowd else crowds.call_cpus
+        group.limit_cpus(self._cpus)
+
+    def leave_crowd(self) -> None:
+        """Lift the limit on the CPU time of a crowd, so that its processes die fast."""
+        if self._crowd and self.group and self.pressure:
+            self.pressure.crowds.mark(os.getpid(), False)
+            self.group.limit_cpus(self.pressure.crowds.call_cpus)
+
     def _measure(self, tasks: list[int]) -> None:
         """Add the time since the last check to the idle and starved seconds, and update `waiting`."""
         now = time.monotonic()
         elapsed_s, self._last = now - self._last, now
         cpu_s = self.cpu_s() - self._checked_cpu_s
         self._checked_cpu_s = self.last_cpu_s
-        states = {procfs.state(task) for task in tasks}
+        states = [procfs.state(task) for task in tasks]
         # Seconds in state D are not charged, because forks of one zygote share kernel locks, which a fork bomb may hold.
         # The seconds of a zombie are not charged either: the supervisor has not yet reaped it.
         # Nor are seconds before the code of the program runs: its isolation waits for locks of the kernel.
-        if self.running.started and not states & {"R", "D"} and states - {"Z", ""}:
+        if self.running.started and not {"R", "D"} & set(states) and set(states) - {"Z", ""}:
             # If this check is late, the program may have waited for a CPU before it fell asleep.
             self._idle_s += max(0.0, min(elapsed_s, LATE_TICKS * self._tick_s) - cpu_s)
         self.waiting = "R" not in states and cpu_s < WAITING_CPU_SHARE * elapsed_s
         if not self.waiting:
             self._active = now
+        if self._crowd:
+            runnable = max(1, sum(state == "R" for state in states))
+            self._starved_s += max(0.0, elapsed_s - 4 * cpu_s / min(self._cpus, runnable))
+            return
         stats = {task: procfs.schedstat(task) for task in tasks}
         starved_s = 0.0
         for task, stat in stats.items():

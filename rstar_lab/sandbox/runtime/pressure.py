@@ -5,6 +5,7 @@ import math
 import os
 
 from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, read_file, write_file
+from rstar_lab.sandbox.runtime.crowd import Crowds, available_cpus
 
 # Limits of a sandbox: this share of the memory and of the processes that are available when it starts, but at least these.
 SANDBOX_SHARE, LEAST_PROCESSES, LEAST_MEMORY_MB = 0.8, 1024, 1024
@@ -39,10 +40,11 @@ def limit_sandbox(sandbox: Group) -> None:
 
 
 class Pressure:
-    """Compares the usage of all calls with the limits of the sandbox's control group."""
+    """Compares the usage of all calls with the limits of the sandbox's control group. Created before supervisors are forked."""
 
     def __init__(self, sandbox: Group) -> None:
         self.sandbox = sandbox
+        self.crowds = Crowds(available_cpus(sandbox))
 
     def most_mb(self) -> float:
         """Return the largest memory limit (MiB) of a call, so that it reaches its own limit before that of the sandbox."""

@@ -152,6 +152,7 @@ class Supervisor:
         ending, value = self.report.read(request.value_bytes)
         outcome = exceeded or ENDINGS.get(ending, "killed")
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
+        monitor.leave_crowd()
         alive = idle_session.usage(running, self.group)[1] <= IDLE_TASKS
         if not alive:
             running.end()
@@ -228,6 +229,8 @@ class Supervisor:
                 memory_mb = int(min(memory_mb, self.pressure.most_mb()))
             self.group.limit(memory_mb, request.processes + self.group.own_processes)
             self.group.leave_background()
+            if self.pressure:
+                self.group.limit_cpus(self.pressure.crowds.first_cpus)
 
     def _report_failed_fork(self, request: Request, streams: Streams) -> None:
         """Send the result of a call whose program could not be forked: its own memory limit, or a limit of the host."""
@@ -299,6 +302,7 @@ class Supervisor:
         if running.denied and running.denied.counts:
             self.channel.send_message(DENIED, json.dumps(running.denied.counts).encode())
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
+        monitor.leave_crowd()
         if self.group:
             # Processes need CPU time to die; in the background, those of a fork bomb would need seconds.
             self.group.set_weight(BOOSTED)

@@ -65,17 +65,17 @@ class Zygote:
     """The zygote of one tier. Forks a supervisor for each socket received on its control socket."""
 
     def __init__(
-        self, control: socket.socket, tier: str, layers: isolation.Isolation, group: cgroup.Group | None
+        self, control: socket.socket, tier: str, layers: isolation.Isolation, usage: pressure.Pressure | None
     ) -> None:
         self.control = control
         self.tier = tier
         self.isolation = layers
-        self.group = group
-        self.pressure = pressure.Pressure(group) if group else None
-        # The weight of one call suffices, because supervisors in this group are almost always asleep.
+        self.pressure = usage
+        self.group = group = usage.sandbox if usage else None
+        # Supervisors are almost always asleep. When they wake up, they must run before the programs that they end.
         self.supervisor_group = group.child("supervisors") if group else None
         if self.supervisor_group:
-            self.supervisor_group.set_weight(cgroup.NORMAL)
+            self.supervisor_group.set_weight(cgroup.BOOSTED)
         self.supervisors: dict[int, str] = {}
         self.zygotes: set[int] = set()
         self.stale: set[str] = set()
@@ -170,6 +170,8 @@ class Zygote:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if pid in self.supervisors:
                     self.stale.add(self.supervisors.pop(pid))
+                    if self.pressure:
+                        self.pressure.crowds.mark(pid, False)
         for pid in procfs.children(os.getpid()):
             if pid not in self.supervisors and pid not in self.zygotes:
                 with contextlib.suppress(ProcessLookupError):
@@ -192,14 +194,14 @@ def run_zygotes(
     controls: list[socket.socket],
     names: list[str],
     layers: isolation.Isolation,
-    group: cgroup.Group | None,
+    usage: pressure.Pressure | None,
     details: str,
 ) -> None:
     """Fork the zygotes of the other tiers and become that of the first tier. Returns when its control socket closes.
 
     details: text sent with the ready message of the first tier.
     """
-    zygote = Zygote(controls[0], names[0], layers, group)
+    zygote = Zygote(controls[0], names[0], layers, usage)
     if names[0] == PRELOAD:
         layers.prepare_imports(_DRY)
     failure = import_all(TIERS[names[0]])
@@ -210,7 +212,7 @@ def run_zygotes(
         if pid == 0:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             controls[0].close()
-            kernel.run_and_exit(run_zygotes, controls[1:], names[1:], layers, group, "")
+            kernel.run_and_exit(run_zygotes, controls[1:], names[1:], layers, usage, "")
         zygote.zygotes.add(pid)
     for other in controls[1:]:
         other.close()
@@ -221,7 +223,7 @@ def run_zygotes(
 
 
 def run_first_zygote(
-    controls: list[socket.socket], missing: isolation.Missing, root: bool, group: cgroup.Group | None, audit: bool
+    controls: list[socket.socket], missing: isolation.Missing, root: bool, usage: pressure.Pressure | None, audit: bool
 ) -> None:
     """Set up the isolation layers, test them once, and become the first zygote."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -231,7 +233,7 @@ def run_first_zygote(
     layers.prepare()
     for layer, error in isolation.dry_run(layers, _DRY).items():
         missing.setdefault(layer, error)
-    run_zygotes(controls, list(TIERS), layers, group, json.dumps(missing))
+    run_zygotes(controls, list(TIERS), layers, usage, json.dumps(missing))
 
 
 def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> None:
@@ -258,16 +260,17 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     missing: isolation.Missing = {}
     cgroup.remove_stale_groups()
     name = f"{cgroup.PREFIX}-{os.getpid()}"
-    group = cgroup.create(name)
+    group, usage = cgroup.create(name), None
     if group is None:
         missing["cgroup"] = "this user cannot create a control group with a memory and a pids controller"
     else:
         pressure.limit_sandbox(group)
         group.set_weight(cgroup.NORMAL * workers)
+        usage = pressure.Pressure(group)
     root = isolation.create_pid_namespace(missing)
     pid = os.fork()
     if pid == 0:
-        kernel.run_and_exit(run_first_zygote, controls, missing, root, group, view["audit"])
+        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, view["audit"])
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     for control in controls:
         control.close()
