@@ -5,6 +5,7 @@ driver; `cpp_outcome` converts it.
 """
 
 import ast
+import signal
 from dataclasses import dataclass, replace
 
 from rstar_lab.outcomes import Outcome
@@ -13,12 +14,14 @@ from rstar_lab.sandbox.call import Call, CallResult
 COMPILE_TIMEOUT_S = 10.0
 
 # Runs in the sandbox. The program inherits the driver's stdin, stdout and stderr; compiler errors are part of the value.
-# The limit is on wall time minus the seconds in which the process was ready but did not get a CPU (at most `limit_s`).
+# The limit is on wall time minus the seconds in which the process was ready but did not get a CPU (at most `limit_s`). The kernel
+# limits CPU seconds with SIGXCPU and SIGKILL, which a program can also send to itself.
 DRIVER = """
-import os, resource, subprocess, time
+import os, resource, signal, subprocess, time
 
-def limit_cpu(seconds):
-    return lambda: resource.setrlimit(resource.RLIMIT_CPU, (max(1, round(seconds)), max(1, round(seconds)) + 1))
+def cpu_s():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 def run_delay(pid):
     try:
@@ -28,8 +31,9 @@ def run_delay(pid):
         return 0.0
 
 def timed(command, limit_s, **streams):
-    started = time.monotonic()
-    process = subprocess.Popen(command, preexec_fn=limit_cpu(limit_s), **streams)
+    started, used_s, most_s = time.monotonic(), cpu_s(), max(1, round(limit_s))
+    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 1))
+    process = subprocess.Popen(command, preexec_fn=limit, **streams)
     while True:
         left_s = limit_s + min(run_delay(process.pid), limit_s) - (time.monotonic() - started)
         if left_s <= 0:
@@ -37,7 +41,9 @@ def timed(command, limit_s, **streams):
             process.wait()
             return None, time.monotonic() - started
         try:
-            return process.wait(left_s), time.monotonic() - started
+            code = process.wait(left_s)
+            exceeded = code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_s() - used_s > 0.9 * most_s
+            return None if exceeded else code, time.monotonic() - started
         except subprocess.TimeoutExpired:
             pass
 
@@ -107,8 +113,9 @@ def cpp_outcome(result: CallResult) -> CallResult:
 
 
 def program_outcome(ran: Command) -> Outcome:
-    xcpu, kill = -24, -9
-    if ran.return_code in (None, xcpu, kill):
-        # Only the driver's limits kill the program alone; exceeding the memory limit ends the whole call.
+    if ran.return_code is None:
         return Outcome.TIMEOUT
+    if ran.return_code == -signal.SIGKILL:
+        # The program killed itself. Exceeding the memory limit ends the whole call.
+        return Outcome.KILLED
     return Outcome.OK if ran.return_code == 0 else Outcome.EXCEPTION

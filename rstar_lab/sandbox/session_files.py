@@ -12,8 +12,9 @@ from rstar_lab.sandbox.limits import MAX_STDIN_BYTES
 
 # Bytes that one cell returns: as base64 they must fit into its output.
 CHUNK_BYTES = 700_000
-# Largest file that is read.
+# Largest file that is read, and most plots and bytes of all plots together that `plots` returns.
 MAX_FILE_BYTES = 64 * 1024 * 1024
+MAX_PLOTS = 64
 # Largest file that is written: it is sent as base64 on the standard input of a cell.
 MAX_WRITTEN_BYTES = MAX_STDIN_BYTES // 4 * 3
 STEP_TIMEOUT_S = 10.0
@@ -102,7 +103,10 @@ class SessionFiles(ABC):
                 return
 
     async def plots(self, session: str) -> list[bytes]:
-        """Return the open matplotlib figures of a session as PNG files, and close them. No figures: an empty list."""
+        """Return the open matplotlib figures of a session as PNG files, and close them. No figures: an empty list.
+
+        Raises SessionFileError for more than 64 figures, or for more than 64 MiB together.
+        """
         result = await _run_script(self, session, _PLOT)
         try:
             paths = json.loads(result.stdout)
@@ -110,9 +114,19 @@ class SessionFiles(ABC):
             paths = None
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise SessionFileError("plots: the session did not return a list of files")
-        plots = await self.read_files(session, paths)
+        if len(paths) > MAX_PLOTS:
+            raise SessionFileError(f"plots: {len(paths)} figures; at most {MAX_PLOTS} are returned")
+        plots, size = [], 0
+        for path in paths:
+            content = b""
+            async for chunk in self.read_chunks(session, path):
+                content += chunk
+                size += len(chunk)
+                if size > MAX_FILE_BYTES:
+                    raise SessionFileError(f"plots: larger than {MAX_FILE_BYTES} bytes together")
+            plots.append(content)
         await _run_script(self, session, _REMOVE, paths=paths)
-        return [plots[path] for path in paths]
+        return plots
 
 
 async def _run_script(sandbox: SessionFiles, session: str, script: str, stdin: str = "", **names: object) -> CallResult:

@@ -35,13 +35,14 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 # Ctrl-C in a terminal sends SIGINT to all its processes. The zygotes ignore it: the embedding program ends them.
+# The launcher reads this from its standard input, because programs can read its command line.
 _BOOT = """import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.path.insert(0, {root!r})
-from rstar_lab.sandbox.runtime.zygote import entry
+from rstar_lab.sandbox.runtime.zygote import main
 sys.path[0] = ""
-sys.argv, arguments = ["main.py"], sys.argv
-entry(arguments)
+sys.argv = ["main.py"]
+main(*{arguments!r})
 """
 
 
@@ -197,8 +198,7 @@ class SupervisorPool:
         self.missing: dict[str, str] = {}
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
-        view = {"readable": list(readable), "packages": packages, "audit": audit, "preload": list(preload)}
-        self._view = json.dumps(view)
+        self._view = {"readable": list(readable), "packages": packages, "audit": audit, "preload": list(preload)}
         self._tiers = (*TIERS, PRELOAD) if preload else TIERS
         self._preload_error = ""
         self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in self._tiers}
@@ -231,19 +231,13 @@ class SupervisorPool:
             theirs.append(other)
         root = str(Path(__file__).parents[2])
         fds = [sock.fileno() for sock in theirs]
-        command = [
-            sys.executable,
-            "-I",
-            "-c",
-            _BOOT.format(root=root),
-            str(os.getpid()),
-            str(self._workers),
-            self._view,
-            *map(str, fds),
-        ]
+        boot = _BOOT.format(root=root, arguments=(os.getpid(), self._workers, self._view, fds))
         self._process = subprocess.Popen(  # noqa: ASYNC220  (returns at once)
-            command, env=ENVIRONMENT, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [sys.executable, "-I", "-"], env=ENVIRONMENT, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(boot.encode())
         for sock in theirs:
             sock.close()
         for tier, control in self._controls.items():

@@ -6,6 +6,7 @@ script acknowledges a call, deletes it and adds its result, so that only the fir
 come from Redis (entry ids), so the clocks of nodes need not agree.
 """
 
+import contextlib
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -164,5 +165,10 @@ async def live_workers(redis: aioredis.Redis) -> dict[str, int]:
     """Return name -> capacity of the workers with a recent heartbeat."""
     since = await now_ms(redis) - DEAD_AFTER_MS
     members: list[Any] = await redis.zrangebyscore(WORKERS, since, "+inf")
-    names = [member.decode() for member in members]
-    return {name: int(name.rsplit("|", 1)[1]) for name in names}
+    workers = {}
+    for member in members:
+        # Anything else in the set was not written by a worker.
+        with contextlib.suppress(ValueError):
+            name = member.decode()
+            workers[name] = int(name.rpartition("|")[2] if "|" in name else "")
+    return workers

@@ -2,13 +2,16 @@
 
 import base64
 import json
+import shutil
 import socket
 import time
 
 import aiohttp
 import pytest
 
+from rstar_lab.sandbox import LocalSandbox
 from rstar_lab.sandbox.code_judge import with_imports_shown
+from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
 
 FIELDS = {"sub_id", "success", "run_success", "cost", "reason", "stdout", "stderr"}
 OURS = {"outcome", "value"}
@@ -241,3 +244,16 @@ def test_imports_in_base64_programs_are_recognised(padding):
     shown = with_imports_shown(wrapped)
     assert shown.startswith(wrapped) and shown.endswith("\n# sympy")
     assert with_imports_shown("import base64\nprint(1)") == "import base64\nprint(1)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "outcome"), [("SIGKILL", "killed"), ("SIGXCPU", "exception"), ("SIGTERM", "exception")]
+)
+async def test_cpp_that_sends_itself_a_signal_did_not_run_out_of_time(number, outcome):
+    if shutil.which("g++") is None:
+        pytest.skip("requires g++")
+    source = f"#include <csignal>\nint main() {{ raise({number}); }}"
+    async with LocalSandbox(workers=1) as sandbox:
+        result = cpp_outcome(await sandbox.run_call(cpp_call(source, "", run_timeout_s=2.0)))
+        assert result.outcome == outcome

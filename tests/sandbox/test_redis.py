@@ -366,3 +366,15 @@ async def test_5000_calls_survive_repeated_kills_of_every_process(redis):
             assert await running == all_right(5000)
             with contextlib.suppress(RedisError):
                 await assert_nothing_is_left(client)
+
+
+async def test_members_that_no_worker_wrote_are_ignored(redis):
+    client = await backend(redis).start()
+    try:
+        now = await transport.now_ms(client.redis)
+        await client.redis.zadd(
+            transport.WORKERS, {name: now for name in (b"noise", b"x|y", b"\xff\xfe|2", b"|", b"real|3")}
+        )
+        assert await transport.live_workers(client.redis) == {"real|3": 3}
+    finally:
+        await client.aclose()

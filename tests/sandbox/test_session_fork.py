@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import os
+import socket
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +16,9 @@ import pytest_asyncio
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import ForkError
+from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram
+from rstar_lab.sandbox.runtime.program import REPORT_BYTES
+from rstar_lab.sandbox.runtime.protocol import Copy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -238,3 +244,19 @@ program.become_copy = truncate"""
     async with session(sandbox, "cut", code) as name:
         copies = await sandbox.fork(name, 2)
         assert await values(sandbox, copies, "1 + 1") == ["2", "2"]
+
+
+async def test_a_process_that_has_the_id_of_an_ended_copy_is_not_adopted():
+    """The id of a copy that has ended can be given to a process of another call."""
+    ended = subprocess.Popen(["true"])  # noqa: ASYNC220
+    pidfd = os.pidfd_open(ended.pid)
+    ended.wait()
+    with contextlib.ExitStack() as stack, subprocess.Popen(["sleep", "60"]) as other:  # noqa: ASYNC220
+        files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(5)]
+        channel, report = stack.enter_context(socket.socket()), stack.enter_context(tempfile.TemporaryFile())
+        report.truncate(REPORT_BYTES)
+        copy = Copy(other.pid, os.getpid(), [channel.fileno(), *files[:4], report.fileno(), pidfd])
+        with pytest.raises(ProcessLookupError):
+            AdoptedProgram(copy, None)
+        other.kill()
+    os.close(pidfd)

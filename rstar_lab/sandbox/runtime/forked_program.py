@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from rstar_lab.sandbox.runtime.protocol import Copy, Request
 
 # struct ucred: process id, user id, group id.
 _CREDENTIALS = struct.Struct("=iII")
+# Linux 6.5 or later: the kernel adds a pidfd of the sender to messages.
+_SO_PASSPIDFD, _SCM_PIDFD = 76, 4
 
 
 class Streams:
@@ -302,9 +305,12 @@ class AdoptedProgram(Program):
     def __init__(self, copy: Copy, group: Group | None) -> None:
         holder = os.pidfd_open(copy.holder)
         try:
-            channel, self.cell, *streams, report = [kernel.pidfd_getfd(holder, fd) for fd in copy.fds]
+            channel, self.cell, *streams, report, self.pidfd = [kernel.pidfd_getfd(holder, fd) for fd in copy.fds]
         finally:
             os.close(holder)
+        # The process id is valid only while the copy has not ended; after that, another process can have it.
+        if select.select([self.pidfd], [], [], 0)[0]:
+            raise ProcessLookupError
         self.channel = socket.socket(fileno=channel)
         self.channel.setblocking(False)
         self.streams = Streams(streams)
@@ -314,7 +320,6 @@ class AdoptedProgram(Program):
         self.group = group
         self.has_copies = True
         self.init, self.pid = 0, copy.pid
-        self.pidfd = os.pidfd_open(copy.pid)
         self._status = None
         self._secret = b""
         if group:
@@ -342,6 +347,8 @@ class _CopyFiles:
         self._ours, self._theirs = socket.socketpair()
         # The kernel adds the process id of the sender to its messages, as seen in this process's namespace.
         self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with contextlib.suppress(OSError):
+            self._ours.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 1)
         report = os.memfd_create("report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(report, program.REPORT_BYTES)
         # The supervisor maps this file: if it became smaller, the supervisor would end with SIGBUS.
@@ -355,10 +362,21 @@ class _CopyFiles:
         self._theirs.close()
         ready = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]
         if ready:
-            message, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-            if message == b"r":
-                self._ours.detach()
-                return _CREDENTIALS.unpack(ancillary[0][2])[0]
+            message, ancillary, _, _ = self._ours.recvmsg(
+                1, socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
+            )
+            received = {kind: data for _, kind, data in ancillary}
+            pid = _CREDENTIALS.unpack(received[socket.SCM_CREDENTIALS])[0] if message else 0
+            with contextlib.suppress(OSError):
+                pidfd = int.from_bytes(received[_SCM_PIDFD], sys.byteorder) if _SCM_PIDFD in received else -1
+                if message and pidfd < 0:
+                    pidfd = os.pidfd_open(pid)
+                if message == b"r":
+                    self._ours.detach()
+                    self.ours.append(pidfd)
+                    return pid
+                if pidfd >= 0:
+                    os.close(pidfd)
         self._ours.close()
         for fd in self.ours[1:]:
             os.close(fd)

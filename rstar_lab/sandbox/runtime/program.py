@@ -20,7 +20,7 @@ import sys
 import traceback
 import types
 
-from rstar_lab.sandbox.runtime import kernel
+from rstar_lab.sandbox.runtime import kernel, rootfs
 
 FILENAME = "main.py"
 REPORT_BYTES = 2 * 1024 * 1024
@@ -141,7 +141,8 @@ def ends_in_print(source: str) -> bool:
 
 def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
     """Compile code into its statements and its last expression (None if there is none). Raises what `compile` raises."""
-    source = code.decode("utf-8", "surrogatepass")
+    # A byte-order mark, which editors write at the start of a file, is not part of the code.
+    source = code.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
     linecache.cache[filename] = (lambda: source,)
     if ends_in_print(source):
         return compile(source, filename, "exec", dont_inherit=True), None
@@ -367,6 +368,32 @@ def receive_message(channel: int) -> tuple[bytes, list[int]]:
         sock.detach()
 
 
+# In a new process, multiprocessing sets the start method before it loads the program, and refuses to set it again.
+_RESET_START_METHOD = """\
+import multiprocessing
+multiprocessing.context._default_context._actual_context = None
+exec(compile({code!r}, {name!r}, "exec"))
+"""
+
+
+def save_main(code: bytes) -> None:
+    """Write the program to a file, from which `spawn` and `forkserver` of multiprocessing load it in new processes.
+
+    The file is beside the working folder, which is empty at first. Without a writable folder the program runs all the same.
+    """
+    with contextlib.suppress(OSError):
+        folder = os.getcwd()
+        path = os.path.join(os.path.dirname(folder) if folder == rootfs.WORK else folder, FILENAME)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            if b"set_start_method" in code:
+                code = _RESET_START_METHOD.format(code=code, name=FILENAME).encode()
+            os.write(fd, code)
+        finally:
+            os.close(fd)
+        sys.modules["__main__"].__file__ = path
+
+
 def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -> None:
     """Run the user's program in this process, report its value and exit. Does not return."""
     me = os.getpid()
@@ -374,7 +401,9 @@ def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -
         kernel.set_signal_handler(_SIGINT, signal.default_int_handler)
         reseed(seed)
         gc.enable()
-        ending, value = run_cell(code, new_main().__dict__, max_bytes)
+        namespace = new_main().__dict__
+        save_main(code)
+        ending, value = run_cell(code, namespace, max_bytes)
         finish()
         if os.getpid() == me:
             report.write(ending, value)

@@ -82,7 +82,7 @@ class Copy(NamedTuple):
     """A copy of a session's interpreter that waits for its supervisor.
 
     pid: process id of the copy. holder: process id of the supervisor that holds its descriptors. fds: their numbers: channel,
-    cell, stdin, stdout, stderr, report.
+    cell, stdin, stdout, stderr, report, pidfd of the copy.
     """
 
     pid: int

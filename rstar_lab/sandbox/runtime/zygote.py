@@ -30,6 +30,8 @@ TIERS = {
     "sympy": ["sympy"],
     "scipy": [f"scipy.{part}" for part in SCIPY],
 }
+# Signals that Python ignores in every program.
+PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
 # Name of the tier of modules that the user chose.
 PRELOAD = "preload"
 # Typical programs of each tier, run once in the zygote.
@@ -250,6 +252,11 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
         # Installed packages take precedence. The variable is for interpreters that programs start.
         sys.path.append(packages)
         os.environ["PYTHONPATH"] = packages
+    # Programs inherit signals that are ignored or blocked, for example by `nohup`. Ctrl-C stays ignored (supervisor_pool.py).
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - {signal.SIGINT, *PYTHON_IGNORES}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     # A new session, because the embedding program handles Ctrl-C in the terminal.
     os.setsid()
     parent_fd = os.pidfd_open(parent)
@@ -283,8 +290,3 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     os.waitpid(pid, 0)
     if group:
         cgroup.destroy(group, name)
-
-
-def entry(arguments: list[str]) -> None:
-    """Parse the arguments of the command line and run the launcher."""
-    main(int(arguments[1]), int(arguments[2]), json.loads(arguments[3]), [int(fd) for fd in arguments[4:]])
