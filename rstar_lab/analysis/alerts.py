@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.conditions import Where, sql_condition
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import METRICS, curves
 from rstar_lab.analysis.runs import Runs
 
@@ -72,11 +72,10 @@ def find_alerts(runs: Runs, where: Where = None) -> pd.DataFrame:
 
     step, last: first and last step at which the detector fired; steps: number of such steps. value: at the first step.
     Relative thresholds compare with the median over the first three steps of the run and stage. `DETECTORS` lists the
-    detectors. Reads only rollups and metrics.jsonl. where: a condition on run_id, stage and step.
+    detectors. Reads only rollups and metrics.jsonl. where: a filter of steps.
     """
     fired = alerts_of_steps(step_metrics(runs))
-    condition, parameters = sql_condition(where)
-    chosen = runs.sql(f"SELECT run_id, stage, step FROM rollup WHERE {condition}", parameters)
+    chosen = runs.sql(f"SELECT run_id, stage, step FROM rollup WHERE {runs.condition(where, 'steps')}")
     return summarize_alerts(fired.merge(chosen, on=KEYS))
 
 

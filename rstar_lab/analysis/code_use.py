@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import band
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
@@ -115,13 +115,12 @@ def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool 
     """Yield each rollout that has a transcript: its ROLLOUT_COLUMNS, its calls with their properties and responses, and
     the number of turns and characters before the first call. parse: include the properties that need a syntax tree: lines,
     libraries, asserts, repeated."""
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     sample = (
         f"ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}" if limit is not None else "ORDER BY run_id, step, traj_id"
     )
     chosen = runs.arrow(
         f"SELECT {', '.join(ROLLOUT_COLUMNS)} FROM trajectories WHERE {condition} {sample}",
-        parameters,
     ).to_pylist()
     by_step: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in chosen:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.conditions import Where, sql_condition
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.estimates import RESAMPLES, Side, paired_difference
@@ -175,12 +175,12 @@ def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
     """Return for each problem its newest correct (True) or incorrect (False) trajectory, or None."""
     if not wanted:
         return []
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     marks = ", ".join("?" * len(wanted))
     candidates = runs.sql(
         f"""SELECT problem_id, reward > 0 AS solved, arg_max(traj_id, (step, traj_id)) AS traj_id FROM trajectories
             WHERE {condition} AND problem_id IN ({marks}) GROUP BY ALL""",
-        [*parameters, *wanted],
+        [*wanted],
     )
     newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in named_rows(candidates.dropna())}
     return [newest.get((problem, solved)) for problem, solved in wanted.items()]

@@ -16,8 +16,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.code_use import rollouts
-from rstar_lab.analysis.conditions import Where
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.figure_theme import COLOURS

@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.alerts import find_alerts
-from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import mean_interval
@@ -92,7 +92,7 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
     frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
     order = [str(outcome) for outcome in Outcome if outcome != Outcome.OK]
-    base = _literal(where)
+    base = _prefix(runs, where)
     side = "" if correct is None else f" AND reward {'>' if correct else '<='} 0"
     for outcome in order:
         part = frame[frame.outcome == outcome]
@@ -124,17 +124,16 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
         raise RunStoreError(
             f"column: {column!r} is not a length; choose response_tokens, model_tokens, turns, calls, ..."
         )
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     frame = runs.sql(
         f"""SELECT step, count({column}) AS n, quantile_cont({column}, 0.1) AS p10, quantile_cont({column}, 0.25) AS p25,
                    median({column}) AS p50, quantile_cont({column}, 0.75) AS p75, quantile_cont({column}, 0.9) AS p90
             FROM trajectories WHERE {condition} GROUP BY step ORDER BY step""",
-        parameters,
     )
     figure = go.Figure()
     for low, high, opacity in (("p10", "p90", 0.15), ("p25", "p75", 0.3)):
         band(figure, frame.step, frame[low], frame[high], COLOURS[0], opacity)
-    base = _literal(where)
+    base = _prefix(runs, where)
     figure.add_scatter(
         x=frame.step,
         y=frame.p50,
@@ -155,7 +154,7 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
 def plot_pass_at_k(runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: str = "run_id", where: Where = None) -> Figure:
     """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step)."""
     frame = pass_at_k(runs, ks, by=(by,), where=where)
-    base = _literal(where)
+    base = _prefix(runs, where)
     figure = go.Figure()
     for value, (colour, dash, symbol) in line_styles(list(dict.fromkeys(frame[by]))).items():
         part = frame[frame[by] == value]
@@ -347,13 +346,11 @@ def _mark_empty(figure: go.Figure, place: dict[str, int]) -> None:
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:
     """Draw a vertical line between stages, if all runs change stages at the same steps."""
-    condition, parameters = sql_condition(where)
     starts = runs.sql(
         f"""SELECT DISTINCT stage, step FROM (
-              SELECT run_id, stage, min(step) AS step FROM rollup WHERE {condition} AND rows_trajectories > 0 GROUP BY run_id, stage
+              SELECT run_id, stage, min(step) AS step FROM trajectories WHERE {runs.condition(where)} GROUP BY run_id, stage
               QUALIFY min(step) > min(min(step)) OVER (PARTITION BY run_id))
             ORDER BY step""",
-        parameters,
     )
     if starts.stage.duplicated().any():
         return
@@ -364,12 +361,7 @@ def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, i
         )
 
 
-def _literal(where: Where) -> str:
-    """Return a condition as SQL without parameters, followed by AND; empty if there is none."""
-    condition, parameters = sql_condition(where)
-    if condition == "true":
-        return ""
-    for value in parameters:
-        shown = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
-        condition = condition.replace("?", shown, 1)
-    return f"{condition} AND "
+def _prefix(runs: Runs, where: Where) -> str:
+    """Return a filter as SQL, followed by AND; empty if there is none."""
+    condition = runs.condition(where)
+    return "" if condition == "TRUE" else f"{condition} AND "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.conditions import Where, sql_condition
+from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import RESAMPLES, Estimate, ratio
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
@@ -265,9 +265,9 @@ SOLVED = 0.5  # a problem counts as solved if at least this share of its rollout
 
 
 def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFrame:
-    """Return one row per step: run_id, stage, step, n and one column per metric. Reads only the rollups.
+    """Return one row per step: run_id, stage, step, n (rollouts) and one column per metric.
 
-    where: a condition on run_id, stage and step.
+    A filter of whole steps (by run_id, stage, step and steps) reads only the rollups; any other reads the trajectories.
     """
     metrics = [get_metric(name) for name in names]
     if missing := [metric.name for metric in metrics if metric.rolled_up is None]:
@@ -275,9 +275,26 @@ def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFram
     values = ", ".join(
         f'({m.rolled_up[0]}) / nullif({m.rolled_up[1]}, 0) AS "{m.name}"' for m in metrics if m.rolled_up
     )
-    condition, parameters = sql_condition(where)
+    if not selects_steps(where):
+        return _curves_of_rollouts(runs, metrics, where)
+    condition = runs.condition(where, "steps")
     query = f"SELECT run_id, stage, step, rows_trajectories AS n, {values} FROM rollup WHERE {condition} ORDER BY 1, 3"
-    return runs.sql(query, parameters)
+    return runs.sql(query)
+
+
+def _curves_of_rollouts(runs: Runs, metrics: Sequence[Metric], where: Where) -> pd.DataFrame:
+    """Return the rows of `curves` for the rollouts that match a filter."""
+    keys = ["run_id", "stage", "step"]
+    sums = sum_by_problem(runs, metrics, keys, where)
+    by_step = sums.groupby(keys, as_index=False).sum(numeric_only=True)
+    counts = runs.sql(
+        f"SELECT run_id, stage, step, count(*) AS n FROM trajectories WHERE {runs.condition(where)} GROUP BY ALL"
+    )
+    frame = counts.sort_values(["run_id", "step"], ignore_index=True)
+    for metric in metrics:
+        denominator = by_step[f"{metric.name}_denominator"]
+        by_step[metric.name] = by_step[f"{metric.name}_numerator"] / denominator.where(denominator > 0)
+    return frame.merge(by_step[[*keys, *(metric.name for metric in metrics)]], on=keys, how="left")
 
 
 def measure(
@@ -310,7 +327,7 @@ def measure(
 
 def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
     """Return one row per group and problem: `by`, problem_id and each metric's NAME_numerator, NAME_denominator, NAME_n."""
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     parts = []
     for metric in metrics:
@@ -325,7 +342,7 @@ def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], whe
         source = _WITH_CALLS
     query = f"""SELECT {keys}{"," if keys else ""} problem_id, {", ".join(parts)} FROM {source}
                 WHERE {condition} GROUP BY {keys}{"," if keys else ""} problem_id ORDER BY ALL"""
-    return runs.sql(query, parameters)
+    return runs.sql(query)
 
 
 # turns_with_call is NULL if the trajectory has calls but the store has no rows of them.
@@ -344,13 +361,12 @@ def pass_at_k(
     Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Problems with fewer than k rollouts are left out.
     Columns: those of `by`, k, value, low, high, n, clusters. All rollouts of a problem with equal values of `by` are pooled.
     """
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     comma = "," if keys else ""
     counts = runs.sql(
         f"""SELECT {keys}{comma} problem_id, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
             WHERE {condition} GROUP BY {keys}{comma} problem_id ORDER BY ALL""",
-        parameters,
     )
     rows = []
     for key, group in counts.groupby(list(by), dropna=False, sort=True) if by else [((), counts)]:
@@ -367,7 +383,7 @@ def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Wh
 
     share: share of the calls of the group's trajectories with (or without) a positive reward.
     """
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     keys = ", ".join(f'"{name}"' for name in by)
     comma = "," if keys else ""
     query = f"""
@@ -375,7 +391,7 @@ def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Wh
             SELECT {keys}{comma} reward > 0 AS correct, outcome, count(*) AS calls
             FROM (SELECT *, unnest(outcomes) AS outcome FROM trajectories WHERE {condition}) GROUP BY ALL)
         ORDER BY ALL"""
-    return runs.sql(query, parameters)
+    return runs.sql(query)
 
 
 __all__ = ["METRICS", "Estimate", "Metric", "curves", "get_metric", "measure", "outcome_mix", "pass_at_k"]

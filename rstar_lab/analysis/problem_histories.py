@@ -7,8 +7,8 @@ from html import escape
 import pandas as pd
 import plotly.graph_objects as go
 
-from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
@@ -69,11 +69,11 @@ class ProblemHistory:
 
 def problem_history(runs: Runs, problem_id: str, where: Where = None) -> ProblemHistory:
     """Return the history of one problem. where: condition on runs and steps. Raises RunStoreError if it has no rollouts."""
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     rows = runs.sql(
         f"""SELECT run_id, stage, step, traj_id, reward, kept, errors, calls, response_tokens, truth FROM trajectories
             WHERE problem_id = ? AND {condition} ORDER BY run_id, step, traj_id""",
-        [problem_id, *parameters],
+        [problem_id],
     )
     if rows.empty:
         raise RunStoreError(f"no rollout of problem {problem_id!r} in {runs.path}")
@@ -163,14 +163,13 @@ def _cell(text: str | None, tag: str, sign: str) -> str:
 
 def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:
     """Return one row per problem: runs, rollouts, pass_rate, first_rate and last_rate (of its first and last step), change."""
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     frame = runs.sql(
         f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, avg((reward > 0)::INT) AS pass_rate,
                    arg_min(rate, step) AS first_rate, arg_max(rate, step) AS last_rate
             FROM (SELECT *, avg((reward > 0)::INT) OVER (PARTITION BY problem_id, step) AS rate
                   FROM trajectories WHERE {condition})
             GROUP BY problem_id ORDER BY problem_id""",
-        parameters,
     )
     frame["change"] = frame.last_rate - frame.first_rate
     return frame

@@ -14,9 +14,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from rstar_lab.analysis.conditions import Where, sql_condition
+from rstar_lab.analysis.filters import Where, selects_steps, sql_list, where_sql
 from rstar_lab.analysis.import_rows import REWARDS_FILE
+from rstar_lab.analysis.inspector.notes import read_notes
+from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.questions import copied_questions
@@ -74,8 +77,11 @@ class Runs:
         return pd.DataFrame(rows)
 
     def steps(self, where: Where = None) -> pd.DataFrame:
-        """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup."""
-        rollup = self._query("SELECT * FROM rollup", where, order="run_id, step")
+        """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup.
+
+        where: a filter of steps: run_id, stage, step, steps, or SQL on the columns of the rollup.
+        """
+        rollup = self._query("SELECT * FROM rollup", self.condition(where, "steps"), order="run_id, step")
         measured = self.trainer_metrics()
         clashes = set(measured.columns) & set(rollup.columns) - {"run_id", "stage", "step"}
         measured = measured.rename(columns={name: f"trainer.{name}" for name in clashes})
@@ -99,10 +105,11 @@ class Runs:
 
         Besides the stored columns: rewarded (reward > 0), verified (the reward is the result of answer verification) and
         correct (the answer is correct; null if the run has a reward function of the user).
-        where: an SQL condition on the columns, or a dict of column to value or list of values.
+        where: SQL text or a mapping, see `filters.Filter`.
         order_by: SQL, such as "reward DESC, step". Raises RunStoreError for an unknown column or a damaged file.
         """
-        return self._query(f"SELECT {_names(columns)} FROM trajectories", where, order_by, limit, offset)
+        query = f"SELECT {_names(columns)} FROM trajectories"
+        return self._query(query, self.condition(where), order_by, limit, offset)
 
     def calls(
         self,
@@ -113,26 +120,42 @@ class Runs:
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """Return one row per tool call. Warns about runs without stored calls; raises RunStoreError if no run has stored calls."""
-        return self._query(f"SELECT {_names(columns)} FROM calls", where, order_by, limit, offset)
+        """Return one row per tool call. Warns about runs without stored calls; raises RunStoreError if no run has stored calls.
+
+        where: as in `trajectories`. Keys of a mapping that are not columns of calls select the calls of these rollouts.
+        """
+        query = f"SELECT {_names(columns)} FROM calls"
+        return self._query(query, self.condition(where, "calls"), order_by, limit, offset)
 
     def rewards(self, where: Where = None) -> pd.DataFrame:
         """Return one row per trajectory of imported runs: traj_id, run_id and one column per reward function.
 
-        where: a condition on run_id. Runs without reward columns have no rows.
+        where: as in `trajectories`. Runs without reward columns have no rows.
         """
-        condition, parameters = sql_condition(where)
-        chosen = set(self.sql(f"SELECT run_id FROM runs WHERE {condition}", parameters).run_id)
         tables = []
         for reader in self._views.readers():
             file = reader.run_dir / REWARDS_FILE
-            if reader.run_id in chosen and file.exists():
-                tables.append(pd.read_parquet(file).assign(run_id=reader.run_id))
-        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["traj_id", "run_id"])
+            if file.exists():
+                tables.append(_reward_columns(file).assign(run_id=reader.run_id))
+        if not tables:
+            return pd.DataFrame(columns=["traj_id", "run_id"])
+        frame = pd.concat(tables, ignore_index=True)
+        condition = self.condition(where)
+        if condition != "TRUE":
+            chosen = self.sql(f"SELECT traj_id FROM trajectories WHERE {condition}").traj_id
+            frame = frame[frame.traj_id.isin(chosen)].reset_index(drop=True)
+        return frame
 
     def count(self, where: Where = None) -> int:
         """Return the number of trajectories."""
-        return int(self._query("SELECT count(*) AS n FROM trajectories", where)["n"][0])
+        return int(self._query("SELECT count(*) AS n FROM trajectories", self.condition(where))["n"][0])
+
+    def condition(self, where: Where, table: str = "trajectories") -> str:
+        """Return a filter as an SQL condition on a table (trajectories, calls, transcripts, steps), see `filters.where_sql`."""
+        return where_sql(where, table, noted=self._noted)
+
+    def _noted(self) -> list[str]:
+        return [traj_id for reader in self._views.readers() for traj_id in read_notes(reader.run_dir)]
 
     # One trajectory
 
@@ -292,31 +315,40 @@ class Runs:
     ) -> pd.DataFrame:
         """Run a DuckDB query over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
-        Each `?` in the query takes the next parameter. steps: pairs (run_id, step) to which `trajectories` is limited; only
+        The query is one SELECT statement, and reads nothing but these tables and the folders of the runs. Each `?` takes the
+        next parameter. steps: pairs (run_id, step) to which `trajectories` is limited; only
         their files are read. Raises RunStoreError with DuckDB's message if the query fails.
         """
+        check_query(query)
         return self._views.sql(query, parameters, steps)
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """Like `sql`, but return an Arrow table, which is much faster for lists of numbers."""
+        check_query(query)
         return self._views.arrow(query, parameters)
 
     def search(self, text: str, where: Where = None, *, limit: int = 100) -> pd.DataFrame:
         """Return the trajectories whose messages contain `text` (ignoring case): traj_id, run_id, stage, step, excerpt.
 
-        where: a condition on run_id, stage and step. Limit it to a run and a range of steps: transcripts are large.
+        where: as in `trajectories`. Limit it to a run and a range of steps: transcripts are large.
         """
-        condition, parameters = sql_condition(where)
+        condition, only = self.condition(where), ""
+        if selects_steps(where):
+            steps = self.condition(where, "steps")
+        else:
+            steps = f"(run_id, step) IN (SELECT run_id, step FROM trajectories WHERE {condition})"
+            chosen = self.sql(f"SELECT traj_id FROM trajectories WHERE {condition}").traj_id
+            only = f" AND traj_id IN ({sql_list(chosen)})"
         # The forms of the text in the JSON of the messages: with and without escapes.
         needles = list(dict.fromkeys(json.dumps(text, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)))
         # Arrow and DuckDB search for a regular expression several times faster than for a plain string.
         pattern = "|".join(map(re.escape, needles))
-        scope = (condition, tuple(parameters), self._views.state(), text.isascii())
+        scope = (steps, self._views.state(), text.isascii())
         if self._searched is None or self._searched[0] != scope:
-            files = self._views.files("transcripts", condition, parameters)
+            files = self._views.files("transcripts", steps)
             if sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
                 source = select_files_sql("transcripts", files)
-                query = f"SELECT * FROM ({source}) WHERE regexp_matches(messages, ?, 'i') LIMIT {int(limit)}"
+                query = f"SELECT * FROM ({source}) WHERE regexp_matches(messages, ?, 'i'){only} LIMIT {int(limit)}"
                 return _hits(self._views.arrow(query, [pattern]), needles)
             read = [read_steps(file, [*_FOUND, "messages"]) for file in files]
             table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
@@ -324,18 +356,20 @@ class Runs:
             lower = pc.ascii_lower if text.isascii() else pc.utf8_lower
             self._searched = scope, table.append_column("small", lower(table["messages"]))
         table = self._searched[1]
-        return _hits(table.filter(pc.match_substring_regex(table["small"], pattern)).slice(0, limit), needles)
+        table = table.filter(pc.match_substring_regex(table["small"], pattern))
+        if only:
+            table = table.filter(pc.is_in(table["traj_id"], pa.array(chosen)))
+        return _hits(table.slice(0, limit), needles)
 
     def _query(
-        self, select: str, where: Where, order: str | None = None, limit: int | None = None, offset: int = 0
+        self, select: str, condition: str, order: str | None = None, limit: int | None = None, offset: int = 0
     ) -> pd.DataFrame:
-        condition, parameters = sql_condition(where)
         query = f"{select} WHERE {condition}"
         if order:
             query += f" ORDER BY {order}"
         if limit is not None:
             query += f" LIMIT {int(limit)} OFFSET {int(offset)}"
-        return self.sql(query, parameters)
+        return self.sql(query)
 
     def __len__(self) -> int:
         return len(self._views.readers())
@@ -393,6 +427,16 @@ def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(item) if isinstance(item, list | dict) else item
+
+
+def _reward_columns(file: Path) -> pd.DataFrame:
+    """Return the reward columns of an imported run. Raises RunStoreError if the file is damaged or has other columns."""
+    try:
+        frame = pq.ParquetFile(file).read().to_pandas()
+        numbers = [name for name in frame if name not in ("traj_id", "run_id")]
+        return pd.concat([frame[["traj_id"]].astype(str), frame[numbers].astype(float)], axis=1)
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        raise RunStoreError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _names(columns: Sequence[str] | None) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from rstar_lab.analysis.conditions import Where, sql_condition
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
@@ -43,11 +43,10 @@ def token_table(
     code (inside a tool call), listed (part of one of `words`), high (in the `top` share of the sample by entropy).
     Raises RunStoreError if no such trajectory has token arrays, or the run has no vocabulary.
     """
-    condition, parameters = sql_condition(where)
+    condition = runs.condition(where)
     chosen = runs.sql(
         f"""SELECT traj_id, run_id, step, reward, advantage FROM trajectories
             WHERE {condition} AND entropy IS NOT NULL ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}""",
-        parameters,
     )
     arrays = _arrays(runs, chosen)
     tables = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
@@ -232,8 +231,8 @@ def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.Dat
 
     Reads transcripts, which are large: limit `where` to a run or a range of steps.
     """
-    condition, parameters = sql_condition(where)
-    rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}", parameters)
+    condition = runs.condition(where, "transcripts")
+    rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}")
     pattern = word_pattern(tuple(words))
     rows["uses"] = [
         sum(1 for text in own_texts(messages) for _ in pattern.finditer(text)) for messages in rows.pop("messages")

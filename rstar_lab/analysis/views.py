@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rstar_lab.analysis.queries import connect, quoted
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
@@ -33,11 +34,10 @@ class Views:
         """root: a folder whose runs are read as they appear. frames: functions that compute tables on request."""
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
-        self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "autoinstall_known_extensions": "false"})
-        # Global, because cursors do not inherit settings: without the cache each query reads every file's footer again.
-        self._connection.execute("SET GLOBAL parquet_metadata_cache = true")
+        self._allowed: set[Path] = set()
+        self._connection = connect()
         # Without views: DuckDB replaces a view by its definition when it lists the tables of a query.
-        self._parser = duckdb.connect()
+        self._parser = connect()
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
         self._rollups: dict[Path, tuple[tuple, pa.Table]] = {}
@@ -58,11 +58,11 @@ class Views:
         """Return a value that changes when one of the runs changes."""
         return tuple((reader.run_dir, self._state(reader)) for reader in self.readers())
 
-    def of_steps(self, level: str, condition: str, parameters: Sequence[Any]) -> str:
+    def of_steps(self, level: str, condition: str, parameters: Sequence[Any] = ()) -> str:
         """Return a SELECT of the rows of the steps that match a condition on run_id, stage and step."""
         return select_files_sql(level, self.files(level, condition, parameters))
 
-    def files(self, level: str, condition: str, parameters: Sequence[Any]) -> list[StoredFile]:
+    def files(self, level: str, condition: str, parameters: Sequence[Any] = ()) -> list[StoredFile]:
         """Return the files of the steps that match a condition on run_id, stage and step, limited to these steps."""
         rows = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
         return self._files(level, zip(rows["run_id"], rows["step"], strict=True))
@@ -108,6 +108,7 @@ class Views:
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
         """Return a cursor with up-to-date views of the tables that the query names."""
         with self._lock:
+            self._allow_folders()
             try:
                 names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))}
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
@@ -118,6 +119,17 @@ class Views:
                     self._make_view(name)
                     self._views[name] = state
             return self._connection.cursor()
+
+    def _allow_folders(self) -> None:
+        """Connect again if a run lies outside of the folders that the connection may read, which cannot be changed."""
+        folders = {reader.run_dir.resolve() for reader in self.readers()}
+        if self._root is not None:
+            root = self._root.resolve()
+            folders = {root, *(folder for folder in folders if root not in folder.parents)}
+        if folders - self._allowed:
+            self._allowed |= folders
+            self._connection = connect(sorted(self._allowed), memory_limit=_MEMORY)
+            self._views.clear()
 
     def _make_view(self, name: str) -> None:
         if name in LEVELS:
@@ -142,10 +154,8 @@ class Views:
 
     def _correctness_columns(self) -> str:
         """SQL of the columns rewarded, verified and correct, which tell a positive reward from a correct answer."""
-        own = ", ".join("'" + run_id.replace("'", "''") + "'" for run_id in self._runs_with_own_reward()) or "NULL"
-        imported = ", ".join(
-            "'" + reader.run_id.replace("'", "''") + "'" for reader in self.readers() if reader.info["kind"] == "import"
-        )
+        own = ", ".join(map(quoted, self._runs_with_own_reward())) or "NULL"
+        imported = ", ".join(quoted(reader.run_id) for reader in self.readers() if reader.info["kind"] == "import")
         own_reward = f"coalesce(run_id IN ({own}), false)"
         is_import = f"coalesce(run_id IN ({imported or 'NULL'}), false)"
         return (
@@ -234,7 +244,7 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
     # DuckDB plans each SELECT separately, so files share one where possible.
     alike: dict[tuple[frozenset[str], tuple[int, ...] | None], list[str]] = {}
     for file in sorted(files, key=lambda file: file.partial):
-        alike.setdefault((file.lacking, file.steps if file.partial else None), []).append(_quoted(file.path))
+        alike.setdefault((file.lacking, file.steps if file.partial else None), []).append(quoted(str(file.path)))
     selects = []
     for (lacking, steps), paths in alike.items():
         columns = ", ".join(
@@ -264,10 +274,6 @@ def _should_have(reader: RunReader, level: str) -> bool:
     if not any(row["rows_trajectories"] for row in rollup):
         return False
     return level != "calls" or any(row["calls_mean"] is None or row["calls_mean"] > 0 for row in rollup)
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
 
 
 def _sql_type(kind: pa.DataType) -> str:

@@ -1,9 +1,19 @@
-"""Atomic file writes: temporary file, fsync, rename, fsync of the folder."""
+"""Atomic file writes (temporary file, fsync, rename, fsync of the folder), and files in folders that others may have made.
 
+A run folder can come from somebody else. Therefore no write follows a symbolic link, the names of temporary files cannot be
+predicted, and only regular files are read.
+"""
+
+import contextlib
+import fcntl
+import glob
 import json
 import math
 import os
+import secrets
 import shutil
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,20 +33,78 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a binary file that replaces `path` when the block ends without error. The data goes to a hidden temporary file."""
+    """Yield a binary file that replaces `path` when the block ends without error. The data goes to a hidden temporary file.
+
+    The temporary file is new and has a random name. A symbolic link at `path` is replaced, not followed. Temporary files of
+    killed writers are removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with name_disk_errors(path):
-            with temporary.open("wb") as file:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with os.fdopen(fd, "wb") as file:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # until the file is closed: see _remove_abandoned
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+                temporary.replace(path)
             sync_folder(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete the temporary files of `path` that are older than a minute and that no living process locks."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):  # it is locked, or its writer has just renamed it
+            fd = open_regular(left, os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(fd).st_mtime > 60:
+                    left.unlink()
+            finally:
+                os.close(fd)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a regular file without following a symbolic link, and return its descriptor. flags: of `os.open`.
+
+    Raises OSError if the path cannot be opened, also for a link, a folder, a pipe and a device.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path.name} is not a regular file")
+    return fd
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a regular file, or of one that `path` links to.
+
+    Raises OSError if it cannot be read, also for a pipe and a device, and UnicodeDecodeError (a ValueError).
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path.name} is not a regular file")
+    return path.read_text(encoding="utf-8")
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, which is created if it does not exist. Its content stays unchanged.
+
+    Raises RunStoreError if the file cannot be opened, for example because it is a symbolic link.
+    """
+    with name_disk_errors(path):
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rstar_lab.runs.errors import RunLocked
+from rstar_lab.runs.files import open_regular, read_text
 
 _LOCK = ".lock"
 
@@ -20,8 +21,7 @@ class RunLock:
 
     def __init__(self, run_dir: Path, timeout_s: float = 1.0):
         """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for `timeout_s`."""
-        path = run_dir / _LOCK
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = open_regular(run_dir / _LOCK, os.O_RDWR | os.O_CREAT)
         give_up = time.monotonic() + timeout_s  # `is_locked` of a reader holds a shared lock briefly
         while True:
             try:
@@ -50,16 +50,16 @@ class RunLock:
 def lock_holder(run_dir: Path) -> str:
     """Return a description of the process that acquired the lock last."""
     try:
-        who = json.loads((run_dir / _LOCK).read_text())
-        return f"process {who['pid']} on {who['host']}"
-    except (OSError, ValueError, KeyError):
+        who = json.loads(read_text(run_dir / _LOCK))
+        return f"process {int(who['pid'])} on {str(who['host'])[:80]!r}"
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"
 
 
 def is_locked(run_dir: Path) -> bool:
     """Return whether a live process is writing this run."""
     try:
-        fd = os.open(run_dir / _LOCK, os.O_RDONLY)
+        fd = open_regular(run_dir / _LOCK, os.O_RDONLY)
     except OSError:
         return False
     try:

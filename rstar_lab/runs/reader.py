@@ -8,8 +8,10 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -17,14 +19,39 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
+from rstar_lab.runs.files import read_text
 from rstar_lab.runs.lock import is_locked
-from rstar_lab.runs.schema import ADDED_COLUMNS, LEVEL_KEY, LEVELS, SCHEMA_VERSION, VERSION_KEY, step_range_of
+from rstar_lab.runs.schema import (
+    ADDED_COLUMNS,
+    LEVEL_KEY,
+    LEVELS,
+    SCHEMA_VERSION,
+    VERSION_KEY,
+    is_valid_name,
+    step_range_of,
+)
 from rstar_lab.runs.tables import ROLLUP
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
 _REQUIRED = {"schema_version", "run_id", "kind", "status"}
+# Types of the values of run.json that readers use. A run folder may come from somebody else.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "status": (str,),
+    "created": (str, NoneType),
+    "ended": (str, NoneType),
+    "attempts": (int, NoneType),
+    "seed": (int, NoneType),
+    "parent": (dict, NoneType),
+    "recipe": (dict, NoneType),
+    "commit": (str, NoneType),
+    "versions": (dict, NoneType),
+    "hardware": (dict, NoneType),
+}
+_STATES = ("running", "finished", "failed", "stopped")
 MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status there, and the time of the last pull
-_MIRROR_KEYS = {"host", "status", "transcripts"}
+_MIRROR_TYPES: dict[str, type] = {"host": str, "status": str, "transcripts": bool}
+_MAX_STEP = 2**31 - 1
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
 
 
@@ -35,9 +62,14 @@ def read_mirror(run_dir: Path) -> dict[str, Any] | None:
     """
     path = run_dir / MIRROR_FILE
     try:
-        mirror = json.loads(path.read_text())
-        if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_KEYS:
-            raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_KEYS))}")
+        mirror = json.loads(read_text(path))
+        if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_TYPES.keys():
+            raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_TYPES))}")
+        for key, kind in _MIRROR_TYPES.items():
+            if not isinstance(mirror[key], kind):
+                raise ValueError(f"{key} must be of type {kind.__name__}")
+        if mirror["status"] not in (*_STATES, "interrupted"):
+            raise ValueError(f"status {mirror['status']!r} is unknown")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -74,14 +106,15 @@ class RunReader:
     def _read_info(self) -> dict[str, Any]:
         path = self.run_dir / "run.json"
         try:
-            info = json.loads(path.read_text())
+            info = json.loads(read_text(path))
         except FileNotFoundError:
             raise RunStoreError(f"{self.run_dir} is not a run: it has no run.json") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunStoreError(f"{path} cannot be read: {error}") from error
         if not isinstance(info, dict) or not info.keys() >= _REQUIRED:
             raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
+        _check_info(path, info)
         return info
 
     @property
@@ -107,7 +140,8 @@ class RunReader:
         except FileNotFoundError:
             return {}
         marks = _MARK.findall(data, 0, data.rfind(b"\n") + 1)
-        if len(marks) == data.count(b"\n"):  # all lines start as the writer formats them, so parsing JSON is not needed
+        # All lines start as the writer formats them, so parsing JSON is not needed.
+        if len(marks) == data.count(b"\n") and all(len(step) < 10 for _, step in marks):
             return {int(step): stage.decode() for stage, step in marks}
         return {line["step"]: line["stage"] for line in self.metrics()}
 
@@ -198,10 +232,13 @@ class RunReader:
         """Return the text of each token id, or None if the run has no vocabulary."""
         path = self.run_dir / "tokens.json"
         try:
-            return json.loads(path.read_text())
+            tokens = json.loads(read_text(path))
+            if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+                raise ValueError("it must be a list of texts")
+            return tokens
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunStoreError(f"{path} cannot be read: {error}") from error
 
     def checkpoints(self) -> dict[int, Path]:
@@ -268,7 +305,16 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
     version = marks[VERSION_KEY.encode()]
     _check_version(path, int(version) if version.isdigit() else version.decode(errors="replace"))
-    missing = frozenset(LEVELS[level].names if level in LEVELS else ()) - set(footer.schema.to_arrow_schema().names)
+    schema = LEVELS.get(level, ROLLUP)
+    try:
+        stored = footer.schema.to_arrow_schema()
+    except (pa.ArrowException, ValueError) as error:
+        raise RunStoreError(f"{path} is damaged: its schema cannot be read: {str(error).splitlines()[0]}") from error
+    for field in stored:
+        if field.name in schema.names and field.type != schema.field(field.name).type:
+            expected = schema.field(field.name).type
+            raise RunStoreError(f"{path}: column {field.name!r} has the type {field.type}; expected {expected}")
+    missing = frozenset(LEVELS[level].names if level in LEVELS else ()) - set(stored.names)
     lacking = missing.intersection(ADDED_COLUMNS.get(level, ()))
     if lost := missing - lacking:
         raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")
@@ -284,8 +330,26 @@ def _read_rollup(path: Path, *_state: int) -> pa.Table:
     return pq.ParquetFile(path).read()
 
 
+def _check_info(path: Path, info: dict[str, Any]) -> None:
+    """Raise RunStoreError unless the values of run.json that readers use have their types."""
+    if not isinstance(info["run_id"], str) or not is_valid_name(info["run_id"]):
+        raise RunStoreError(f"{path}: run_id {str(info['run_id'])[:80]!r} is not a valid name of a run")
+    for key, kinds in _TYPES.items():
+        value = info.get(key)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+            raise RunStoreError(f"{path}: {key} must be {names}, not {type(value).__name__}")
+    if info["status"] not in _STATES:
+        raise RunStoreError(f"{path}: status {info['status'][:80]!r} is not one of {', '.join(_STATES)}")
+    for key in ("created", "ended"):
+        try:
+            datetime.fromisoformat(info.get(key) or "2000-01-01")
+        except ValueError:
+            raise RunStoreError(f"{path}: {key} {info[key][:80]!r} is not a time in ISO format") from None
+
+
 def _check_version(path: Path, version: Any) -> None:
-    if not isinstance(version, int) or version < 1:
+    if type(version) is not int or version < 1:
         raise RunStoreError(f"{path} has the invalid schema version {version!r}; it is not a file of a run store")
     if version > SCHEMA_VERSION:
         raise RunStoreError(
@@ -311,9 +375,12 @@ def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     for number, line in enumerate(data[:end].splitlines(), 1):
         try:
             value = json.loads(line)
-            if not (isinstance(value["step"], int) and isinstance(value["stage"], str)):
-                raise ValueError("step or stage missing")
-        except (ValueError, KeyError, TypeError) as error:
+            step, stage = value["step"], value["stage"]
+            if type(step) is not int or not 0 <= step <= _MAX_STEP:
+                raise ValueError(f"step must be an integer from 0 to {_MAX_STEP}")
+            if not isinstance(stage, str) or not is_valid_name(stage):
+                raise ValueError("stage is not a valid name")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunStoreError(f"{path}, line {number} is damaged: {error}") from error
         lines.append(value)
     return lines, end

@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 from helpers.inspector_runs import write_run
 
-from rstar_lab.analysis.inspector.filters import where_clause
+from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.inspector.transcript import BIDI, segments, token_values, visible
+from rstar_lab.analysis.inspector.transcript import segments, token_values
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import BIDI, visible
 
 
 def request(inspector: Inspector, op: str, **arguments: object) -> object:
@@ -97,16 +98,16 @@ def test_filters_select_the_same_rows_as_pandas(source: Source, filters: dict, c
     everything = source.store.sql("SELECT * FROM trajectories")
     expected = int(condition(everything).sum())
     assert 0 < expected < len(everything)
-    assert source.count(where_clause(filters)) == expected
+    assert source.count(where_sql(filters)) == expected
 
 
 def test_an_invalid_filter_raises_an_error_that_names_it(source: Source):
     with pytest.raises(UserError, match="unknown filter 'stpe'"):
-        where_clause({"stpe": 1})
+        where_sql({"stpe": 1})
     with pytest.raises(UserError, match="one SQL expression"):
-        where_clause({"sql": "TRUE; DROP TABLE x"})
+        where_sql({"sql": "TRUE; DROP TABLE x"})
     with pytest.raises(UserError, match="reword"):
-        source.count(where_clause({"sql": "reword > 0"}))
+        source.count(where_sql({"sql": "reword > 0"}))
     with pytest.raises(UserError, match="have no trajectory"):
         source.row("nowhere")
     with pytest.raises(UserError, match="no column 'group_id'"):
@@ -114,8 +115,8 @@ def test_an_invalid_filter_raises_an_error_that_names_it(source: Source):
 
 
 def test_quotes_in_filter_values_are_escaped(source: Source):
-    assert source.count(where_clause({"run_id": "x' OR TRUE OR 'y"})) == 0
-    assert source.count(where_clause({"problem": "%' OR 1=1 --"})) == 0
+    assert source.count(where_sql({"run_id": "x' OR TRUE OR 'y"})) == 0
+    assert source.count(where_sql({"problem": "%' OR 1=1 --"})) == 0
 
 
 def test_siblings_are_the_rollouts_of_the_group(source: Source):
@@ -128,7 +129,7 @@ def test_siblings_are_the_rollouts_of_the_group(source: Source):
 
 
 def test_search_finds_text_in_messages_of_the_filtered_list(source: Source):
-    found = source.search("call failed", where_clause({"run_id": "roc", "steps": [2, 3]}))
+    found = source.search("call failed", where_sql({"run_id": "roc", "steps": [2, 3]}))
     expected = source.store.sql(
         "SELECT traj_id FROM trajectories WHERE run_id = 'roc' AND step IN (2, 3) AND errors > 0"
     )
@@ -306,7 +307,7 @@ def test_notes_are_stored_in_the_run_folder(folder: Path):
     answer, _ = request(inspector, "note", traj_id=traj_id, note=" look: reward hack? ", tags=["hack", "", " odd "])
     assert answer["result"]["tags"] == ["hack", "odd"]
     again = inspect(folder)
-    assert again.source.count(where_clause({"noted": True}, again._all_notes())) == 1
+    assert again.source.count(where_sql({"noted": True}, noted=again._all_notes)) == 1
     page, _ = request(again, "page", offset=0, limit=5, filters={"noted": True}, scope={}, sort=[])
     assert page["result"]["rows"][0]["note"]["note"] == "look: reward hack?"
     assert read_notes(folder / "roc")[traj_id]["tags"] == ["hack", "odd"]

@@ -8,7 +8,8 @@ from helpers.inspector_runs import HOSTILE
 from rstar_lab.analysis.inspector.export import roc_status
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
-from rstar_lab.analysis.inspector.transcript import BIDI, segments, visible
+from rstar_lab.analysis.inspector.transcript import segments
+from rstar_lab.visible_text import BIDI, visible
 
 
 class Tags(HTMLParser):

@@ -14,8 +14,9 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
-from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values, visible
+from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.visible_text import visible
 
 _CSS = page_css()
 _SYNTAX = (

@@ -8,17 +8,18 @@ import numpy as np
 import pandas as pd
 import traitlets
 
+from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
-from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.modules import STATIC, join_modules
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
 from rstar_lab.analysis.inspector.saved_views import PARTS, read_views, write_view
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
-from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values, visible
+from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import visible
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.forks import Fork
@@ -35,7 +36,7 @@ class Inspector(NotebookWidget):
 
     store: the result of `open_runs(...)`, or a data frame with the columns of TRAJECTORIES. Use `Frames` to add
     transcripts to a data frame.
-    filters: filters of the list, see `filters.where_clause`.
+    filters: filters of the list, see `rstar_lab.analysis.filters.Filter`.
     selected: traj_id of the open transcript.
     columns: columns of the list, such as ["step", "reward", "answer"]; default: all.
     `filters`, `columns` and `selected` can be set from Python at any time, and follow what the user selects.
@@ -69,9 +70,12 @@ class Inspector(NotebookWidget):
 
         label: description shown above the list.
         """
-        where_clause(filters)
+        self._condition(filters, {})  # raises for an unknown filter
         self.scope = (
-            {"label": label or ", ".join(f"{key} = {value}" for key, value in filters.items()), "filter": filters}
+            {
+                "label": label or ", ".join(f"{key} = {value}" for key, value in filters.items()),
+                "filter": json_filter(filters),
+            }
             if filters
             else {}
         )
@@ -106,7 +110,11 @@ class Inspector(NotebookWidget):
         return self._condition(self.filters, self.scope)
 
     def _condition(self, filters: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
-        return where_clause({**filters, "any": [scope["filter"]] if scope else None}, self._all_notes())
+        parts = [self._where_sql(part) for part in (filters, scope.get("filter")) if part]
+        return " AND ".join(f"({part})" for part in parts) if len(parts) > 1 else parts[0] if parts else "TRUE"
+
+    def _where_sql(self, where: Where) -> str:
+        return where_sql(where, columns=self.source.columns, noted=self._all_notes)
 
     @property
     def views(self) -> dict[str, dict[str, Any]]:
@@ -379,15 +387,17 @@ class Inspector(NotebookWidget):
             traitlets.link((self, name), (widget, name))
 
 
-def inspect(
-    store: Store | pd.DataFrame | str | Path, where: Mapping[str, Any] | None = None, **state: Any
-) -> Inspector:
+def inspect(store: Store | pd.DataFrame | str | Path, where: Where = None, **state: Any) -> Inspector:
     """Return an inspector of a runs folder, of the result of `open_runs`, or of a data frame of trajectories.
 
-    where: filters of the list, see `filters.where_clause`. state: initial values of the inspector's traits.
+    where: filter of the list, SQL text or a mapping, see `rstar_lab.analysis.filters.Filter`.
+    state: initial values of the inspector's traits.
     """
     if isinstance(store, str | Path):
         from rstar_lab.analysis.runs import open_runs
 
         store = open_runs(store)
-    return Inspector(store, filters=dict(where or {}), **state)
+    filters = {"sql": where} if isinstance(where, str) else json_filter(where or {})
+    inspector = Inspector(store, filters=filters, **state)
+    inspector._condition(filters, {})  # raises for an unknown filter
+    return inspector

@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 import traitlets
 from plotly.offline import get_plotlyjs
 
-from rstar_lab.analysis.inspector.filters import where_clause
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.modules import join_modules
 from rstar_lab.analysis.inspector.static_figure import static_bundle
@@ -103,7 +102,7 @@ def check_links(inspector: Inspector, figure: go.Figure) -> None:
     """Raise UserError if a trace names an unknown filter."""
     for trace in figure.data:
         for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
-            where_clause(filters)
+            inspector._where_sql(filters)
 
 
 def figure_points(points: Iterable[Sequence[Any]]) -> list[tuple[int, Point]]:

@@ -14,10 +14,10 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.inspector.filters import sql_list, sql_literal
+from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.inspector.memory_table import MemoryTable
-from rstar_lab.analysis.inspector.transcript import visible
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import visible
 
 # Newest step first, rollouts of a group together. traj_id makes the order total, so that pages do not overlap.
 DEFAULT_ORDER = (("step", True), ("run_id", False), ("group_id", False), ("sample", False), ("traj_id", False))

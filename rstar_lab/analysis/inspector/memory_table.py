@@ -7,6 +7,8 @@ from typing import Any
 import duckdb
 import pandas as pd
 
+from rstar_lab.analysis.queries import connect
+
 MAX_ROWS = 200_000  # larger stores are read from their files
 _QUIET_S = 10.0  # a run that was refreshed more recently is still growing, and is read from its files
 
@@ -31,7 +33,7 @@ class MemoryTable:
         if self._connection is not None or not quiet or rows > MAX_ROWS or not hasattr(self._store, "arrow"):
             return
         table = self._store.arrow("SELECT * FROM trajectories")
-        connection = duckdb.connect(config={"threads": 1})  # a second thread is slower for so few rows
+        connection = connect(threads=1)  # a second thread is slower for so few rows
         connection.register("rows_in_memory", table)
         connection.execute("CREATE TABLE trajectories AS SELECT * FROM rows_in_memory")
         connection.unregister("rows_in_memory")

@@ -1,15 +1,13 @@
 """Notes and tags on trajectories, stored in the run's folder."""
 
-import fcntl
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.runs.files import atomic_write
+from rstar_lab.runs.files import atomic_write, lock_file, read_text
 
 NOTES = "notes.jsonl"
 
@@ -18,9 +16,13 @@ def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
     """Return the notes of a run: traj_id to {traj_id, note, tags, time}. Raises UserError for a line that is not valid."""
     path = Path(run_dir) / NOTES
     notes: dict[str, dict[str, Any]] = {}
-    if not path.exists():
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
         return notes
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot read the notes ({error}); move the file away") from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -47,7 +49,7 @@ def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> d
         "tags": sorted({tag.strip() for tag in tags} - {""}),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    with _lock(Path(run_dir)):
+    with lock_file(Path(run_dir) / f".{NOTES}.lock"):
         notes = read_notes(run_dir)
         notes.pop(traj_id, None)
         if entry["note"] or entry["tags"]:
@@ -56,10 +58,3 @@ def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> d
             for kept in notes.values():
                 file.write((json.dumps(kept, ensure_ascii=True) + "\n").encode())
     return entry
-
-
-@contextmanager
-def _lock(run_dir: Path) -> Iterator[None]:
-    with (run_dir / f".{NOTES}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

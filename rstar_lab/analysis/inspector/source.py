@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import duckdb
 import pandas as pd
 
-from rstar_lab.analysis.inspector.filters import sql_list, sql_literal
+from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.inspector.listing import Listing, query_errors, to_json_rows, to_json_value
 from rstar_lab.analysis.inspector.memory_table import MemoryTable, frame_rows
-from rstar_lab.analysis.inspector.transcript import visible
+from rstar_lab.analysis.queries import check_query, connect
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.runs.questions import QUESTION_LENGTH
+from rstar_lab.visible_text import visible
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48
@@ -36,13 +36,15 @@ class Frames:
     """A store of data frames with the columns of TRAJECTORIES and TRANSCRIPTS, for rows that are not in a run folder."""
 
     def __init__(self, trajectories: pd.DataFrame, transcripts: pd.DataFrame | None = None) -> None:
-        self._connection = duckdb.connect()
-        self._connection.register("trajectories", trajectories)
+        self._connection = connect()
+        self._connection.register("rows", trajectories)
+        self._connection.execute(f"CREATE VIEW trajectories AS SELECT *{_derived(trajectories)} FROM rows")
         self._transcripts = transcripts
         if transcripts is not None:
             self._connection.register("transcripts", transcripts)
 
     def sql(self, query: str, *, steps: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame:
+        check_query(query)
         return self._connection.execute(query).df()
 
     def copied_questions(self) -> dict[str, dict[str, str]]:
@@ -55,6 +57,12 @@ class Frames:
         if transcripts.empty:
             raise UserError(f"{traj_id}: the run did not store a transcript of this rollout")
         return {str(key): value for key, value in transcripts.iloc[0].to_dict().items()}
+
+
+def _derived(frame: pd.DataFrame) -> str:
+    """Return SQL for the columns rewarded and correct, as far as the frame lacks them and has rewards."""
+    lacking = [name for name in ("rewarded", "correct") if name not in frame and "reward" in frame]
+    return "".join(f", reward > 0 AS {name}" for name in lacking)
 
 
 class Source:

@@ -10,26 +10,13 @@ from typing import Any
 
 import numpy as np
 
-BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-# Each character maps to exactly one character, so that token offsets stay valid: control characters to their Unicode
-# pictures, direction marks to a diamond, and characters that UTF-8 cannot encode to the replacement character.
-_VISIBLE = (
-    {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
-    | {0x7F: 0x2421}
-    | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-    | dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
-    | dict.fromkeys(map(ord, BIDI), 0x25C6)
-)
+from rstar_lab.visible_text import visible
+
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>")
 _OPEN = re.compile(r"<(reason|tool_call|answer)>")
 _USER = re.compile(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", re.DOTALL)
 _TOOL_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "response_ids")
-
-
-def visible(text: str) -> str:
-    """Replace every control character, direction mark and lone surrogate in `text` with one visible character."""
-    return text.translate(_VISIBLE)
 
 
 @dataclass(frozen=True)

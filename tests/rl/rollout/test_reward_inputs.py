@@ -6,7 +6,7 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.inspector.filters import where_clause
+from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat_format.template import render_tool_call
@@ -90,7 +90,7 @@ async def test_metrics_reach_the_store_sql_filters_and_curves(module, tmp_path):
         writer.finish("finished")
     runs = open_runs(tmp_path / "runs")
     assert runs.sql("SELECT metrics['apples'] AS a FROM trajectories ORDER BY sample").a.tolist() == [4.0, 5.0]
-    assert runs.count(where_clause({"metrics": {"apples": (5, 6)}})) == 1
+    assert runs.count(where_sql({"metrics": {"apples": (5, 6)}})) == 1
     assert measure(runs, ["metrics.apples"])["value"][0] == 4.5
     assert runs.steps()["metrics/apples"][0] == 4.5
     assert dict(RunReader(tmp_path / "runs" / "r").read("trajectories")["metrics"][0].as_py())["apples"] == 4.0

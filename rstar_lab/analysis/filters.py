@@ -1,0 +1,272 @@
+"""Filters of rollouts, steps and tool calls: the parameter `where` of data frames, figures, links and the inspector.
+
+A filter is SQL text (one expression over the columns) or a mapping, see `Filter`. Both mean the same everywhere.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import pyarrow as pa
+
+from rstar_lab.analysis.queries import checked_expression, columns_of, quoted
+from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS, RunStoreError
+from rstar_lab.runs.tables import ROLLUP
+
+
+class Filter(TypedDict, total=False):
+    """A filter as a mapping. All entries must hold. Any other column of the table is a key too.
+
+    Value of a column: a value, a list of values, or None for missing values. True and False for a column of numbers mean
+    greater than zero and zero: `{"errors": True}` selects rollouts with at least one error. A missing value is neither.
+    `correct` is missing for rollouts without a reward, and for runs whose reward function is the user's (see `rewarded`).
+    """
+
+    run_id: Any
+    stage: Any
+    step: Any
+    group_id: Any
+    problem_id: Any
+    traj_id: Any
+    reward: Any
+    rewarded: Any  # reward > 0
+    correct: Any
+    kept: Any  # missing in evaluations and imports, which select nothing
+    errors: Any
+    truncated: Any
+    steps: Sequence[int]  # first and last step, both included
+    problem: str  # text that the problem id contains, in any case
+    outcome: Any  # rollouts with a tool call of this outcome, or of one of these; of tool calls: their own outcome
+    noted: bool  # whether the rollout has a note or tag
+    ranges: Mapping[str, Sequence[float | None]]  # column to (low, high), high excluded; None: no bound
+    metrics: Mapping[str, Sequence[float | None]]  # the same for names of the column `metrics`
+    any: Sequence[Any]  # filters of which at least one must hold
+    sql: str  # SQL expression on the columns
+
+
+Where = str | Filter | Mapping[str, Any] | None
+DERIVED = ("rewarded", "verified", "correct")
+_SPECIAL = ("steps", "problem", "outcome", "noted", "ranges", "metrics", "any", "sql")
+TABLES: dict[str, tuple[str, ...]] = {
+    "trajectories": (*TRAJECTORIES.names, *DERIVED),
+    "calls": tuple(CALLS.names),
+    "transcripts": tuple(TRANSCRIPTS.names),
+    "steps": (*ROLLUP.names, "own_reward"),
+}
+_NUMBERS = frozenset(
+    field.name for field in TRAJECTORIES if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+)
+
+
+def where_sql(
+    where: Where,
+    table: str = "trajectories",
+    *,
+    columns: Iterable[str] = (),
+    noted: Callable[[], Iterable[str]] | None = None,
+) -> str:
+    """Return a filter as an SQL condition on a table; "TRUE" if there is none.
+
+    Args:
+        where: the filter, see `Filter`.
+        table: trajectories, calls, transcripts or steps. For calls and transcripts, keys that are not their columns select
+            the rollouts that they belong to.
+        columns: additional columns of the table.
+        noted: function that returns the ids of the trajectories with a note or tag.
+
+    Raises:
+        RunStoreError: unknown key, or a value of the wrong form.
+        UserError: SQL text that is not exactly one expression.
+    """
+    if where is None or (isinstance(where, str) and not where.strip()):
+        return "TRUE"
+    if isinstance(where, str):
+        return checked_expression(where)
+    if not isinstance(where, Mapping):
+        raise RunStoreError(f"a filter is SQL text or a mapping, not {type(where).__name__}")
+    own = {*TABLES[table], *columns}
+    parts = []
+    of_rollouts: dict[str, Any] = {}
+    for key, value in where.items():
+        key = str(key)
+        if table in ("calls", "transcripts") and _is_of_rollouts(key, own):
+            of_rollouts[key] = value
+        else:
+            parts.append(_condition(key, value, table, own, noted))
+    if of_rollouts:
+        parts.append(f"traj_id IN (SELECT traj_id FROM trajectories WHERE {where_sql(of_rollouts, noted=noted)})")
+    return " AND ".join(parts) or "TRUE"
+
+
+_STEP_COLUMNS = frozenset({"run_id", "stage", "step"})
+_OF_STEPS = _STEP_COLUMNS | {"steps"}
+
+
+def selects_steps(where: Where) -> bool:
+    """Return whether a filter selects whole steps: it names nothing but their run, stage and number."""
+    if isinstance(where, str):
+        return columns_of(where) <= _STEP_COLUMNS if where.strip() else True
+    return all(
+        all(map(selects_steps, value)) if key == "any" else selects_steps(value) if key == "sql" else key in _OF_STEPS
+        for key, value in (where or {}).items()
+    )
+
+
+def _is_of_rollouts(key: str, own: set[str]) -> bool:
+    return key not in own and key not in ("steps", "any", "sql")
+
+
+def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[[], Iterable[str]] | None) -> str:
+    if (
+        table == "steps"
+        and key in ("problem", "outcome", "noted", "metrics", *TABLES["trajectories"])
+        and key not in own
+    ):
+        raise RunStoreError(
+            f"filter {key!r} selects rollouts; steps are selected by run_id, stage, step, steps, or SQL on their columns"
+        )
+    match key:
+        case "steps":
+            first, last = _pair(key, value)
+            return _range("step", first, last, last_included=True)
+        case "problem":
+            return f"contains(lower(problem_id), {quoted(str(value).lower())})"
+        case "outcome" if "outcome" not in own:
+            values = _values(value)
+            if values is None:
+                return f"list_contains(outcomes, {quoted(str(value))})"
+            return f"list_has_any(outcomes, [{', '.join(quoted(str(each)) for each in values)}]::VARCHAR[])"
+        case "noted":
+            if noted is None:
+                raise RunStoreError("filter 'noted': these rows are not in a run folder, which holds the notes")
+            return f"traj_id {'' if value else 'NOT '}IN ({sql_list(noted())})"
+        case "ranges" if isinstance(value, Mapping):
+            return (
+                " AND ".join(
+                    _range(_column(str(name), own, table), *_pair(name, bounds)) for name, bounds in value.items()
+                )
+                or "TRUE"
+            )
+        case "metrics" if isinstance(value, Mapping):
+            return (
+                " AND ".join(
+                    _range(f"metrics[{quoted(str(name))}]", *_pair(name, bounds)) for name, bounds in value.items()
+                )
+                or "TRUE"
+            )
+        case "any" if isinstance(value, list | tuple):
+            options = [where_sql(each, table, columns=own, noted=noted) for each in value]
+            return "(" + (" OR ".join(f"({option})" for option in options) or "FALSE") + ")"
+        case "sql" if isinstance(value, str):
+            return checked_expression(value)
+        case "ranges" | "metrics" | "any" | "sql":
+            forms = {
+                "ranges": "column to (low, high)",
+                "metrics": "name to (low, high)",
+                "any": "filters",
+                "sql": "text",
+            }
+            raise RunStoreError(f"filter {key!r}: expected {forms[key]}, not {value!r}")
+    return _compare(_column(key, own, table), key, value)
+
+
+def _column(name: str, own: set[str], table: str) -> str:
+    """Return a column for SQL. Raises RunStoreError, with similar names, if the table does not have it."""
+    if name not in own:
+        close = difflib.get_close_matches(name, [*own, *_SPECIAL], 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted({*own, *_SPECIAL}))}"
+        raise RunStoreError(f'unknown filter {name!r}: column "{name}" not found in {table}; {hint}')
+    return name if name.isidentifier() else '"' + name.replace('"', '""') + '"'
+
+
+def _compare(column: str, key: str, value: Any) -> str:
+    values = _values(value)
+    if values is None:
+        return _equals(column, key, value)
+    missing = any(_is_missing(each) for each in values)
+    present = [each for each in values if not _is_missing(each)]
+    if key in _NUMBERS and any(isinstance(each, bool) for each in present):
+        options = [_equals(column, key, each) for each in present]
+    else:
+        options = [f"{column} IN ({sql_list(present)})"] if present else []
+    if missing:
+        options.append(f"{column} IS NULL")
+    return f"({' OR '.join(options)})" if len(options) > 1 else options[0] if options else "FALSE"
+
+
+def _equals(column: str, key: str, value: Any) -> str:
+    if _is_missing(value):
+        return f"{column} IS NULL"
+    if isinstance(value, Mapping):
+        raise RunStoreError(f"filter {key!r}: expected a value or a list of values, not {value!r}")
+    if isinstance(value, bool) and key in _NUMBERS:
+        return f"{column} > 0" if value else f"{column} = 0"
+    return f"{column} = {sql_literal(value)}"
+
+
+def _range(column: str, low: Any, high: Any, *, last_included: bool = False) -> str:
+    parts = [] if low is None else [f"{column} >= {sql_literal(low)}"]
+    if high is not None:
+        parts.append(f"{column} {'<=' if last_included else '<'} {sql_literal(high)}")
+    return " AND ".join(parts) or "TRUE"
+
+
+def _pair(key: Any, value: Any) -> tuple[Any, Any]:
+    values = _values(value) or []
+    if len(values) != 2 or not all(each is None or _is_number(each) for each in values):
+        raise RunStoreError(f"filter {key!r}: expected two numbers (low, high), not {value!r}")
+    return values[0], values[1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _values(value: Any) -> list[Any] | None:
+    """Return the items of a list of values as Python values, or None for a single value."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return None
+    return [each.item() if hasattr(each, "item") else each for each in value]
+
+
+def _is_missing(value: Any) -> bool:
+    return (
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or (isinstance(value, float) and math.isnan(value))
+    )
+
+
+def json_filter(where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a filter whose values are JSON values, for the browser: lists instead of arrays, Python numbers."""
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return json_filter(value)
+        values = _values(value)
+        if values is not None:
+            return [converted(each) for each in values]
+        return None if _is_missing(value) else value.item() if hasattr(value, "item") else value
+
+    return {str(key): converted(value) for key, value in where.items()}
+
+
+def sql_literal(value: Any) -> str:
+    """Return `value` as a DuckDB literal."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if _is_missing(value):
+        return "NULL"
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, float):
+        return f"CAST({quoted(repr(value))} AS DOUBLE)" if math.isinf(value) else f"CAST({value!r} AS DOUBLE)"
+    if isinstance(value, int):
+        return repr(value)
+    return quoted(str(value))
+
+
+def sql_list(values: Iterable[Any]) -> str:
+    """Return values as SQL literals separated by commas, for IN (...)."""
+    return ", ".join(map(sql_literal, values)) or "NULL"
