@@ -14,8 +14,9 @@ from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
+from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.analysis.student import mean_interval
 from rstar_lab.estimates import RESAMPLES
@@ -43,7 +44,7 @@ def plot_curves(
     `environment`: one curve for each environment of a run.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
     band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems (bootstrap).
-    where: condition on run_id, stage, step. Raises RunStoreError for an unknown x or key.
+    where: filter of the rollouts or steps. Raises RunStoreError for an unknown x or key.
     """
     if x not in _X:
         raise RunStoreError(f"x must be one of {', '.join(_X)}, got {x!r}")
@@ -55,9 +56,9 @@ def plot_curves(
         rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
     )
     look = line_styles(list(dict.fromkeys(frame.group)))
-    alerts = find_alerts(runs, where).merge(recipe_groups(runs, None if by == ENVIRONMENT else by), on="run_id")
-    if by == ENVIRONMENT:  # alerts are those of all rollouts of a run
-        alerts = alerts.iloc[:0]
+    whole = by != ENVIRONMENT and selects_steps(where)  # alerts are those of all rollouts of a step
+    alerts = find_alerts(runs, where if whole else {"step": []})
+    alerts = alerts.merge(recipe_groups(runs, None if by == ENVIRONMENT else by), on="run_id")
     for panel, name in enumerate(names):
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         if frame[frame.metric == name]["value"].isna().all():
@@ -215,6 +216,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
             measured["group"] = measured[ENVIRONMENT].fillna("no environment")
         long = pd.concat([long[~long.metric.isin(read)], measured], ignore_index=True)
     long["value"] = long["value"].astype(float)
+    chosen = "" if selects_steps(where) else _prefix(runs, where)
     rows: list[dict[str, Any]] = []
     for (group, metric, step), part in long.groupby(["group", "metric", "step"], sort=True):
         part = part[part["value"].notna()]
@@ -238,7 +240,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
                 "high": high if band else np.nan,
                 "n": int(part.n.sum()),
                 "runs": count,
-                "where": f"run_id IN ({ids}) AND step = {step}" + _environment_condition(by, str(group)),
+                "where": f"{chosen}run_id IN ({ids}) AND step = {step}" + _environment_condition(by, str(group)),
             }
         )
     columns = ["group", "metric", "step", "x", "value", "low", "high", "n", "runs", "where"]
@@ -248,7 +250,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
 def _environment_condition(by: str | None, group: str) -> str:
     if by != ENVIRONMENT:
         return ""
-    return " AND environment IS NULL" if group == "no environment" else f" AND environment = '{group}'"
+    return " AND environment IS NULL" if group == "no environment" else f" AND environment = {quoted(group)}"
 
 
 def _compute(runs: Runs, x: str) -> pd.Series:

@@ -54,6 +54,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "transcripts": tuple(TRANSCRIPTS.names),
     "steps": (*ROLLUP.names, "own_reward"),
 }
+_OF_ROLLOUTS = frozenset(TABLES["trajectories"])
 _NUMBERS = frozenset(
     field.name for field in TRAJECTORIES if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
 )
@@ -79,13 +80,16 @@ def where_sql(
         RunStoreError: unknown key, or a value of the wrong form.
         UserError: SQL text that is not exactly one expression.
     """
+    own = {*TABLES[table], *columns}
     if where is None or (isinstance(where, str) and not where.strip()):
         return "TRUE"
     if isinstance(where, str):
-        return checked_expression(where)
+        condition = checked_expression(where)
+        if table in ("calls", "transcripts") and not (named := columns_of(where)) <= own and named <= _OF_ROLLOUTS:
+            return _of_rollouts(condition)
+        return condition
     if not isinstance(where, Mapping):
         raise RunStoreError(f"a filter is SQL text or a mapping, not {type(where).__name__}")
-    own = {*TABLES[table], *columns}
     parts = []
     of_rollouts: dict[str, Any] = {}
     for key, value in where.items():
@@ -95,8 +99,12 @@ def where_sql(
         else:
             parts.append(_condition(key, value, table, own, noted))
     if of_rollouts:
-        parts.append(f"traj_id IN (SELECT traj_id FROM trajectories WHERE {where_sql(of_rollouts, noted=noted)})")
+        parts.append(_of_rollouts(where_sql(of_rollouts, noted=noted)))
     return " AND ".join(parts) or "TRUE"
+
+
+def _of_rollouts(condition: str) -> str:
+    return f"traj_id IN (SELECT traj_id FROM trajectories WHERE {condition})"
 
 
 _STEP_COLUMNS = frozenset({"run_id", "stage", "step"})

@@ -1,14 +1,20 @@
 """DuckDB connections without access to other files, and the check of SQL that a user or a run folder supplies."""
 
 import json
-from collections.abc import Iterable
-from functools import lru_cache
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from rstar_lab.errors import UserError
+from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.schema import LEVELS
+
+TABLES = frozenset({"runs", "steps", "rewards", "rollup", *LEVELS})  # tables of `Runs.sql`
+_SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
+_GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
 
 
 def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyConnection:
@@ -39,47 +45,77 @@ def quoted(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def check_query(query: str) -> None:
-    """Raise UserError unless the text is exactly one SELECT statement (DESCRIBE and SUMMARIZE count as one)."""
+    """Raise RunStoreError unless the text is exactly one SELECT statement (DESCRIBE and SUMMARIZE count as one)."""
     try:
         statements = duckdb.extract_statements(query)
     except duckdb.Error as error:
-        raise UserError(f"the query failed: {_first_lines(error)}") from error
+        raise RunStoreError(f"the query failed: {_first_lines(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise UserError("the query failed: only one SELECT statement is allowed")
+        raise RunStoreError("the query failed: only one SELECT statement is allowed")
 
 
 @lru_cache(maxsize=256)
 def checked_expression(sql: str) -> str:
-    """Return an SQL expression in parentheses. Raises UserError unless the text is exactly one expression."""
+    """Return an SQL expression in parentheses.
+
+    Raises RunStoreError unless the text is exactly one expression, whose subqueries read only the tables of the runs: it may
+    come from a file in a run folder.
+    """
     inside = f"({sql}\n)"  # a comment at the end of the text ends with its line
     try:
         # The first parses the text without the parentheses, so that it cannot close them and continue.
         duckdb.SQLExpression(sql)
         statements = duckdb.extract_statements(f"SELECT 1 WHERE {inside}")
     except duckdb.Error as error:
-        raise UserError(f"filter sql: write one SQL expression over the columns: {_first_lines(error)}") from error
+        raise RunStoreError(f"filter sql: write one SQL expression over the columns: {_first_lines(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise UserError("filter sql: write one SQL expression over the columns, without `;`")
+        raise RunStoreError("filter sql: write one SQL expression over the columns, without `;`")
+    if _SUBQUERY.search(sql):
+        _check_sources(inside)
     return inside
+
+
+def _check_sources(inside: str) -> None:
+    """Raise RunStoreError if a subquery reads anything but the tables of the runs."""
+    nodes = list(_nodes(inside))
+    named = {entry["key"] for node in nodes for entry in (node.get("cte_map") or {}).get("map", [])}
+    for node in nodes:
+        source = None
+        if node.get("type") == "BASE_TABLE" and node["table_name"].lower() not in {*TABLES, *named}:
+            source = node["table_name"]
+        elif node.get("type") == "TABLE_FUNCTION" and node["function"].get("function_name") not in _GENERATORS:
+            source = f"{node['function'].get('function_name')}(...)"
+        if source:
+            raise RunStoreError(f"filter sql: {source!r} cannot be read; the tables are {', '.join(sorted(TABLES))}")
 
 
 def columns_of(sql: str) -> set[str]:
     """Return the columns that an SQL expression names. A subquery counts as a column of its own."""
-    statement = f"SELECT 1 WHERE {checked_expression(sql)}"
-    tree = json.loads(duckdb.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()[0])
-    found: set[str] = set()
-    pending: list[Any] = [tree]
+    found = set()
+    for node in _nodes(checked_expression(sql)):
+        if node.get("class") == "COLUMN_REF":
+            found.add(node["column_names"][-1])
+        elif node.get("class") == "SUBQUERY":
+            found.add("(subquery)")
+    return found
+
+
+def _nodes(inside: str) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of the syntax tree of an SQL condition in parentheses."""
+    text = _parser().cursor().execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {inside}"]).fetchone()
+    pending: list[Any] = [json.loads(text[0])] if text else []
     while pending:
         node = pending.pop()
         if isinstance(node, dict):
-            if node.get("class") == "COLUMN_REF":
-                found.add(node["column_names"][-1])
-            elif node.get("class") == "SUBQUERY":
-                found.add("(subquery)")
+            yield node
             pending += node.values()
         elif isinstance(node, list):
             pending += node
-    return found
+
+
+@cache
+def _parser() -> duckdb.DuckDBPyConnection:
+    return connect()
 
 
 def _first_lines(error: Exception) -> str:

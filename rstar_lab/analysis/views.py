@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.analysis.queries import connect, quoted
+from rstar_lab.analysis.queries import TABLES, connect, quoted
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
 
-_TABLES = {"runs", "steps", "rewards", "rollup", *LEVELS}
 _SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
 Steps = Iterable[tuple[str, int]]  # (run_id, step)
@@ -35,6 +34,7 @@ class Views:
         self._given, self._root, self._frames = list(folders), root, frames
         self._lock = threading.RLock()
         self._allowed: set[Path] = set()
+        self._runs: list[Path] = []
         self._connection = connect()
         # Without views: DuckDB replaces a view by its definition when it lists the tables of a query.
         self._parser = connect()
@@ -113,7 +113,7 @@ class Views:
                 names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))}
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
                 names = {name.lower() for name in _SOURCE.findall(query)}
-            for name in names & _TABLES:
+            for name in names & TABLES:
                 state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))
                 if self._views.get(name) != state:
                     self._make_view(name)
@@ -121,11 +121,17 @@ class Views:
             return self._connection.cursor()
 
     def _allow_folders(self) -> None:
-        """Connect again if a run lies outside of the folders that the connection may read, which cannot be changed."""
-        folders = {reader.run_dir.resolve() for reader in self.readers()}
-        if self._root is not None:
-            root = self._root.resolve()
-            folders = {root, *(folder for folder in folders if root not in folder.parents)}
+        """Connect again if a run lies outside of the folders that the connection may read, which cannot be changed.
+
+        A run and the folders of its levels may be symbolic links.
+        """
+        runs = [reader.run_dir for reader in self.readers()]
+        if runs == self._runs:
+            return
+        self._runs = runs
+        folders = {folder.resolve() for run in runs for folder in (run, *map(run.joinpath, LEVELS))}
+        roots = {self._root.resolve()} if self._root is not None else folders
+        folders = {folder for folder in folders if not roots.intersection(folder.parents)} | (roots - folders)
         if folders - self._allowed:
             self._allowed |= folders
             self._connection = connect(sorted(self._allowed), memory_limit=_MEMORY)

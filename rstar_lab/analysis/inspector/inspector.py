@@ -397,7 +397,13 @@ def inspect(store: Store | pd.DataFrame | str | Path, where: Where = None, **sta
         from rstar_lab.analysis.runs import open_runs
 
         store = open_runs(store)
-    filters = {"sql": where} if isinstance(where, str) else json_filter(where or {})
+    filters: dict[str, Any] = {}
+    if isinstance(where, str):
+        filters = {"sql": where} if where.strip() else {}
+    elif isinstance(where, Mapping):
+        filters = json_filter(where)
+    elif where is not None:
+        where_sql(where)  # raises
     inspector = Inspector(store, filters=filters, **state)
     inspector._condition(filters, {})  # raises for an unknown filter
     return inspector
