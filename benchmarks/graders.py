@@ -16,8 +16,9 @@ import typer
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.problems import load_problems, parse_fields
+from rstar_lab.rl.reward.boxed import RELEASED, released_grade
 from rstar_lab.verify import AnswerFormat, verify, warm_up
-from rstar_lab.verify_workers import IDLE_WORKERS, workers
+from rstar_lab.verify.pool import IDLE_WORKERS
 
 OTHERS = ("released", "prime_math", "math_verify_response")
 # name -> (`fields` of `load_problems`, field of the reference solution, format of the answer in the solution)
@@ -63,7 +64,7 @@ def grade(path: Path) -> list[Graded]:
         kind, response, truth, answer_format = item
         accepted = {"ours": verify(response, truth, answer_format=answer_format)}
         for name in OTHERS:
-            accepted[name] = workers.compare(response, truth, grader=name)
+            accepted[name] = released_grade(response, truth, graders=RELEASED if name == "released" else (name,))
         return Graded(path.stem, kind, response, truth, accepted)
 
     with ThreadPoolExecutor(IDLE_WORKERS) as threads:

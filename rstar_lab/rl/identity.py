@@ -9,11 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rstar_lab import __version__, verify, verify_workers
+from rstar_lab import __version__, verify
 from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, PROMPT_KEYS, EnvironmentEntry, Recipe, RlSection
+from rstar_lab.rl.reward.boxed import released_program
 from rstar_lab.runs.files import write_json
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
@@ -103,8 +104,8 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
 
 @cache
 def verifier_version() -> str:
-    """Return the versions of the packages that verify answers, and a hash of `verify.py` and `verify_workers.py`."""
-    source = b"".join(Path(str(module.__file__)).read_bytes() for module in (verify, verify_workers))
+    """Return the versions of the packages that verify answers, and a hash of the code of `rstar_lab.verify`."""
+    source = b"".join(path.read_bytes() for path in sorted(Path(str(verify.__file__)).parent.glob("*.py")))
     own = f"rstar-lab {__version__} {hashlib.blake2b(source, digest_size=4).hexdigest()}"
     return ", ".join([own, *map(_version, _VERIFIER_PACKAGES)])
 
@@ -117,7 +118,7 @@ def _version(package: str) -> str:
 
 
 def _grader_version(reward: str | None) -> list[str]:
-    return [_version("verl")] if reward == "released" else []  # its grader is that of verl
+    return [_version("verl"), _hash(released_program())] if reward == "released" else []  # its grader is that of verl
 
 
 def _environment(entry: EnvironmentEntry) -> list[Any]:

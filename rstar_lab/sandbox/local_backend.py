@@ -12,8 +12,7 @@ from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.streaming import OnOutput
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work
-from rstar_lab.verify import verify, warm_up
-from rstar_lab.verify_workers import Undecided
+from rstar_lab.verify import Undecided, verify, warm_up
 
 # Limit in CPU seconds of the first attempt to verify an answer; most answers need about 0.01. An answer that needs more is
 # verified again without this limit, in other threads, so that it does not delay short ones.

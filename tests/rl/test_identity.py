@@ -74,8 +74,8 @@ def test_the_version_of_verl_identifies_an_environment_with_its_grader(monkeypat
 def test_code_and_versions_of_the_graders_change_the_identity(monkeypatch, tmp_path):
     versions = []
     for text in ("one", "two"):
-        (tmp_path / "verify_workers.py").write_text(text)
-        monkeypatch.setattr(module.verify_workers, "__file__", str(tmp_path / "verify_workers.py"))
+        (tmp_path / "__init__.py").write_text(text)
+        monkeypatch.setattr(module.verify, "__file__", str(tmp_path / "__init__.py"))
         module.verifier_version.cache_clear()
         versions.append(module.verifier_version())
     monkeypatch.undo()

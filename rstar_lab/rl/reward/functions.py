@@ -13,9 +13,10 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward.boxed import released_grade
 from rstar_lab.rl.reward.trl import adapt_trl_reward, is_trl_reward
 from rstar_lab.rl.trajectory import ToolCallRecord
-from rstar_lab.verify import AnswerFormat, released_grade, verify
+from rstar_lab.verify import AnswerFormat, verify
 
 
 def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> float:

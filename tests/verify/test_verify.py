@@ -13,12 +13,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_lab import verify_workers
 from rstar_lab.errors import UserError
-from rstar_lab.verify import canonical_integer, extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
-from rstar_lab.verify_workers import Undecided
+from rstar_lab.verify import (
+    Undecided,
+    canonical_integer,
+    extract_answer,
+    last_boxed,
+    same_answer,
+    verify,
+    verify_many,
+    warm_up,
+)
+from rstar_lab.verify import pool as pool_module
+from rstar_lab.verify import worker as worker_module
 
-DEADLINE_S = 5.0
+# An answer is decided within 5 s on a free core. CPU time is what counts, so a loaded machine takes longer.
+DEADLINE_S = 5.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -216,7 +226,7 @@ def worker_processes() -> list[psutil.Process]:
     processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended
-            if verify_workers.__file__ in process.cmdline():
+            if worker_module.__file__ in process.cmdline():
                 processes.append(process)
     return processes
 
@@ -247,7 +257,7 @@ def test_forked_process_starts_its_own_workers():
 SCRIPT = """
 import sys, threading, time
 import rstar_lab.verify
-from rstar_lab import verify_workers as module
+from rstar_lab.verify import pool as module
 from rstar_lab.errors import UserError
 assert not {"sympy", "math_verify", "numpy"} & set(sys.modules), "importing verify must stay light"
 # Start from a thread that ends: the fork server must outlive that thread.
@@ -255,7 +265,7 @@ thread = threading.Thread(target=module.workers.warm_up); thread.start(); thread
 time.sleep(0.3)
 assert module.workers.compare(r"\\frac{10}{2}", "5.0")
 print(module.workers._process.pid, flush=True)
-threading.Thread(target=module.workers.compare, args=("9^{9^{9^9}}", "5"), daemon=True).start()
+threading.Thread(target=module.workers.compare, args=(r"\\int_0^1 x^{x^{x}} dx", "5"), daemon=True).start()
 time.sleep(0.5)
 """
 
@@ -284,10 +294,10 @@ def test_workers_end_with_the_caller(end):
 def test_missing_math_verify_names_the_extra_to_install(monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = verify_workers.WorkerPool()
+    pool = pool_module.WorkerPool()
     try:
         with pytest.raises(UserError, match=r"rstar_lab\[sandbox\]"):
-            pool.compare("1/2", "0.5", 30)
+            pool.compare("x/2", "0.5x", 30)
     finally:
         pool.close()
 
@@ -323,7 +333,7 @@ def test_answers_of_real_sets_verify_only_against_themselves(name):
 
 @pytest.mark.slow
 def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
-    hang = "(x+1)^{2000}+9^{9^{9}}"
+    hang = r"\int_0^1 x^{x^{x}} dx"
     with pytest.raises(Undecided):
         same_answer(hang, "1/3", slice_s=0.1)
     assert same_answer("\\frac{2}{6}", "1/3", slice_s=0.1)
@@ -334,7 +344,7 @@ def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
 def test_workers_do_not_get_the_environment_of_the_caller():
     code = (
         "import os, pathlib; os.environ['SECRET_TOKEN'] = 'x'\n"
-        "from rstar_lab.verify_workers import workers\n"
+        "from rstar_lab.verify.pool import workers\n"
         "workers.warm_up()\n"
         "print('SECRET' in pathlib.Path(f'/proc/{workers._process.pid}/environ').read_text())"
     )

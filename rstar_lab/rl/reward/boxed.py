@@ -1,0 +1,118 @@
+"""Graders that execute text of the model run as calls of a sandbox: the graders of microsoft/rStar.
+
+verl's prime_math passes the model's answer to `eval` and to sympy's `parse_expr`. In the trainer's process, or in any process
+with its user id, an answer could read files and keys, or change later rewards. The sandbox of this module is separate from
+that of the tool calls and imports sympy once.
+"""
+
+import asyncio
+import atexit
+import importlib.util
+import json
+import os
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import Limits, LocalSandbox
+from rstar_lab.verify import Undecided
+from rstar_lab.verify.extraction import MAX_SEARCHED
+
+PRELOAD = ("sympy", "sympy.parsing.sympy_parser", "sympy.parsing.latex", "pylatexenc.latex2text", "math_verify")
+RELEASED = ("prime_math", "math_verify_response")
+TIMEOUT_S = 6.0  # CPU seconds of a call; each of the two graders stops after 2
+WORKERS = min(4, os.cpu_count() or 1)
+
+
+@cache
+def released_program() -> str:
+    """Return the program that grades a response inside the sandbox."""
+    return (Path(__file__).parent / "released_program.py").read_text(encoding="utf-8")
+
+
+class GraderBox:
+    """A sandbox for graders, in a thread with an event loop of its own. Its methods can be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="grader-box", daemon=True)
+        self._thread.start()
+        self._sandbox = LocalSandbox(Limits(timeout_s=TIMEOUT_S), workers=WORKERS, preload=PRELOAD)
+
+    def _wait(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def start(self) -> None:
+        """Start the sandbox (imports sympy). Raises UserError if it cannot start."""
+        try:
+            self._wait(self._sandbox.start())
+        except RuntimeError as error:
+            raise UserError(f"rl.reward: the sandbox of the grader did not start: {error}") from error
+
+    def run(self, program: str, request: dict[str, Any]) -> bool:
+        """Return whether a program prints 1 for a request on its stdin.
+
+        A program that fails or exceeds its limits prints something else. Raises Undecided if the sandbox failed.
+        """
+        self.start()
+        result = self._wait(self._sandbox.run(program, json.dumps(request), seed=0))
+        if result.outcome in (Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT):
+            raise Undecided(f"the sandbox of the grader failed: {result.outcome.value}")
+        return bool(result.stdout.strip() == "1")
+
+    def close(self) -> None:
+        """End the processes of the sandbox."""
+        try:
+            asyncio.run_coroutine_threadsafe(self._sandbox.aclose(), self._loop).result(10)
+        except Exception:  # at the exit of the process; its processes end with it
+            pass
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+_lock = threading.Lock()
+_box: GraderBox | None = None
+
+
+def grader_box() -> GraderBox:
+    """Return the sandbox of this process for graders. Created at the first call."""
+    global _box
+    with _lock:
+        if _box is None:
+            _box = GraderBox()
+            atexit.register(_box.close)
+        return _box
+
+
+def _after_fork() -> None:
+    global _box, _lock
+    if _box is not None:
+        atexit.unregister(_box.close)
+    _box, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def released_grade(response_text: str, answer: str, *, graders: tuple[str, ...] = RELEASED) -> bool:
+    """Return whether the graders of microsoft/rStar accept a response: verl's prime_math, else math-verify.
+
+    They read the answer from the whole response and run inside a sandbox. An answer that contains Python code is not passed to
+    prime_math.
+
+    Args:
+        response_text: The model's own text.
+        answer: The true answer.
+        graders: Names of the graders to try in order.
+
+    Raises:
+        UserError: Without verl and math-verify, or if the sandbox cannot start.
+        Undecided: If the sandbox failed.
+    """
+    for package, extra in (("verl", "verl"), ("math_verify", "sandbox")):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"rl.reward: released requires {package}: pip install 'rstar_lab[{extra}]'")
+    request = {"response": response_text[-MAX_SEARCHED:], "answer": answer, "graders": graders}
+    return grader_box().run(released_program(), request)

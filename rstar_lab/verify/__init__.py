@@ -1,0 +1,16 @@
+r"""Answer verification: extract the final answer of a response and compare it with the true answer.
+
+`verify(response_text, answer)` returns whether they are equal. Importing this package loads no sympy.
+
+Source of the default rule: rStar2-Agent, section 2: the reward is 1 exactly if the boxed answer inside the answer tags
+equals the true answer.
+"""
+
+from rstar_lab.verify.comparison import canonical_integer, same_answer, verify, verify_many, warm_up
+from rstar_lab.verify.extraction import ANSWER_FORMATS, AnswerFormat, extract_answer, last_boxed, last_number
+from rstar_lab.verify.pool import Undecided
+
+__all__ = [
+    "ANSWER_FORMATS", "AnswerFormat", "Undecided", "canonical_integer", "extract_answer", "last_boxed", "last_number",
+    "same_answer", "verify", "verify_many", "warm_up",
+]  # fmt: skip

@@ -1,0 +1,101 @@
+"""Compare the final answer of a response with the true answer.
+
+Equal texts and plain numbers are compared in this process. All other pairs go to worker processes (`pool`), because a model
+can write expressions that hang sympy or exhaust memory, such as `9^{9^{9^9}}`.
+"""
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from rstar_lab.verify.extraction import AnswerFormat, extract_answer
+from rstar_lab.verify.pool import IDLE_WORKERS, workers
+from rstar_lab.verify.structure import quick
+
+MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
+
+_INTEGER = re.compile(r"([+-]?)0*([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
+
+
+def canonical_integer(text: str) -> str | None:
+    """Return an integer in normal form, without plus sign, leading zeros and separators ("025", "+7", "1,234").
+
+    Returns None for all other text. Works on strings, so that Python's limit on integer digits does not apply.
+    """
+    match = _INTEGER.fullmatch(text)
+    if not match:
+        return None
+    digits = match[2].replace(",", "").lstrip("0") or "0"
+    return "-" + digits if match[1] == "-" and digits != "0" else digits
+
+
+def _strip(text: str) -> str:
+    text = text.strip()
+    if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    return text[:-1] if text[-1:] == "." and text[-2:-1].isdigit() else text  # the period of a sentence
+
+
+def same_answer(candidate: str, answer: str, *, slice_s: float | None = None) -> bool:
+    r"""Return whether two answers (without tags and box) are equal, by the rules of docs/evaluation.md.
+
+    Args:
+        candidate: The answer to check.
+        answer: The true answer.
+        slice_s: See `verify`.
+
+    Raises:
+        Undecided: See `verify`.
+        UserError: If math-verify is needed and not installed.
+    """
+    candidate, answer = _strip(candidate), _strip(answer)
+    if not candidate or not answer:
+        return False
+    if candidate == answer:
+        return True
+    left, right = canonical_integer(candidate), canonical_integer(answer)
+    if left is not None and right is not None:
+        return left == right
+    if max(len(candidate), len(answer)) > MAX_EXPRESSION:
+        return False
+    decided = quick(candidate, answer)
+    return workers.compare(candidate, answer, slice_s=slice_s) if decided is None else decided
+
+
+def verify(
+    response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged", slice_s: float | None = None
+) -> bool:
+    """Return whether the final answer of a response equals `answer`.
+
+    A comparison has 0.75 s of CPU time, whatever else the machine does; one that needs more is different. So the result comes
+    within 5 s on a machine with a free core, and does not depend on the load. It works in any thread or event loop.
+
+    Args:
+        response_text: The model's own text only, never tool output.
+        answer: The true answer.
+        answer_format: Where the answer is read from, see `extract_answer`.
+        slice_s: CPU seconds after which a comparison stops and raises Undecided. Default: no such limit.
+
+    Raises:
+        Undecided: If there was no result within two minutes, because the machine is overloaded or kills the workers. Such
+            an answer is neither correct nor wrong.
+        UserError: If math-verify is needed and not installed.
+    """
+    candidate = extract_answer(response_text, answer_format)
+    return candidate is not None and same_answer(candidate, answer, slice_s=slice_s)
+
+
+def verify_many(
+    pairs: Iterable[tuple[str, str]], *, answer_format: AnswerFormat = "tagged", concurrency: int = IDLE_WORKERS
+) -> list[bool]:
+    """Return `verify` for each (response_text, answer), in order. Each pair has its own limit."""
+    with ThreadPoolExecutor(max(1, concurrency)) as threads:
+        return list(threads.map(lambda pair: verify(*pair, answer_format=answer_format), pairs))
+
+
+def warm_up(timeout_s: float = 60.0) -> None:
+    """Start the worker processes before the first answer (1.5 s of one core for importing sympy).
+
+    Raises UserError if the start fails.
+    """
+    workers.warm_up(timeout_s)

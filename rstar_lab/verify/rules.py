@@ -1,0 +1,231 @@
+r"""Tables of the notations that mean the same in an answer. docs/evaluation.md lists them; each row has a test.
+
+A table maps what a model or a data set writes to one LaTeX form. `normalise` applies them.
+"""
+
+import re
+import unicodedata
+
+# Unicode characters -> LaTeX. Superscripts, subscripts, vulgar fractions and roots are handled in `normalise`.
+UNICODE = str.maketrans(
+    {
+        **dict.fromkeys("−–—‐‑﹣－", "-"),
+        **dict.fromkeys("×✕⨯", r"\times "),
+        **dict.fromkeys("·⋅∙•", r"\cdot "),
+        **dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\u2061\u2062\u2063\ufeff", ""),
+        **dict.fromkeys("。．", "."),
+        **dict.fromkeys("、，", ", "),
+        "；": "; ", "÷": r"\div ", "∕": "/", "≤": r"\leq ", "≦": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "≧": r"\geq ",
+        "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in ", "∉": r"\notin ", "∪": r"\cup ",
+        "∩": r"\cap ", "∖": r"\setminus ", "⊂": r"\subset ", "∅": r"\emptyset ", "⌀": r"\emptyset ", "∞": r"\infty ",
+        "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "…": r"\ldots ", "⋯": r"\ldots ", "∠": r"\angle ",
+        "△": r"\triangle ", "→": r"\to ", "⇒": r"\Rightarrow ", "⟨": r"\langle ", "〈": r"\langle ", "⟩": r"\rangle ",
+        "〉": r"\rangle ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
+        "ℂ": r"\mathbb{C}", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
+        "⌈": r"\lceil ", "⌉": r"\rceil ", "′": "'", "″": "''", "％": "%", "﹪": "%",
+        "或": ", ", "和": ", ", "“": '"', "”": '"', "‘": "'", "’": "'",
+        "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta ",
+        "λ": r"\lambda ", "μ": r"\mu ", "π": r"\pi ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ",
+        "ψ": r"\psi ", "ω": r"\omega ", "Δ": r"\Delta ", "Σ": r"\Sigma ", "Ω": r"\Omega ",
+    }
+)  # fmt: skip
+
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni")
+SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
+VULGAR_FRACTIONS = {
+    char: r"\frac{{{}}}{{{}}}".format(*tuple(unicodedata.normalize("NFKC", char).split("⁄")))
+    for char in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+}
+
+# Commands that only change how the text looks.
+FORMATTING = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg|Bigg"
+    r"|left\.|right\.|left(?![a-z])|right(?![a-z])|mleft|mright|strut|mathstrut|centering|noindent|bf|rm|it|sf|tt|em|boldmath)"
+    r"(?![A-Za-z])"
+)
+TEXT_COMMANDS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal|up|md)?|mbox|hbox|emph|underline|math(?:rm|bf|it|sf|tt|normal)|boldsymbol|bm|pmb"
+    r"|operatorname\*?)\s*(?=\{)"
+)
+SPACES = re.compile(
+    r"(?<!\\)\\[ ,;:>]|\\(?:quad|qquad|thinspace|enspace|medspace|newline|hfill|space)(?![A-Za-z])|~|\s"
+)
+
+# One spelling for commands with the same meaning.
+SYNONYMS = {
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "le": "leq", "ge": "geq",
+    "leqslant": "leq", "geqslant": "geq", "ne": "neq", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots",
+    "dotsb": "ldots", "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]",
+    "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "colon": ":", "ast": "*", "lt": "<", "gt": ">", "land": "and ",
+    "backslash": "setminus", "smallsetminus": "setminus", "rightarrow": "to", "implies": "Rightarrow", "degree": "circ",
+    "textdegree": "circ", "imath": "i", "euro": "€", "pounds": "£", "texteuro": "€", "textdollar": "$", "dollar": "$",
+    "iff": "Leftrightarrow", "bigcup": "cup",
+}  # fmt: skip
+
+# Names that models write without a backslash.
+FUNCTIONS = [
+    "arcsin",
+    "arccos",
+    "arctan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "log",
+    "ln",
+    "lg",
+    "exp",
+    "sqrt",
+    "gcd",
+    "lcm",
+    "max",
+    "min",
+    "lim",
+    "det",
+]
+SYMBOLS = {"pi": r"\pi ", "infinity": r"\infty ", "inf": r"\infty ", "oo": r"\infty ", "theta": r"\theta "}
+
+CURRENCIES = {
+    "USD": "$", "US$": "$", "U.S.$": "$", "$": "$", "dollar": "$", "dollars": "$", "bucks": "$", "cent": "cent",
+    "cents": "cent", "¢": "cent", "€": "€", "EUR": "€", "euro": "€", "euros": "€", "£": "£", "GBP": "£", "¥": "¥", "￥": "¥",
+    "yen": "¥", "yuan": "¥", "RMB": "¥", "CNY": "¥", "JPY": "¥", "元": "¥", "₹": "₹", "INR": "₹", "rupees": "₹",
+    "Rs": "₹", "₽": "₽", "₩": "₩",
+}  # fmt: skip
+
+# Unit -> its other spellings. A plural with s is added to the long ones.
+_UNITS = {
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre 厘米", "dm": "decimeter", "km": "kilometer kilometre 千米 公里",
+    "m": "meter metre 米", "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram",
+    "kg": "kilogram 千克 公斤", "g": "gram 克", "lb": "lbs pound", "oz": "ounce", "t": "ton tonne", "ms": "millisecond",
+    "s": "sec secs second 秒", "min": "mins minute 分钟", "h": "hr hrs hour 小时", "day": "days 天", "week": "weeks",
+    "month": "months", "year": "yr yrs years 年", "deg": "degree 度", "L": "liter litre l 升", "mL": "milliliter ml",
+    "gal": "gallon", "mph": "", "kmh": "kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
+    "W": "watt", "kW": "", "V": "volt", "A": "amp ampere", "K": "kelvin", "C": "", "F": "", "Pa": "pascal", "kPa": "",
+    "mol": "mole", "rad": "radian", "eV": "", "ohm": "", "acre": "", "rpm": "", "atm": "", "cc": "", "bit": "", "byte": "",
+    "unit": "", "rev": "revolution", "erg": "", "pc": "parsec", "kpc": "", "AU": "", "Gyr": "",
+}  # fmt: skip
+UNITS: dict[str, str] = {}
+for _name, _spellings in _UNITS.items():
+    for _spelling in (_name, *_spellings.split()):
+        UNITS[_spelling] = _name
+        if len(_spelling) > 2 and _spelling.isascii():
+            UNITS.setdefault(_spelling + "s", _name)
+            UNITS.setdefault(_spelling.capitalize(), _name)
+
+# Words that do not end an answer as a unit does: the answer is then a sentence, which is compared as text only.
+NOT_UNITS = frozenset(
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "not",
+        "no",
+        "or",
+        "and",
+        "but",
+        "if",
+        "when",
+        "where",
+        "then",
+        "than",
+        "so",
+        "as",
+        "at",
+        "about",
+        "approx",
+        "approximately",
+        "around",
+        "maybe",
+        "perhaps",
+        "possibly",
+        "probably",
+        "mod",
+        "modulo",
+        "base",
+        "wrong",
+        "incorrect",
+        "false",
+        "right",
+        "correct",
+        "true",
+        "never",
+        "always",
+        "fails",
+        "fail",
+        "failed",
+        "does",
+        "rather",
+        "instead",
+        "either",
+        "neither",
+        "both",
+        "nor",
+        "without",
+        "except",
+        "unless",
+        "more",
+        "less",
+        "fewer",
+        "greater",
+        "least",
+        "most",
+        "plus",
+        "minus",
+        "times",
+        "over",
+        "am",
+        "pm",
+        "east",
+        "west",
+        "north",
+        "south",
+        "left",
+        "up",
+        "down",
+        "even",
+        "odd",
+        "prime",
+        "negative",
+        "positive",
+        "undefined",
+        "none",
+        "because",
+        "since",
+        "for",
+        "all",
+        "any",
+        "only",
+        "remainder",
+        "r",
+        "can",
+        "could",
+        "may",
+        "might",
+        "should",
+        "would",
+        "exactly",
+        "otherwise",
+        "between",
+        "through",
+        "until",
+        "versus",
+        "vs",
+    ]
+)
+
+ALIASES = {
+    "dne": "doesnotexist", "nosolutions": "nosolution", "nosolutionexists": "nosolution", "undefinded": "undefined",
+}  # fmt: skip
+
+NUMBER_WORDS = {
+    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10",
+    "twelve": "12", "sixteen": "16",
+}  # fmt: skip

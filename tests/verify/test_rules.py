@@ -1,0 +1,184 @@
+"""The rules of docs/evaluation.md: which answers are equal. Each row is tested with answers of several forms."""
+
+import pytest
+
+from rstar_lab.verify import same_answer, verify, warm_up
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    warm_up()
+
+
+RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
+    "layout": (
+        [
+            (r"\dfrac12.", r"$\frac{1}{2}$"), (r"\displaystyle\frac{1}{2}", "0.5"), ("(6,5).", "(6,5)"), ("Yes.", "Yes"),
+            (r"\textcolor{red}{42}", "42"), ("**73**", "73"), (r"42~", "42"), (r"42\\", "42"), (r"\mathsf{42}", "42"),
+            (r"\left(3,\frac{\pi}{2}\right)", r"(3, \frac{\pi}{2})"), (r"\(42\)", "42"), ("42,", "42"),
+            (r"\begin{cases} 1 & x > 0 \\ 2 & x < 0 \end{cases}", r"\begin{cases}1&x>0\\2&x<0\end{cases}"),
+            (r"\left[\begin{array}{cc}1 & 2\\3 & 4\end{array}\right]", r"\begin{bmatrix}1&2\\3&\frac{8}{2}\end{bmatrix}"),
+            (r"\frac{1}{2}, 3", r"$\frac{1}{2}$, 3"), ("221, 8", "$221,$8$"), (r"{\bf 42}", "42"), (r"\#42", "42"),
+        ],
+        [
+            ("42 43", "4243"), ("42 43", "42"), (r"42\quad43", "42"), ("2 2/3", "2"), ("221", "$221,$8$"),
+            (r"\begin{cases}1&x>0\\2&x<0\end{cases}", r"\begin{cases}1&x>0\\3&x<0\end{cases}"),
+        ],
+    ),
+    "unicode": (
+        [
+            ("2√3", r"2\sqrt{3}"), ("x²", "x^2"), ("½", "0.5"), ("−5", "-5"), ("–5", "-5"), ("36π", r"36\pi"),
+            ("(−∞,3]", r"(-\infty,3]"), ("x≤3", r"x \leq 3"), ("2×3", "6"), ("5，6", "5,6"), ("１２３", "123"), ("60°", "60"),
+            ("50％", "50"), ("x₁", "x_1"), ("2½", "2.5"),
+        ],
+        [("x²", "x_2"), ("√3", "3"), ("−5", "5"), ("½", "2")],
+    ),
+    "numbers": (
+        [
+            ("8.7e8", "870000000"), ("870000000", r"8.7\times10^8"), ("4190000.0", "4.19e6"), ("0.333333", r"\frac13"),
+            ("0.666667", r"\frac23"), ("3.141593", r"\pi"), ("1.25664e-6", r"4\pi\times10^{-7}"), ("1{,}234", "1234"),
+            (r"1\,234.50", "1234.5"), (r"0.\overline{3}", r"\frac13"), (r"3.\overline{6}", r"\frac{11}{3}"),
+            ("1 1/4", "5/4"), (r"-2\frac{1}{2}", "-2.5"), ("5e3", "5000"), (r"\frac{1}{20!}", r"\frac{1}{20\cdot 19!}"),
+        ],
+        [
+            ("0.33", r"\frac13"), ("0.0", "2.88e-19"), ("-2.88e-19", "2.88e-19"), ("9.1e-31", "2.88e-19"),
+            ("1.0", r"1-\frac{1}{2^{30}}"), (r"2-\frac{1}{2^{2023}}", r"2-\frac{1}{2^{2024}}"), (r"\frac{1}{20!}", r"\frac{1}{21!}"),
+            ("0.00000006", "0.00000007"), ("3.14159", "3.141592653589793"), ("4.5e33", "4.5000001e33"), ("0", r"0.\overline{3}"),
+            (r"\sqrt{2}+10^{-20}", r"\sqrt{2}"), ("3.14", r"\pi"), ("0.1666667", r"\frac{1}{7}"),
+        ],
+    ),
+    "percentages": (
+        [
+            (r"50\%", "50"), (r"50\%", "0.5"), ("0.5", r"50\%"), (r"12.5\%", r"12\frac{1}{2}\%"), (r"\frac{100}{3}\%", r"\frac13"),
+            (r"33\frac13\%", r"\frac{100}{3}"), ("50 percent", "50"), (r"200\%", "2"), (r"50\%.", "50"),
+        ],
+        [(r"5\%", "0.5"), (r"49\%", r"50\%"), ("12", r"12\frac{1}{2}\%"), (r"50\%", "5")],
+    ),
+    "units": (
+        [
+            ("5 cm", "5"), (r"5\text{ cm}", "5"), (r"5\text{ centimeters}", "5 cm"), (r"64 \mathrm{~cm}^2", r"64\text{ cm}^2"),
+            ("64 square feet", "64"), (r"\frac{3}{4}\text{ hours}", r"\frac34"), ("42 apples", "42"), ("5个", "5"), ("5元", "5"),
+            ("5平方厘米", "5"), (r"\$36", "36"), ("36", r"\$36"), ("32,348", r"\$32,348"), (r"\$18.9", r"\$18.90"), ("€5", "5"),
+            ("5 USD", "5"), ("5 dollars", r"\$5"), (r"90^\circ", "90 degrees"), ("4 4/9 days", r"$4 \frac{4}{9}$ days"),
+            ("42nd", "42"), (r"42^{\text{nd}}", "42"), (r"\textbf{(A)}\ 42", "42"), (r"\$18\text{ per day}", "18"),
+        ],
+        [
+            ("5 m", "5 cm"), (r"\$5", "€5"), ("6 cm", "5 cm"), (r"\$6", "5"), ("5 apples", "5 pears"), ("3:30 p.m.", "3:30 a.m."),
+            (r"45^\circ 30'", r"45^\circ 20'"), ("5x", "5"), ("5 is wrong", "5"),
+        ],
+    ),
+    "complex numbers": (
+        [
+            ("27+38i", "$27+38 i$"), (r"2i\sqrt{3}", r"2 \sqrt{3} i"), (r"5\cdot i", "5i"), ("i^2", "-1"), ("(1+i)^2", "2i"),
+            (r"\sqrt{-9}", "3i"), (r"e^{i\pi}", "-1"), (r"\frac{1}{i}", "-i"), (r"1\pm 2i", r"1 \pm 2 i"), ("2+3i, 2-3i", r"2 \pm 3 i"),
+            (r"e^{i\pi/3}", r"\frac12+\frac{\sqrt3}{2}i"), ("ai", "a i"),
+        ],
+        [("3+2i", "3-2i"), ("i", "1"), ("2i", "-2i"), (r"a_i", "a"), (r"\sum_{i=1}^{n} i", "ni")],
+    ),
+    "notation": (
+        [
+            ("10^-5", "10^{-5}"), (r"1\times 10^-5", "1e-5"), ("x^-1", r"\frac1x"), ("e^-x", "e^{-x}"), ("2**10", "1024"),
+            (r"3\sqrt10", r"3\sqrt{10}"), ("sqrt(2)/2", r"\frac{\sqrt2}{2}"), ("2*pi", r"2\pi"), ("log(2)", r"\log 2"),
+            ("x^(1/2)", r"\sqrt{x}"), (r"\sqrt{1/n}", r"\frac{1}{\sqrt n}"), (r"\sqrt[3]{-8}", "-2"), (r"\sin 30^\circ", r"\frac12"),
+            (r"\emptyset", r"\varnothing"), (r"\min\{3,5\}", "3"), ("^{1}/_{2}", "0.5"), (r"\lg 1000", "3"),
+            (r"\sum_{n=1}^{\infty}\frac{1}{n^2}", r"\frac{\pi^2}{6}"), (r"\frac{x^2-1}{x-1}", "x+1"), ("{1 \\over 2}", "0.5"),
+        ],
+        [(r"\frac112", r"\frac{1}{12}"), ("x^2y", "x^{2y}"), (r"\sqrt{x^2}", "x"), ("7!!", "7!"), ("2^10", "20"), ("x+1", "x-1")],
+    ),
+    "lists": (
+        [
+            (r"1\pm\sqrt2", r"1-\sqrt2, 1+\sqrt2"), ("1 or 2", "2,1"), (r"\{1,2\}", "2, 1"), ("x=1, x=2", "1,2"),
+            (r"\{1,2,3,4\}", r"\{1,3\}\cup\{2,4\}"), ("(1,2),(3,4)", "(3,4), (1,2)"), ("(1,2)", "(x,y)=(1,2)"),
+            ("x=5或x=6", "5,6"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}"), ("100,200", "100, 200"),
+        ],
+        [
+            ("(1,2)", "(2,1)"), ("42", "42, 43"), ("42 or 43", "42"), (r"\{42,43\}", "42"), ("1,2,3", "1,2"),
+            (r"1,2,\ldots,42", "42"), ("2", r"\frac{1\pm\sqrt5}{2}"), (r"1, 3, 5, \ldots, 2n-1", r"1, 2, \ldots, n"),
+        ],
+    ),
+    "intervals": (
+        [
+            ("x>2", r"(2,\infty)"), (r"\{x\mid x>0\}", r"(0,\infty)"), ("1>x>-1", "-1<x<1"), ("]1,2[", "(1,2)"),
+            (r"m\geq\sqrt{2}", r"m\in[\sqrt{2},+\infty)"), (r"(1,2)\cup(3,4)", r"(3,4)\cup(1,2)"),
+            (r"(-\infty,0)\cup(0,\infty)", r"\mathbb{R}\setminus\{0\}"), ("x<-1 or x>1", r"(-\infty,-1)\cup(1,\infty)"),
+        ],
+        [("[1,2)", "[1,2]"), ("y>2", r"y\ge2"), ("x<42", "42"), ("x<3", r"(-\infty,4)"), (r"(1,2)\cup(3,4)", r"(1,2)\cup(3,5)")],
+    ),
+    "equations": (
+        [
+            ("y=2x+1", "2x-y+1=0"), ("N=42", "42"), ("2+40=42", "42"), ("x+1", "y=x+1"), (r"\approx 33.3", "33.3"),
+            (r"\frac{x^2}{4}+\frac{y^2}{3}=1", "3x^2+4y^2=12"), ("90", r"\angle ABC = 90^\circ"), ("f(42)=43", "43"),
+        ],
+        [
+            ("43=42", "42"), ("x=43=42", "42"), ("x=42=43", "42"), (r"42\approx43", "42"), ("y=x+2", "x+1"), ("x=1", "y=1"),
+            (r"\frac{x^2}{16}+\frac{y^2}{12}=1", r"\frac{x^2}{4}+\frac{y^2}{3}=1"), ("6", "x+y=6"), (r"43\to42", "42"),
+        ],
+    ),
+    "bases, congruences, times": (
+        [
+            ("4210", "4210_5"), ("4210_5", "4210_{5}"), (r"3\pmod 7", r"x \equiv 10 \pmod{7}"), ("3", r"x\equiv 3\pmod 7"),
+            (r"42 \pmod{100}", "42"), (r"x \equiv 3 \pmod{7}", r"x\equiv 3\pmod 7"), ("4:6", "2:3"), ("12:30", "12:30"),
+        ],
+        [
+            ("1011_2", "1011_3"), ("4210_6", "4210_5"), ("555_{10}", "4210_5"), ("12:30", "12"), ("7", r"x\equiv 3\pmod 7"),
+            (r"x\equiv 3\pmod 7", r"x\equiv 4\pmod 7"), ("13 (mod 42)", "42"), (r"1011_\text{two}", r"1011_\text{three}"),
+            ("5 R 3", "5 R 4"), (r"x\equiv 3\pmod 7", r"x\equiv 3\pmod 8"),
+        ],
+    ),
+    "words": (
+        [
+            ("Yes.", r"\text{yes}"), ("(A)", "A"), ("A.", "A"), (r"\textbf{(A)}", "A"), (r"\text{no solution}", "No solution"),
+            ("DNE", r"\text{DNE}"), ("是", "是"), ("xy", "yx"),
+        ],
+        [
+            ("BADC", "ABCD"), ("LISTEN", "SILENT"), ("aabb", "abab"), ("EDC", "CDE"), (r"\text{odd}", r"\text{even}"), ("B", "A"),
+            (r"\overline{AB}", r"\overline{CD}"), ("否", "是"),
+        ],
+    ),
+    "a number inside a text": (
+        [],
+        [
+            ("43 (or 42)", "42"), ("41, 43 (or 42)", "42"), ("43; or 42", "42"), ("43? 42", "42"), (r"43 (or \frac{1}{2})", r"\frac12"),
+            ("2x+1 (or 42)", "42"), (r"13 \text{ (mod } 42)", "42"), (r"42\text{ is wrong}", "42"), ("not 42", "42"), ("42 (or 43)", "42"),
+            ("no more than 42", "42"), ("43 rather than 42", "42"), (r"\neq42", "42"), ("42?", "42"), ("43 (= 42 + 1)", "42"),
+            (r"\text{not }42", "42"), ("between 1 and 42", "42"), (r"42\text{ or }43", "42"), ("42 maybe", "42"),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_equal_answers(rule):
+    assert [pair for pair in RULES[rule][0] if not same_answer(*pair)] == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_different_answers(rule):
+    assert [pair for pair in RULES[rule][1] if same_answer(*pair)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "answer_format", "answer", "equal"),
+    [
+        (r"The roots are $\boxed{3}$ and $\boxed{5}$.", "boxed", "3,5", True),
+        (r"The roots are $x = \boxed{-2}$ or $x=\boxed{1}$.", "boxed", "1,-2", True),
+        (r"$\boxed{3}$ or $\boxed{5}$", "boxed", "5", False),
+        (r"First \boxed{3}. Then we get \boxed{5}.", "boxed", "5", True),
+        (r"\boxed{42} as asked in \boxed{}", "boxed", "42", True),
+        (r"The answer is $\boxed2$.", "boxed", "2", True),
+        (r"The answer is $\boxed\frac12$.", "boxed", "0.5", True),
+        (r"\fbox{42}", "boxed", "42", True),
+        ("答案是18。", "last_number", "18", True),
+        ("共18元", "last_number", "18", True),
+        ("всего18", "last_number", "18", True),
+        ("No.18", "last_number", "18", True),
+        ("It is −5", "last_number", "-5", True),
+        ("It is −5", "last_number", "5", False),
+        (r"\boxed{1{,}234}", "last_number", "1234", True),
+        (r"1\,234", "last_number", "1234", True),
+        ("The answer is 3.5e3", "last_number", "3500", True),
+        ("x18", "last_number", "18", False),
+    ],
+)
+def test_where_the_answer_is_read(text, answer_format, answer, equal):
+    assert verify(text, answer, answer_format=answer_format) is equal
