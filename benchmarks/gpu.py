@@ -150,7 +150,7 @@ def make_selection(count: int, tokens: int, vocabulary: int) -> Selection:
             policy_version=0,
         )
         rollouts.append(trajectory)
-    return Selection(rollouts, [1.0 if number % 2 else -1.0 for number in range(count)], 0)
+    return Selection.of(rollouts, [1.0 if number % 2 else -1.0 for number in range(count)])
 
 
 def update_keys(tokens: int, precision: str) -> RlSection:

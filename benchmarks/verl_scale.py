@@ -94,7 +94,7 @@ def measure_step(rollouts: int, runs_dir: Path) -> dict[str, float]:
         before, started = process.memory_info().rss, time.monotonic()
         keys = [f"{RUN}-{index // GROUP:04d}-{index % GROUP:02d}" for index in range(rollouts)]
         found = fetch_rollouts(keys, "train")
-        selection = select_rollouts([one.outline for one in found], rl.selection_config, 1)
+        selection = select_rollouts([one.outline for one in found], rl.hooks, 1)
         selected = time.monotonic()
         kept = [t.traj_id for t in selection.trajectories]
         values = ray.get(writer.add_trainer_values.remote({name: name for name in kept}, 0))

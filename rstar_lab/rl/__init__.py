@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rstar_lab.rl.algorithm.objective import group_advantages, policy_loss
     from rstar_lab.rl.algorithm.roc import format_penalty, resample, tool_error_penalty
+    from rstar_lab.rl.algorithm.streams import Streams
     from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
     from rstar_lab.rl.evaluation import evaluate
     from rstar_lab.rl.overrides import load_recipe
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "rstar_lab.rl.algorithm.objective": ("group_advantages", "policy_loss"),
     "rstar_lab.rl.algorithm.roc": ("format_penalty", "resample", "tool_error_penalty"),
+    "rstar_lab.rl.algorithm.streams": ("Streams",),
     "rstar_lab.rl.chat_format.formats": ("render_prompt", "render_tool_results"),
     "rstar_lab.tool_calls": ("parse_tool_calls",),
     "rstar_lab.rl.evaluation": ("evaluate",),
@@ -36,6 +38,7 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = [
     "Problem",
     "Recipe",
+    "Streams",
     "Trainer",
     "Trajectory",
     "evaluate",

@@ -197,7 +197,7 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
         own_chat_template(recipe.rl.chat_template)
     make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
     for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
-        _ = rl.selection_config, rl.loss_config, [own_metric(name) for name in rl.metrics]
+        _ = rl.loss_config, [own_metric(name) for name in rl.metrics]
     for stage in recipe.stages:
         if stage.hand_off and stage.hand_off.trigger:
             own_trigger(stage.hand_off.trigger)

@@ -28,7 +28,8 @@ class Turn:
     call of the turn waited before it started, in seconds. versions: (policy version, number of tokens) of each
     consecutive part; () if not recorded. void: the turn has neither a well-formed call nor an answer. control_token: the
     model wrote a control token that does not belong there. observation: text of the environment after the turn. reward:
-    reward that the environment gives to the turn.
+    reward that the environment gives to the turn. outputs: parts [start, end) of the response after the turn, in tokens,
+    that are the text of a tool or of the environment, without the tokens of the template around it.
     """
 
     start: int
@@ -42,6 +43,7 @@ class Turn:
     control_token: bool = False
     observation: str = ""
     reward: float | None = None
+    outputs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

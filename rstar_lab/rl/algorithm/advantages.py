@@ -37,15 +37,23 @@ def group_advantages(
     return advantages
 
 
-def maxrl_advantages(rewards: Sequence[float] | np.ndarray, groups: Sequence | np.ndarray) -> np.ndarray:
+def maxrl_advantages(
+    rewards: Sequence[float] | np.ndarray,
+    groups: Sequence | np.ndarray,
+    *,
+    unshaped: Sequence[float] | np.ndarray | None = None,
+) -> np.ndarray:
     """Return (reward - group mean) / group mean, (batch,) float64 (MaxRL, arXiv 2602.02710).
 
     With rewards of 0 and 1 the gradient is that of the log of the pass rate, so problems with a low pass rate get a higher
     weight than under GRPO. A group whose mean is not positive gets 0. rewards, groups: as for `group_advantages`.
+    unshaped: rewards before shaping, (batch,), whose group mean is the divisor: the mean of shaped rewards can be close to
+    0, and the quotient is then unbounded. None: the rewards are not shaped.
     """
     reward = np.asarray(rewards, dtype=np.float64)
     centred = group_advantages(reward, groups, normalise_std=False)
-    mean = reward - centred
+    divided = reward if unshaped is None else np.asarray(unshaped, dtype=np.float64)
+    mean = divided - group_advantages(divided, groups, normalise_std=False)
     return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
 
 

@@ -10,7 +10,8 @@ a reference model (`kl_loss`).
 """
 
 from collections.abc import Hashable, Sequence
-from typing import get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, OwnLoss, Vari
 from rstar_lab.rl.algorithm.correction import correction_weights
 
 __all__ = [
-    "aggregate", "group_advantages", "group_normaliser", "kl_loss", "policy_loss", "training_loss",
+    "Terms", "aggregate", "group_advantages", "group_normaliser", "kl_loss", "policy_loss", "training_loss",
 ]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0  # limits exp() to e^20
@@ -121,31 +122,80 @@ def policy_loss(
     return loss, _stats(log_ratio.detach(), ratio.detach(), cut, mask)
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the loss of a micro-batch reads besides the log-probs. Tensors are (batch, tokens).
+
+    Attributes:
+        advantages: advantage of each token.
+        mask: True on the tokens that the policy loss and the KL use.
+        loss_weights: weight of each token in the policy loss and the KL. None: 1.
+        ce_weights: weight of the cross-entropy of each token. None: no cross-entropy.
+        reference_log_probs: log-probs under another model; NaN: no KL for this token. None: no KL.
+        normaliser: normaliser of the policy loss and the KL, see `aggregate`; that of the whole batch.
+        tokens: number of tokens of the whole batch where `mask` is True, for metrics.
+        ce_tokens: number of tokens of the whole batch with a weight of the cross-entropy.
+    """
+
+    advantages: Tensor
+    mask: Tensor
+    loss_weights: Tensor | None = None
+    ce_weights: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    normaliser: float | Tensor | None = None
+    tokens: int | None = None
+    ce_tokens: int | None = None
+
+
 def training_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+    terms: Terms,
     config: LossConfig,
     *,
-    engine_log_probs: Tensor,
-    reference_log_probs: Tensor | None = None,
-    normaliser: float | Tensor | None = None,
+    engine_log_probs: Tensor | None = None,
+    correction_weights_BT: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return the loss of a micro-batch with all terms of `config`, and its statistics.
+    """Return the loss of a micro-batch, and its statistics: policy loss, cross-entropy, and KL to another model.
 
-    The terms are the policy loss, weighted by the off-policy correction if there is one, and the KL to the reference
-    model if `reference_log_probs` is given. Tensors are (batch, tokens). engine_log_probs: of the policy that generated
-    the rollouts; used by the correction only. The other arguments are those of `policy_loss`. The statistics are those
-    of `policy_loss` and `correction_weights`, and reference_kl (normalised like the loss).
+    The policy loss is weighted by the off-policy correction, if there is one. The cross-entropy is the sum of
+    -weight * log p over the number of tokens with a weight. The KL has two estimators. `k3`: `kl_loss` times
+    `kl_coefficient` is added to the loss. `policy_gradient`: kl_coefficient * (log p_reference - log p_old) is added to
+    the advantage of each token, whose policy gradient is that of the reverse KL (arXiv 2306.13649).
+
+    Args:
+        log_probs: of the trained policy, with gradient, (batch, tokens).
+        old_log_probs: of the policy at the start of the update, (batch, tokens).
+        terms: the streams of the micro-batch.
+        config: options of the loss.
+        engine_log_probs: of the policy that generated the rollouts, (batch, tokens); for the correction.
+        correction_weights_BT: weights of the correction, if they are computed already.
+        generator: draws the tokens of clip_cov.
+
+    Returns:
+        The loss, and the statistics of `policy_loss` and `correction_weights`. `config.kl_metric` is the KL and
+        `config.ce_metric` the mean cross-entropy of the tokens with a weight, each as this micro-batch's part of the sum over
+        the batch.
     """
-    weights: Tensor | None = None
-    correction_stats: dict[str, float] = {}
-    if config.correction != "none":
-        weights, correction_stats = correction_weights(
+    weights, stats_of_terms = correction_weights_BT, dict[str, float]()
+    mask, advantages = terms.mask, terms.advantages
+    if config.correction != "none" and weights is None:
+        if engine_log_probs is None:
+            raise ValueError("the correction requires engine_log_probs")
+        weights, stats_of_terms = correction_weights(
             old_log_probs, engine_log_probs, mask, correction=config.correction, bounds=config.correction_bounds
         )
+    if terms.loss_weights is not None:
+        weights = terms.loss_weights if weights is None else weights * terms.loss_weights
+    how: dict[str, Any] = {
+        "aggregation": config.aggregation, "normaliser": terms.normaliser, "horizon": config.horizon,
+    }  # fmt: skip
+    reference = terms.reference_log_probs
+    if reference is not None and config.kl_estimator == "policy_gradient":
+        gap = (reference - old_log_probs).masked_fill(~mask, 0.0).nan_to_num(0.0)
+        advantages = advantages + config.kl_coefficient * gap
+        stats_of_terms[config.kl_metric] = -float(gap.sum()) / max(1, terms.tokens or int(mask.sum()))
     loss, stats = policy_loss(
         log_probs,
         old_log_probs,
@@ -153,25 +203,22 @@ def training_loss(
         mask,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
-        aggregation=config.aggregation,
         variant=config.variant,
         rollout_weights=weights,
-        normaliser=normaliser,
-        horizon=config.horizon,
         generator=generator,
+        **how,
     )
-    stats |= correction_stats
-    if reference_log_probs is not None:
-        kl = kl_loss(
-            log_probs,
-            reference_log_probs,
-            mask,
-            aggregation=config.aggregation,
-            normaliser=normaliser,
-            horizon=config.horizon,
-        )
+    stats |= stats_of_terms
+    if reference is not None and config.kl_estimator == "k3":
+        kl = kl_loss(log_probs, reference, mask, weights=terms.loss_weights, **how)
         loss = loss + config.kl_coefficient * kl
-        stats["reference_kl"] = float(kl.detach())
+        stats[config.kl_metric] = float(kl.detach())
+    if terms.ce_weights is not None:
+        weighted = terms.ce_weights != 0
+        tokens = max(1, int(weighted.sum()) if terms.ce_tokens is None else terms.ce_tokens)
+        surprise = -log_probs.masked_fill(~weighted, 0.0)
+        loss = loss + (terms.ce_weights * surprise).sum() / tokens
+        stats[config.ce_metric] = float(surprise.detach().sum()) / tokens
     return loss, stats
 
 
@@ -235,17 +282,22 @@ def kl_loss(
     reference_log_probs: Tensor,
     mask: Tensor,
     *,
+    weights: Tensor | None = None,
     aggregation: Aggregation = "token-mean",
     normaliser: float | Tensor | None = None,
     horizon: int | None = None,
 ) -> Tensor:
     """Return an estimate of KL(policy || reference) on the sampled tokens, aggregated like the policy loss.
 
-    Tensors are (batch, tokens). The estimator is k3 (joschu.net/blog/kl-approx.html), which GRPO uses.
+    Tensors are (batch, tokens). weights: weight of each token; None: 1. A NaN in reference_log_probs counts as no
+    difference. The estimator is k3 (joschu.net/blog/kl-approx.html), which GRPO uses.
     """
-    log_ratio = (reference_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)
+    known = mask.bool() & ~reference_log_probs.isnan()
+    log_ratio = (reference_log_probs - log_probs).masked_fill(~known, 0.0)
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = (log_ratio.exp() - log_ratio - 1).clamp(-10.0, 10.0)
+    if weights is not None:
+        values = values * weights
     return aggregate(values, mask, aggregation=aggregation, normaliser=normaliser, horizon=horizon)
 
 

@@ -4,9 +4,10 @@ More rollouts are generated than are trained on. Incorrect rollouts are sampled 
 in favour of those with few tool errors and a clean format.
 
 Source: rStar2-Agent (arXiv 2508.20722), section 3.2. The rule of the paper's public release is implemented beside it.
-This module imports nothing but numpy.
+This module imports numpy and the standard library only.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -49,6 +50,23 @@ def format_penalty(answer_tags: int, turns: int) -> float:
 def released_tool_error_penalty(tool_responses: Sequence[str]) -> float:
     """Return p_err as the public release computes it: the share of tool responses that contain the word "error"."""
     return tool_error_penalty(sum("error" in text.lower() for text in tool_responses), len(tool_responses))
+
+
+def released_format_penalty(text: str, turns: int) -> float:
+    """Return p_format as the public release computes it: 1 without an answer or with unpaired tags, else
+    min(1, (answers - 1) / (turns - 1)).
+
+    The release counts the headers of assistant turns in the response, which does not contain the header of the first
+    turn. It also counts tags in tool responses. A rollout of one turn has penalty 1.
+
+    Args:
+        text: text of the response, tool responses included.
+        turns: number of turns that end with the end-of-turn token.
+    """
+    pairs = len(re.findall(r"<answer>.*?</answer>", text, re.DOTALL))
+    if not pairs or not text.count("<answer>") == text.count("</answer>") == pairs or turns < 2:
+        return 1.0
+    return min((pairs - 1) / (turns - 1), 1.0)
 
 
 def rewards_equal(rewards: Sequence[float]) -> bool:

@@ -1,15 +1,14 @@
-"""Selection of the rollouts of a step that are trained on, and their advantages. Used by the local trainer and by verl."""
+"""Selection of the rollouts of a step that are trained on, and their streams. Used by the local trainer and by verl."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rstar_lab.rl.algorithm.advantages import group_advantages, tool_budget_advantages
-from rstar_lab.rl.algorithm.config import SelectionConfig
-from rstar_lab.rl.algorithm.roc import released_tool_error_penalty, resample, rewards_equal
-from rstar_lab.rl.algorithm.shaping import overlong_penalty
+from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.roc import rewards_equal
+from rstar_lab.rl.algorithm.streams import Streams, mean_advantage
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -18,102 +17,98 @@ from rstar_lab.rl.trajectory import Trajectory
 class Selection:
     """The rollouts of a step that are trained on.
 
-    trajectories, advantages: of equal length, in the order of their groups. equal_groups: number of groups dropped
-    because their kept rewards were equal. void, control_tokens: number of rollouts dropped by `drop_void_turns` and by
-    `drop_control_tokens`. teacher_log_probs: the teacher's log-probs, (response length,) per trajectory, NaN where the
-    teacher returned none; None without a teacher.
+    Attributes:
+        trajectories: in the order of their groups.
+        streams: what each contributes to the loss.
+        equal_groups: number of groups without a policy gradient, because their selected rewards are equal.
+        groups: number of groups with one.
+        excluded: number of rollouts that each method left out, by the name of the metric.
+        measured: log-probs and entropies of the rollouts under the weights before the update, if a method has computed
+            them: a pair of lists with an array (response length,) per rollout, NaN outside of the loss mask.
     """
 
-    trajectories: list[Trajectory]
-    advantages: list[float]
-    equal_groups: int
-    void: int = 0
-    control_tokens: int = 0
-    teacher_log_probs: list[np.ndarray] | None = None
+    trajectories: list[Trajectory] = field(default_factory=list)
+    streams: list[Streams] = field(default_factory=list)
+    equal_groups: int = 0
+    groups: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    measured: tuple[list[np.ndarray], list[np.ndarray]] | None = None
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> "Selection":
+        """Return rollouts with one advantage each."""
+        streams = [Streams(float(advantage)) for advantage in advantages]
+        return cls([*trajectories], streams, groups=len({t.group_id for t in trajectories}))
 
     @property
-    def groups(self) -> int:
-        return len({t.group_id for t in self.trajectories})
+    def advantages(self) -> list[float]:
+        """The advantage of each rollout: the mean over its trained tokens."""
+        return [mean_advantage(t, own) for t, own in zip(self.trajectories, self.streams, strict=True)]
 
     @property
     def metrics(self) -> dict[str, int]:
-        counts = {"kept": len(self.trajectories), "equal_groups": self.equal_groups, "void": self.void}
-        return counts | {"control_tokens_dropped": self.control_tokens}
+        counts = {"kept": len(self.trajectories), "equal_groups": self.equal_groups}
+        return counts | {"void": 0, "control_tokens_dropped": 0} | self.excluded
+
+    def add(self, streams: Sequence[Streams]) -> "Selection":
+        """Return the selection with further streams, one per rollout; see `Streams.plus`."""
+        return replace(self, streams=[own.plus(more) for own, more in zip(self.streams, streams, strict=True)])
 
 
-def select_rollouts(trajectories: Sequence[Trajectory], config: SelectionConfig, seed: int) -> Selection:
-    """Resample every group by the configured rule and drop the groups whose remaining rewards are all equal.
+def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[MethodHooks], seed: int) -> Selection:
+    """Select and score the rollouts of a step with the hooks of the methods, in their order.
 
-    Rollouts that ended because an engine or an environment failed are left out. Reward shaping changes the advantages
-    only: resampling and the test for equal rewards use the unshaped reward. seed: seed of the step.
+    Rollouts that ended because an engine or an environment failed are left out. Selection and the test for equal rewards
+    use the unshaped reward. seed: seed of the step.
     """
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    generated: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.usable:
-            groups[trajectory.group_id].append(trajectory)
-    kept: list[Trajectory] = []
+            generated[trajectory.group_id].append(trajectory)
+    for_equal = {method.equal_groups for method in methods}
+    groups: list[Group] = []
+    policy_groups: list[bool] = []  # whether the group is in the policy loss
     equal_groups = 0
-    for group_id, group in groups.items():
+    for group_id, group in generated.items():
         chosen = group
-        if config.rule != "none":
-            indices = resample(
-                [t.reward for t in group],
-                [rollout_penalty(t, config) for t in group],
-                config.group_size,
-                rule=config.rule,
-                min_positive=config.min_positive,
-                min_negative=config.min_negative,
-                rng=np.random.default_rng(derive_seed(seed, "roc", group_id)),
-            )
-            chosen = [group[i] for i in indices]
-        if not config.keep_equal and rewards_equal([t.reward for t in chosen]):
-            equal_groups += 1
-        else:
-            kept += chosen
-    rewards = [shaped_reward(t, config) for t in kept]
-    groups_of = [t.group_id for t in kept]
-    if config.tool_budget:
-        rates = {name: float(np.mean([t.reward > 0 for t in group])) for name, group in groups.items()}
-        advantages = tool_budget_advantages(
-            rewards,
-            groups_of,
-            [len(t.calls) for t in kept],
-            [rates[name] >= config.tool_budget_from for name in groups_of],
-            weight=config.tool_budget,
-            max_calls=config.max_turns,
-            normalise_std=config.normalise_std,
-        ).tolist()
-    elif config.advantage is None:
-        advantages = group_advantages(rewards, groups_of, normalise_std=config.normalise_std).tolist()
-    else:
-        advantages = list(config.advantage(np.asarray(rewards, dtype=float), kept)) if kept else []
-    # Rollouts are dropped after the advantages are computed, so that the baseline is that of the whole group.
-    void = {i for i, t in enumerate(kept) if config.drop_void_turns and any(turn.void for turn in t.turns)}
-    control = {
-        i for i, t in enumerate(kept) if config.drop_control_tokens and any(turn.control_token for turn in t.turns)
-    } - void
-    valid = [i for i in range(len(kept)) if i not in void | control]
-    return Selection([kept[i] for i in valid], [advantages[i] for i in valid], equal_groups, len(void), len(control))
-
-
-def rollout_penalty(trajectory: Trajectory, config: SelectionConfig) -> float:
-    """Return the penalty by which RoC ranks a correct rollout. The rule `released` computes p_err from the tool responses
-    that contain the word "error", not from the outcomes of the calls."""
-    errors = trajectory.p_err
-    if config.rule == "released":
-        errors = released_tool_error_penalty([call.response for call in trajectory.calls])
-    terms = {"errors": errors, "format": trajectory.p_format}
-    penalties = config.environment_penalties.get(trajectory.environment, config.penalties)
-    return sum(term(trajectory) if callable(term) else terms[term] for term in penalties)
-
-
-def shaped_reward(trajectory: Trajectory, config: SelectionConfig) -> float:
-    """Return the reward that advantages are computed from."""
-    if not config.overlong_buffer:
-        return trajectory.reward
-    return trajectory.reward + overlong_penalty(
-        len(trajectory.response_ids), config.max_response_tokens, config.overlong_buffer
-    )
+        for method in methods:
+            chosen = method.select(chosen, np.random.default_rng(derive_seed(seed, "roc", group_id)))
+        equal = rewards_equal([t.reward for t in chosen]) and "train" not in for_equal
+        equal_groups += equal
+        if equal and "cross_entropy" not in for_equal:
+            continue
+        rewards = [t.reward + sum(method.shape_reward(t) for method in methods) for t in chosen]
+        groups.append(Group(chosen, np.asarray(rewards, dtype=np.float64), group))
+        policy_groups.append(not equal)
+    streams = [[Streams()] * len(group.rollouts) for group in groups]
+    with_policy = [i for i, trained in enumerate(policy_groups) if trained]
+    for method in methods:
+        scored = method.score([groups[i] for i in with_policy], [streams[i] for i in with_policy])
+        for i, own in zip(with_policy, scored, strict=True):
+            streams[i] = own
+    for i, trained in enumerate(policy_groups):
+        if not trained:
+            streams[i] = [Streams(loss_weight_T=0.0)] * len(groups[i].rollouts)
+    # Rollouts are left out after the advantages are computed, so that the baseline is that of the whole group.
+    kept: list[Trajectory] = []
+    kept_streams: list[Streams] = []
+    names = [
+        method.excluded_metric for method in methods if type(method).score_rollout is not MethodHooks.score_rollout
+    ]
+    excluded = dict.fromkeys(names, 0)
+    for chosen_group, scores in zip(groups, streams, strict=True):
+        for rollout, score in zip(chosen_group.rollouts, scores, strict=True):
+            left: Streams | None = score
+            for method in methods:
+                if left is not None:
+                    left = method.score_rollout(rollout, left)
+                    if left is None:
+                        excluded[method.excluded_metric] = excluded.get(method.excluded_metric, 0) + 1
+            if left is not None:
+                kept.append(rollout)
+                kept_streams.append(left)
+    trained_groups = {t.group_id for t, own in zip(kept, kept_streams, strict=True) if np.any(own.loss_weight_T != 0.0)}
+    return Selection(kept, kept_streams, equal_groups, len(trained_groups), excluded)
 
 
 def solved_groups(trajectories: Sequence[Trajectory]) -> float | None:

@@ -5,7 +5,10 @@ The paper adds SFT steps; here the rollouts are left out of the loss.
 
 from typing import Literal
 
+from rstar_lab.rl.algorithm.hooks import MethodHooks
+from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.section import Section
+from rstar_lab.rl.trajectory import Trajectory
 
 
 class ControlTokens(Section):
@@ -14,3 +17,12 @@ class ControlTokens(Section):
 
     type: Literal["control_tokens"] = "control_tokens"
     """Name of the method."""
+
+
+class ControlTokensHooks(MethodHooks):
+    """Leaves out rollouts in which the model wrote a misplaced control token."""
+
+    excluded_metric = "control_tokens_dropped"
+
+    def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
+        return None if any(turn.control_token for turn in rollout.turns) else streams

@@ -1,14 +1,22 @@
 """ECHO (arXiv 2605.24517): the model also learns to predict what its tools return.
 
-The loss gets weight * mean of -log p over the response tokens that the model did not generate, where the mean is taken
-over the tokens of the mini-batch.
+The loss gets weight * mean of -log p over the tokens of tool responses and of texts of the environment in the mini-batch,
+without the template around them and without responses that report a failure of the sandbox. Groups with equal rewards are
+kept for this term; they are in no other term, so the policy loss is that without ECHO. Rollouts that RoC dropped are not
+used, as in the other terms.
 """
 
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
+from rstar_lab.rl.algorithm.config import LossConfig
+from rstar_lab.rl.algorithm.hooks import MethodHooks
+from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.section import Section
+from rstar_lab.rl.trajectory import Trajectory
 
 
 class Echo(Section):
@@ -19,3 +27,22 @@ class Echo(Section):
     """Name of the method."""
     weight: float = Field(gt=0)
     """Weight of the mean cross-entropy."""
+
+
+@dataclass(frozen=True)
+class EchoHooks(MethodHooks):
+    """Adds the cross-entropy of what the tools and the environment returned."""
+
+    weight: float
+    equal_groups = "cross_entropy"
+    reads_outputs = True
+
+    def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
+        weight_T = np.zeros(len(rollout.response_ids), dtype=np.float32)
+        for turn in rollout.turns:
+            for start, end in turn.outputs:
+                weight_T[start:end] = self.weight
+        return streams.plus(Streams(ce_weight_T=weight_T if weight_T.any() else 0.0))
+
+    def loss(self, config: LossConfig) -> LossConfig:
+        return replace(config, ce_metric="tool_output_loss")

@@ -5,9 +5,18 @@ weighted by the squared norm of their gradient up to it: the cumulative sum of 1
 probabilities of the vocabulary).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
+from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
+from rstar_lab.rl.algorithm.hooks import ForwardPasses
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.methods.grpo import GrpoHooks
 from rstar_lab.rl.methods.method import Method
+from rstar_lab.rl.trajectory import Trajectory
 
 
 class Otb(Method):
@@ -17,3 +26,27 @@ class Otb(Method):
 
     type: Literal["otb"] = "otb"
     """Name of the method."""
+
+
+class OtbHooks(GrpoHooks):
+    """Centred rewards, from which a forward pass makes the advantages of the tokens; see `optimal_token_advantages`."""
+
+    forward_phase = "measure_s"
+
+    def __init__(self) -> None:
+        super().__init__(normalise_std=False)
+
+    async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
+        found, trained = await passes.statistics(selection.trajectories), selection.trajectories
+        masks = [np.asarray(t.loss_mask, dtype=bool) for t in trained]
+        energies = [
+            (1 - 2 * np.exp(log_probs) + squares)[own]
+            for log_probs, squares, own in zip(found.log_probs, found.squares, masks, strict=True)
+        ]
+        of_tokens = optimal_token_advantages(selection.advantages, [t.group_id for t in trained], energies)
+        streams = []
+        for own, values, old in zip(masks, of_tokens, selection.streams, strict=True):
+            advantage_T = np.zeros(len(own))
+            advantage_T[own] = values
+            streams.append(replace(old, advantage_T=advantage_T))
+        return replace(selection, streams=streams, measured=(found.log_probs, found.entropies))

@@ -4,10 +4,24 @@ Source: rStar2-Agent (arXiv 2508.20722), section 3.2; the rule `released` is tha
 `algorithm.roc.resample` for the rules and docs/algorithm.md for the choices that the paper leaves open.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 from pydantic import model_validator
 
-from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
+from rstar_lab.rl.algorithm.config import OwnPenalty
+from rstar_lab.rl.algorithm.hooks import MethodHooks
+from rstar_lab.rl.algorithm.roc import (
+    OwnRule,
+    Penalty,
+    SelectionRule,
+    released_format_penalty,
+    released_tool_error_penalty,
+    resample,
+)
 from rstar_lab.rl.section import Function, NotNegative, Positive, Section, is_own
+from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
 class Roc(Section):
@@ -35,3 +49,67 @@ class Roc(Section):
         if is_own(self.rule) and (self.min_positive or self.min_negative):
             raise ValueError("min_positive and min_negative require one of the built-in rules in rule")
         return self
+
+
+@dataclass(frozen=True)
+class RocHooks(MethodHooks):
+    """Selects rollouts by `resample`.
+
+    Attributes:
+        keep: number of rollouts of a group that are trained on.
+        rule: rule of `resample`; none: keep whole groups.
+        penalties: terms of the penalty by which correct rollouts are ranked.
+        environment_penalties: penalties of the rollouts of an environment, by its name.
+    """
+
+    keep: int = 16
+    rule: SelectionRule | OwnRule = "paper"
+    penalties: tuple[Penalty | OwnPenalty, ...] = ("errors", "format")
+    min_positive: int = 0
+    min_negative: int = 0
+    environment_penalties: Mapping[str, tuple[Penalty | OwnPenalty, ...]] = field(default_factory=dict)
+
+    @property
+    def reads_texts(self) -> bool:  # type: ignore[override]
+        terms = [*self.penalties, *(term for own in self.environment_penalties.values() for term in own)]
+        return self.rule == "released" or any(map(callable, terms))
+
+    def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
+        if self.rule == "none":
+            return rollouts
+        chosen = resample(
+            [t.reward for t in rollouts],
+            [self.penalty(t) for t in rollouts],
+            self.keep,
+            rule=self.rule,
+            min_positive=self.min_positive,
+            min_negative=self.min_negative,
+            rng=rng,
+        )
+        return [rollouts[i] for i in chosen]
+
+    def penalty(self, rollout: Trajectory) -> float:
+        """Return the penalty by which a correct rollout is ranked. The rule `released` computes both terms from texts."""
+        errors, answers = rollout.p_err, rollout.p_format
+        if self.rule == "released":
+            errors = released_tool_error_penalty([call.response for call in rollout.calls])
+            answers = released_format_penalty(response_text(rollout), complete_turns(rollout))
+        terms = {"errors": errors, "format": answers}
+        penalties = self.environment_penalties.get(rollout.environment, self.penalties)
+        return sum(term(rollout) if callable(term) else terms[term] for term in penalties)
+
+
+def response_text(rollout: Trajectory) -> str:
+    """Return the text of a response: turns of the model, tool responses and texts of the environment, in order."""
+    parts: list[str] = []
+    for number, turn in enumerate(rollout.turns):
+        parts += [turn.text, *(call.response for call in rollout.calls if call.turn == number), turn.observation]
+    return "\n".join(parts)
+
+
+def complete_turns(rollout: Trajectory) -> int:
+    """Return the number of turns that the model ended itself. A rollout that stopped at its token limit has an open last turn,
+    unless that turn has calls, whose responses did not fit."""
+    turns = len(rollout.turns)
+    open_turn = rollout.stop_reason is StopReason.LENGTH and not any(call.turn == turns - 1 for call in rollout.calls)
+    return turns - open_turn

@@ -5,11 +5,22 @@ gets weight * (log p with it - log p without it). The paper's teacher is a movin
 policy before the update.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
+from rstar_lab.rl.algorithm.config import LossConfig
+from rstar_lab.rl.algorithm.hooks import ForwardPasses, MethodHooks
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.streams import Streams
+from rstar_lab.rl.methods.opd import policy_gradient_kl
+from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.section import Section
+from rstar_lab.rl.trajectory import Trajectory
 
 
 class Sdpo(Section):
@@ -21,3 +32,59 @@ class Sdpo(Section):
     """Name of the method."""
     weight: float = Field(gt=0)
     """Weight of the difference of log-probs."""
+
+
+DEMONSTRATION = "{question}\n\nA correct solution of this problem:\n{solution}\n\nNow solve the problem again."
+
+
+@dataclass(frozen=True)
+class SdpoHooks(MethodHooks):
+    """Adds the log-probs of the policy that sees a demonstration.
+
+    Attributes:
+        weight: weight of the difference of log-probs.
+        roc: ranks the demonstrations.
+    """
+
+    weight: float
+    roc: RocHooks
+    forward_phase = "teacher_s"
+
+    async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
+        """Successful rollouts, those without a demonstration, and those that do not fit the context have no reference."""
+        failed = [t for t in selection.trajectories if t.reward <= 0]
+        conditioned: dict[str, Trajectory] = {}
+        for rollout, shown in zip(failed, self.demonstrations(failed, rollouts), strict=True):
+            if shown is None:
+                continue
+            question = DEMONSTRATION.format(question=rollout.question, solution=shown.text)
+            ids = passes.prompt_ids(rollout, question)
+            if len(ids) + len(rollout.response_ids) <= passes.max_tokens:
+                conditioned[rollout.traj_id] = replace(rollout, prompt_ids=ids)
+        scored = await passes.log_probs([*conditioned.values()]) if conditioned else []
+        log_probs = dict(zip(conditioned, scored, strict=True))
+        return selection.add(
+            [
+                Streams(reference_log_prob_T=np.asarray(log_probs.get(t.traj_id, np.nan), dtype=np.float32))
+                for t in selection.trajectories
+            ]
+        )
+
+    def demonstrations(self, failed: Sequence[Trajectory], rollouts: Sequence[Trajectory]) -> list[Trajectory | None]:
+        """Return for each failed rollout the demonstration of its group, None if the group has none.
+
+        It is the successful rollout without tool errors that has the lowest RoC penalty; of equal ones the shortest, then
+        the first. rollouts: all rollouts of the step, including those that RoC dropped.
+        """
+        clean: dict[str, list[Trajectory]] = defaultdict(list)
+        for rollout in rollouts:
+            if rollout.usable and rollout.reward > 0 and not rollout.errors_and_calls[0]:
+                clean[rollout.group_id].append(rollout)
+        best = {
+            group: min(found, key=lambda t: (self.roc.penalty(t), len(t.response_ids), t.sample))
+            for group, found in clean.items()
+        }
+        return [best.get(rollout.group_id) for rollout in failed]
+
+    def loss(self, config: LossConfig) -> LossConfig:
+        return policy_gradient_kl(config, self.weight)

@@ -4,10 +4,15 @@ weight * sin(pi/2 * calls / max_turns) is subtracted from the reward. The change
 size, so that it never changes the sign; the bound is ours.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
+from rstar_lab.rl.algorithm.advantages import tool_budget_advantages
+from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.section import Section
 
 
@@ -22,3 +27,27 @@ class ToolBudget(Section):
     """Weight of the penalty."""
     easy_from: float = Field(0.5, gt=0, le=1)
     """A problem is easy if the pass rate of its group is at least this value. Default: our choice."""
+
+
+@dataclass(frozen=True)
+class ToolBudgetHooks(MethodHooks):
+    """Group advantages with the penalty, see `tool_budget_advantages`. Replaces those of `GrpoHooks`."""
+
+    weight: float
+    easy_from: float
+    max_calls: int
+    normalise_std: bool
+
+    def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
+        rate, rollouts = float(np.mean([t.reward > 0 for t in group.generated])), len(group.rollouts)
+        return rollout_streams(
+            tool_budget_advantages(
+                group.rewards,
+                [0] * rollouts,
+                [len(t.calls) for t in group.rollouts],
+                [rate >= self.easy_from] * rollouts,
+                weight=self.weight,
+                max_calls=self.max_calls,
+                normalise_std=self.normalise_std,
+            )
+        )

@@ -2,7 +2,10 @@
 
 from typing import Literal
 
+from rstar_lab.rl.algorithm.hooks import MethodHooks
+from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.section import Section
+from rstar_lab.rl.trajectory import Trajectory
 
 
 class VoidTurns(Section):
@@ -10,3 +13,12 @@ class VoidTurns(Section):
 
     type: Literal["void_turns"] = "void_turns"
     """Name of the method."""
+
+
+class VoidTurnsHooks(MethodHooks):
+    """Leaves out rollouts with a void turn."""
+
+    excluded_metric = "void"
+
+    def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
+        return None if any(turn.void for turn in rollout.turns) else streams

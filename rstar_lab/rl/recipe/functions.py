@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.config import OwnAdvantage, OwnCorrection, OwnLoss, OwnPenalty
+from rstar_lab.rl.algorithm.config import OwnCorrection, OwnLoss, OwnPenalty
 from rstar_lab.rl.algorithm.roc import OwnRule
 from rstar_lab.rl.plugins import load_function
 from rstar_lab.rl.trajectory import Trajectory
@@ -46,23 +46,6 @@ def own_penalty(name: str) -> OwnPenalty:
         if value < 0:
             raise UserError(f"rl.roc_penalties: {name} returned {value}; expected a number of at least 0")
         return value
-
-    return checked
-
-
-def own_advantage(name: str) -> OwnAdvantage:
-    """Return the advantage: (rewards, trajectories) -> one number per rollout.
-
-    The rollouts are those of all groups that are trained on; `trajectory.group_id` is the group of a rollout.
-    """
-    advantage = load_function(name, "rl.advantage", ("rewards", "trajectories"))
-
-    def checked(rewards: np.ndarray, trajectories: list[Trajectory]) -> list[float]:
-        result = advantage(rewards, trajectories)
-        values = np.asarray(result, dtype=float)
-        if values.shape != (len(trajectories),) or not np.isfinite(values).all():
-            raise UserError(f"rl.advantage: {name} returned {result!r}; expected {len(trajectories)} finite numbers")
-        return values.tolist()
 
     return checked
 

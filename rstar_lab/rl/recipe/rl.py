@@ -4,22 +4,21 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rstar_lab.rl.algorithm.advantages import group_advantages, maxrl_advantages
 from rstar_lab.rl.algorithm.config import (
     CORRECTION_BOUNDS,
     Aggregation,
     Correction,
     LossConfig,
-    OwnAdvantage,
-    SelectionConfig,
     Variant,
 )
+from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
 from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
-from rstar_lab.rl.recipe.functions import own_advantage, own_correction, own_loss, own_penalty, own_rule
+from rstar_lab.rl.recipe.functions import own_correction, own_loss
+from rstar_lab.rl.recipe.hooks import method_hooks
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.rl_checks import check_combinations
 from rstar_lab.rl.section import Function, NotNegative, Positive, Reward, Section, is_own
@@ -248,7 +247,7 @@ class RlSection(Section):
     def loss_config(self) -> LossConfig:
         """The options of the training loss. Loads the functions that it names."""
         correction, bounds = self.resolved_correction
-        return LossConfig(
+        config = LossConfig(
             variant=own_loss(self.variant) if is_own(self.variant) else self.variant,  # type: ignore[arg-type]
             aggregation=self.aggregation,
             clip_low=self.clip_low,
@@ -258,6 +257,9 @@ class RlSection(Section):
             correction_bounds=bounds,
             kl_coefficient=self.kl_coefficient,
         )
+        for method in self.hooks:
+            config = method.loss(config)
+        return config
 
     @property
     def resolved_correction(self) -> tuple[Correction | Function, tuple[float, float]]:
@@ -269,42 +271,9 @@ class RlSection(Section):
         return self.correction, self.correction_bounds or CORRECTION_BOUNDS[self.correction]  # type: ignore[index]
 
     @property
-    def selection_config(self) -> SelectionConfig:
-        """The options of the selection of rollouts. Loads the functions that it names."""
-        return SelectionConfig(
-            rule=own_rule(self.roc) if is_own(self.roc) else self.roc,  # type: ignore[arg-type]
-            group_size=self.group_size,
-            penalties=_penalties(self.roc_penalties),
-            advantage=self._advantage,
-            min_positive=self.roc_min_positive,
-            min_negative=self.roc_min_negative,
-            normalise_std=self.normalise_std,
-            max_response_tokens=self.max_response_tokens,
-            overlong_buffer=self.overlong_buffer,
-            drop_void_turns=self.drop_void_turns,
-            drop_control_tokens=self.drop_control_tokens,
-            tool_budget=self.tool_budget,
-            tool_budget_from=self.tool_budget_from,
-            max_turns=self.max_turns,
-            keep_equal=self.teacher_weight > 0,
-            environment_penalties={
-                entry.name: _penalties(entry.roc_penalties)
-                for entry in self.environments
-                if entry.roc_penalties is not None
-            },
-        )
-
-    @property
-    def _advantage(self) -> OwnAdvantage | None:
-        if self.advantage == "group":
-            return None
-        if self.advantage == "otb":  # advantages of rollouts; the update computes those of the tokens
-            return lambda rewards, trajectories: group_advantages(
-                rewards, [t.group_id for t in trajectories], normalise_std=False
-            )
-        if self.advantage == "maxrl":
-            return lambda rewards, trajectories: maxrl_advantages(rewards, [t.group_id for t in trajectories])
-        return own_advantage(self.advantage)
+    def hooks(self) -> tuple[MethodHooks, ...]:
+        """The methods of the section, see `hooks.method_hooks`. Loads the functions that it names."""
+        return method_hooks(self)
 
     @property
     def rollouts_per_group(self) -> int:
@@ -346,8 +315,3 @@ class RlSection(Section):
             self.template_options,
             self.chat_template,
         )
-
-
-def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the penalties; user functions are loaded."""
-    return tuple(own_penalty(name) if is_own(name) else name for name in names)

@@ -25,6 +25,13 @@ def check_combinations(rl: "RlSection") -> None:
         raise ValueError("tool_budget requires advantage: group")
     if rl.self_distillation and rl.teacher_weight:
         raise ValueError("self_distillation and teacher_weight cannot be combined: set one to 0")
+    if rl.teacher_weight and rl.temperature != 1.0:
+        raise ValueError(
+            f"teacher_weight requires temperature: 1, at which the teacher is scored; it is {rl.temperature:g}"
+        )
+    if rl.kl_coefficient and (rl.teacher_weight or rl.self_distillation):
+        name = "teacher_weight" if rl.teacher_weight else "self_distillation"
+        raise ValueError(f"kl_coefficient cannot be combined with {name}: a step has one reference model; set one to 0")
     if rl.correction_bounds is not None and (rl.correction == "none" or is_own(rl.correction)):
         raise ValueError("correction_bounds requires correction to be one of the built-in corrections")
     if is_own(rl.roc) and (rl.roc_min_positive or rl.roc_min_negative):

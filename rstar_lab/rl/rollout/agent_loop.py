@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rstar_lab.outcomes import count_errors
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat_format.parser import is_void_turn
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
@@ -19,6 +19,7 @@ from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, M
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.rollout.branching import Branch
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.outputs import output_spans
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
@@ -58,7 +59,7 @@ async def run_rollout(
     try:
         episode = context.open(task)
         rollout = await _Rollout.start(task, context, episode)
-        stop = await rollout.run(task, engine, context, on_turn, step_ended, carry_over, branch)
+        stop = await rollout.run(_Surroundings(task, engine, context, on_turn, step_ended, carry_over, branch))
         trajectory = rollout.trajectory(task, context, stop)
         if stop in (StopReason.UNFINISHED, StopReason.ENVIRONMENT_ERROR):
             return trajectory
@@ -72,6 +73,44 @@ async def run_rollout(
     finally:
         if stop is not StopReason.UNFINISHED:
             await context.close(task.traj_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a rollout runs in: the arguments of `run_rollout`."""
+
+    task: RolloutTask
+    engine: Engine
+    context: RolloutContext
+    on_turn: Callable[[str, bool], None] | None
+    step_ended: asyncio.Event | None
+    carry_over: bool
+    branch: Branch | None
+
+    @property
+    def at_step_end(self) -> StopReason:
+        return StopReason.UNFINISHED if self.carry_over else StopReason.TIME_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """A turn that the model has written. Its tokens start at `start` of the response."""
+
+    start: int
+    text: str
+    finish_reason: FinishReason
+    generate_s: float
+    versions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Acted:
+    """What followed a turn. continues: whether another turn may follow."""
+
+    calls: list[ToolCall]
+    results: list[ToolResult]
+    observation: Observation
+    continues: bool
 
 
 @dataclass(slots=True)
@@ -167,106 +206,119 @@ class _Rollout:
         turns = self.turns if self.open_turn is None else [*self.turns, self.open_turn]
         return sum(turn.generate_s + turn.tool_s for turn in turns)
 
-    async def run(
-        self,
-        task: RolloutTask,
-        engine: Engine,
-        context: RolloutContext,
-        on_turn: Callable[[str, bool], None] | None,
-        step_ended: asyncio.Event | None,
-        carry_over: bool,
-        branch: Branch | None,
-    ) -> StopReason:
+    async def run(self, around: _Surroundings) -> StopReason:
         """Generate turns until the rollout ends; return why it ended."""
-        limits, codec = context.limits, context.codec
-        started = time.monotonic() - self.seconds
-        at_step_end = StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
+        limits = around.context.limits
+        deadline = None if limits.time_limit_s is None else time.monotonic() - self.seconds + limits.time_limit_s
         while len(self.turns) < limits.max_turns:
-            if step_ended and step_ended.is_set():
-                return at_step_end
-            start = self.open_turn.start if self.open_turn else len(self.ids)
-            requested = time.monotonic()
-            remaining_s = None if limits.time_limit_s is None else started + limits.time_limit_s - requested
-            try:
-                async with asyncio.timeout(remaining_s) as timeout:
-                    completion = await engine.generate(self.prompt_ids + self.ids, self._sampling(task, context, start))
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
-                return StopReason.TIME_LIMIT
-            except EngineError:
-                return StopReason.ENGINE_ERROR
-            generate_s = time.monotonic() - requested
-            versions: tuple[tuple[int, int], ...] = ()
-            if self.open_turn:
-                generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
-            versions = self._append(completion, versions)
-            self.open_turn = None
-            if (
-                branch
-                and self.turns
-                and branch.should_start(self.log_probs[: self.turns[0].end], self.log_probs[start:])
-            ):
-                await branch.start_at(self.prefix(task, context, start), context)
-            text = codec.decode(self.ids[start:])
-
-            # A turn that was cut off may contain complete calls; they are not executed.
-            parsed = codec.calls(text)
-            calls = parsed if completion.finish_reason is FinishReason.STOP else []
-            may_continue = len(self.turns) + 1 < limits.max_turns
-            tools_started = time.monotonic()
-            observation = NO_OBSERVATION
-            if not calls and completion.finish_reason is FinishReason.STOP:
-                observation = await self._step(text, ())
-            continues = may_continue and not observation.done and bool(calls or observation.text)
-            if on_turn:
-                on_turn(text, not continues)
-            results = await self._execute(calls, task, context) if continues else []
-            if len(self.ids) > start or completion.finish_reason is not FinishReason.ABORTED:
-                self.turns.append(
-                    Turn(
-                        start=start,
-                        end=len(self.ids),
-                        text=text,
-                        generate_s=generate_s,
-                        tool_s=time.monotonic() - tools_started,
-                        queue_s=max((result.queue_s for result in results), default=0.0),
-                        versions=versions,
-                        void=is_void_turn(text, parsed, context.answer_format),
-                        control_token=codec.has_misplaced_control_token(text),
-                        observation=observation.text,
-                        reward=observation.reward,
-                    )
-                )
-            records = [
-                make_call_record(call, result, turn=len(self.turns) - 1, index=index, position=len(self.ids))
-                for index, (call, result) in enumerate(zip(calls, results, strict=False))
-            ]
-            self.calls += records
-            if completion.finish_reason is FinishReason.ABORTED:
-                return at_step_end
-            if completion.finish_reason is FinishReason.LENGTH:
-                return StopReason.LENGTH
-            if records:
-                observation = await self._step(text, tuple(records))
-                if observation.text or observation.reward is not None:
-                    self.turns[-1] = replace(self.turns[-1], observation=observation.text, reward=observation.reward)
-            if observation.done:
-                return StopReason.ENVIRONMENT_ERROR if self.error else StopReason.DONE
-            if not calls and not observation.text:
-                return StopReason.ANSWERED
-            if not continues:
-                return StopReason.MAX_TURNS
-            texts = [result.text for result in results]
-            response_ids = (
-                codec.observation_ids(observation.text, texts) if observation.text else codec.tool_response_ids(texts)
-            )
-            if len(self.ids) + len(response_ids) >= limits.max_response_tokens:
-                return StopReason.LENGTH
-            self.ids += response_ids
-            self.mask += [False] * len(response_ids)
-            self.log_probs += [0.0] * len(response_ids)
+            if around.step_ended and around.step_ended.is_set():
+                return around.at_step_end
+            generated = await self._generate(around, deadline)
+            if isinstance(generated, StopReason):
+                return generated
+            acted = await self._act(generated, around)
+            if stop := self._observe(generated, acted, around):
+                return stop
         return StopReason.MAX_TURNS
+
+    async def _generate(self, around: _Surroundings, deadline: float | None) -> "_Generated | StopReason":
+        """Let the model write a turn, or the rest of an open one. Returns why the rollout ends if it does not."""
+        start = self.open_turn.start if self.open_turn else len(self.ids)
+        requested = time.monotonic()
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - requested) as timeout:
+                completion = await around.engine.generate(
+                    self.prompt_ids + self.ids, self._sampling(around.task, around.context, start)
+                )
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            return StopReason.TIME_LIMIT
+        except EngineError:
+            return StopReason.ENGINE_ERROR
+        generate_s = time.monotonic() - requested
+        versions: tuple[tuple[int, int], ...] = ()
+        if self.open_turn:
+            generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
+        versions = self._append(completion, versions)
+        self.open_turn = None
+        branch = around.branch
+        if branch and self.turns and branch.should_start(self.log_probs[: self.turns[0].end], self.log_probs[start:]):
+            # Before the tools of this turn run: the branch continues from the state after the turn before.
+            await branch.start_at(self.prefix(around.task, around.context, start), around.context)
+        text = around.context.codec.decode(self.ids[start:])
+        return _Generated(start, text, completion.finish_reason, generate_s, versions)
+
+    async def _act(self, generated: _Generated, around: _Surroundings) -> _Acted:
+        """Execute the calls of a turn, let the environment react, and append the turn."""
+        context, codec, text = around.context, around.context.codec, generated.text
+        parsed = codec.calls(text)
+        # A turn that was cut off may contain complete calls; they are not executed.
+        ended = generated.finish_reason is FinishReason.STOP
+        calls = parsed if ended else []
+        tools_started = time.monotonic()
+        observation = await self._step(text, ()) if ended and not calls else NO_OBSERVATION
+        may_continue = len(self.turns) + 1 < context.limits.max_turns and not observation.done
+        continues = may_continue and bool(calls or observation.text)
+        if around.on_turn:
+            around.on_turn(text, not continues)
+        results = await self._execute(calls, around.task, context) if continues else []
+        if len(self.ids) > generated.start or generated.finish_reason is not FinishReason.ABORTED:
+            self.turns.append(
+                Turn(
+                    start=generated.start,
+                    end=len(self.ids),
+                    text=text,
+                    generate_s=generated.generate_s,
+                    tool_s=time.monotonic() - tools_started,
+                    queue_s=max((result.queue_s for result in results), default=0.0),
+                    versions=generated.versions,
+                    void=is_void_turn(text, parsed, context.answer_format),
+                    control_token=codec.has_misplaced_control_token(text),
+                    observation=observation.text,
+                    reward=observation.reward,
+                )
+            )
+        records = [
+            make_call_record(call, result, turn=len(self.turns) - 1, index=index, position=len(self.ids))
+            for index, (call, result) in enumerate(zip(calls, results, strict=False))
+        ]
+        self.calls += records
+        if records:
+            observation = await self._step(text, tuple(records))
+            if observation.text or observation.reward is not None:
+                self.turns[-1] = replace(self.turns[-1], observation=observation.text, reward=observation.reward)
+        return _Acted(calls, results, observation, continues)
+
+    def _observe(self, generated: _Generated, acted: _Acted, around: _Surroundings) -> StopReason | None:
+        """Append what the model sees next. Returns why the rollout ends, or None if it continues."""
+        context, observation = around.context, acted.observation
+        if generated.finish_reason is FinishReason.ABORTED:
+            return around.at_step_end
+        if generated.finish_reason is FinishReason.LENGTH:
+            return StopReason.LENGTH
+        if observation.done:
+            return StopReason.ENVIRONMENT_ERROR if self.error else StopReason.DONE
+        if not acted.calls and not observation.text:
+            return StopReason.ANSWERED
+        if not acted.continues:
+            return StopReason.MAX_TURNS
+        texts = [result.text for result in acted.results]
+        if observation.text:
+            response_ids = context.codec.observation_ids(observation.text, texts)
+        else:
+            response_ids = context.codec.tool_response_ids(texts)
+        start = len(self.ids)
+        if start + len(response_ids) >= context.limits.max_response_tokens:
+            return StopReason.LENGTH
+        self.ids += response_ids
+        self.mask += [False] * len(response_ids)
+        self.log_probs += [0.0] * len(response_ids)
+        if context.marks_outputs:
+            shown = [result.text for result in acted.results if result.outcome not in INFRASTRUCTURE_FAILURES]
+            spans = output_spans(context.codec, response_ids, [*shown, observation.text], start)
+            self.turns[-1] = replace(self.turns[-1], outputs=spans)
+        return None
 
     async def _step(self, text: str, calls: tuple[ToolCallRecord, ...]) -> Observation:
         """Return the observation of the environment after a turn. If it fails, set `error` and end the rollout."""

@@ -18,7 +18,8 @@ def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ()) -> dict[str, float | int | None]:
-    """Return the metrics over all rollouts of a step, including dropped ones.
+    """Return the metrics over all rollouts of a step, including dropped ones. `correct` and `reward` leave out the rollouts
+    that a failure of the engine or the environment ended.
 
     `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
     rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
@@ -38,8 +39,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
             values[f"metrics/{name}"].append(value)
     metrics = {
         "rollouts": len(trajectories),
-        "reward": mean([t.reward for t in trajectories]),
-        "correct": mean([t.reward > 0 for t in trajectories]),
+        "reward": mean([t.reward for t in trajectories if t.usable]),
+        "correct": mean([t.reward > 0 for t in trajectories if t.usable]),
         "error_rate": error_rate(trajectories),
         "error_rate_correct": error_rate(correct),
         "response_tokens": mean([len(t.response_ids) for t in trajectories]),

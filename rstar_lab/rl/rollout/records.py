@@ -161,7 +161,9 @@ def _half(values: Sequence[float] | None) -> np.ndarray | None:
 
 
 def mean_over(values: Sequence[float] | np.ndarray | None, mask: Sequence[bool] | np.ndarray) -> float | None:
-    """Return the mean of the values where the mask is True; None without values or without True."""
-    if values is None or not any(mask):
+    """Return the mean of the values where the mask is True, without NaN; None if there is none."""
+    if values is None:
         return None
-    return float(np.asarray(values, dtype=np.float64)[np.asarray(mask)].mean())
+    chosen = np.asarray(values, dtype=np.float64)[np.asarray(mask, dtype=bool)]
+    chosen = chosen[~np.isnan(chosen)]
+    return float(chosen.mean()) if len(chosen) else None

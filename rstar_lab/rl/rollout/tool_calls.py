@@ -64,7 +64,7 @@ async def execute_call(
         return result
     half = max_chars // 2
     omitted = len(result.text) - 2 * half
-    text = f"{result.text[:half]}\n[{omitted} characters left out]\n{result.text[-half:]}"
+    text = f"{result.text[:half]}\n[{omitted} characters left out]\n{result.text[len(result.text) - half :]}"
     return replace(result, text=text)
 
 

@@ -3,7 +3,7 @@
 `analysis.counterfactual` compares the results of several changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.objective import training_loss
-from rstar_lab.rl.algorithm.selection import Selection, rollout_penalty, select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.recipe.hooks import roc_hooks
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
-from rstar_lab.rl.training.update import autocast, batch_normaliser, tool_output_loss
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.training.update import Batch, autocast, micro_batch_loss
 from rstar_lab.runs.reader import RunReader
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class StoredStep:
             raise UserError(f"run {self.reader.run_id}: its recipe has no RL stage {name!r}")
         self.rl = self.recipe.settings(self.stage)
         kept = [t for t in self.rollouts if t.traj_id in advantages]
-        self.trained = Selection(kept, [advantages[t.traj_id] for t in kept], 0)
+        self.trained = Selection.of(kept, [advantages[t.traj_id] for t in kept])
         self.seed = step_seed(self.recipe.seed, step)
 
     def settings(self, changes: Mapping[str, Any]) -> RlSection:
@@ -74,11 +73,12 @@ class StoredStep:
         """Return the rollouts that these settings select. draw: 0 uses the seed of the training; every other number is
         a different seed."""
         seed = self.seed if draw == 0 else derive_seed(self.seed, "counterfactual", draw)
-        return select_rollouts(self.rollouts, rl.selection_config, seed)
+        return select_rollouts(self.rollouts, rl.hooks, seed)
 
     def penalties(self, rl: RlSection) -> dict[str, float]:
         """Return the penalty by which these settings rank each rollout, by traj_id."""
-        return {t.traj_id: rollout_penalty(t, rl.selection_config) for t in self.rollouts}
+        roc = roc_hooks(rl)
+        return {t.traj_id: roc.penalty(t) for t in self.rollouts}
 
     def checkpoint(self) -> tuple[int, Path] | None:
         """Return (step, folder) of the stored checkpoint whose weights are nearest to those that generated the step."""
@@ -112,29 +112,14 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
         )
     model.zero_grad()
     device = next(model.parameters()).device
-    batch: Sequence[Trajectory] = selection.trajectories
-    advantages = torch.tensor(selection.advantages, device=device, dtype=torch.float32)
-    prompts = [len(t.prompt_ids) for t in batch]
-    normaliser = batch_normaliser(batch, rl)
+    config = rl.loss_config
+    batch = Batch.of(selection, 0, len(selection.trajectories), config.aggregation)
     generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
     loss_sum, tokens, sums = 0.0, 0.0, dict[str, float]()
-    for micro in micro_batches(batch, rl.micro_batch_tokens, device, tool_tokens=rl.tool_output_loss > 0):
+    for micro in micro_batches(batch.trajectories, rl.micro_batch_tokens, device, also_scored=batch.also_scored):
         with autocast(rl, device):
             log_probs, _ = log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
-        engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(device)
-        old_log_probs = log_probs.detach() if rl.old_log_probs == "trainer" else engine_log_probs
-        loss, stats = training_loss(
-            log_probs,
-            old_log_probs,
-            advantages[micro.index][:, None].expand_as(log_probs),
-            micro.mask_BT,
-            rl.loss_config,
-            engine_log_probs=engine_log_probs,
-            normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
-            generator=generator,
-        )
-        if rl.tool_output_loss:
-            loss = loss + rl.tool_output_loss * tool_output_loss(log_probs, micro, batch)
+        loss, stats = micro_batch_loss(log_probs, micro, batch, rl.old_log_probs, config, generator=generator)
         loss.backward()
         loss_sum += float(loss.detach())
         tokens += stats["tokens"]

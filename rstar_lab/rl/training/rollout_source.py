@@ -64,7 +64,7 @@ class RolloutSource:
         if rl.mode == "one_step_off":
             # No request is in flight now. The next batch starts with the weights before this update.
             await self.load_newest(self.stream)
-        selection = select_rollouts(batch.trajectories, rl.selection_config, seed)
+        selection = select_rollouts(batch.trajectories, rl.hooks, seed)
         used, old = ([group.trajectories for group in groups] for groups in (batch.groups, batch.dropped))
         metrics = {"groups": len(used)} | staleness_metrics(used, old, batch.staleness, batch.ages_s)
         if rl.mode == "async" and rl.when_stale == "trim":
@@ -82,14 +82,14 @@ class RolloutSource:
         carried_groups = len({task.group_id for task in self.carried})
         problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool)
         trajectories = await self.generate(problems, rl, step)
-        selection = select_rollouts(trajectories, rl.selection_config, seed)
+        selection = select_rollouts(trajectories, rl.hooks, seed)
         groups = rl.problems_per_step
         for _ in range(rl.dynamic_sampling):
             missing = rl.problems_per_step - selection.groups
             if not missing or self.step_ended.is_set():
                 break
             trajectories += await self.generate(self.draw(stage, missing, pool), rl, step, first_group=groups)
-            selection = select_rollouts(trajectories, rl.selection_config, seed)
+            selection = select_rollouts(trajectories, rl.hooks, seed)
             groups += missing
         return trajectories, selection, groups
 

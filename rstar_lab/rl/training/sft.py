@@ -258,13 +258,15 @@ def _micro_batches(batch: list[Example], config: SftConfig) -> Iterator[list[Exa
 
 
 def lr_scale(step: int, steps: int, config: SftConfig) -> float:
-    """Return the learning rate of a step, from 1, as a share of the maximum."""
+    """Return the learning rate of a step, from 1, as a share of the maximum. It is above 0 in every step."""
     warmup = math.ceil(config.warmup * steps)
     if step <= warmup:
         return step / warmup
-    done = (step - warmup) / max(1, steps - warmup)
+    left = max(1, steps - warmup)
+    done = (step - warmup) / left
     if config.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
+        # The last step takes the value half a step before the end, where the curve is 0 and the step would be lost.
+        return 0.5 * (1 + math.cos(math.pi * min(done, 1 - 0.5 / left)))
     return min(1.0, 2 * (1 - done) + 1 / steps)
 
 

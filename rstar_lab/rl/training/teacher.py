@@ -1,21 +1,19 @@
 """On-policy distillation: a teacher model on a vLLM server scores the tokens that the trained model generated.
 
-Source: GKD (arXiv 2306.13649) with the reverse KL divergence. Its gradient is a policy gradient whose advantage at each token
-is log p_teacher - log p_student, so it is added to the advantages of RL with the weight `rl.teacher_weight`.
+`methods.opd` uses its log-probs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
+from rstar_lab.rl.trajectory import Trajectory
 
 PROBE = "<reason>\nLet x = 3.14, so 2x < 7.\n</reason> print(f'{x:>8}')\u00e9\u4e2d"
 
@@ -26,15 +24,18 @@ class Teacher:
     def __init__(self, server: ServerEngine):
         self.server = server
 
-    async def score(self, selection: Selection) -> Selection:
-        """Return the selection with `teacher_log_probs`. Raises UserError if the teacher cannot score a rollout."""
+    async def score(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        """Return the log-probs of the responses, (response length,) float32 each, NaN where the teacher returned none.
+
+        Raises UserError if the teacher cannot score a rollout.
+        """
         try:
-            scored = await asyncio.gather(
-                *(self.server.score(t.prompt_ids, t.response_ids) for t in selection.trajectories)
-            )
+            scored = await asyncio.gather(*(self.server.score(t.prompt_ids, t.response_ids) for t in rollouts))
         except EngineError as error:
-            raise UserError(f"engine.teacher_url: {error}; the run continues from its last checkpoint") from error
-        return replace(selection, teacher_log_probs=[np.asarray(row, dtype=np.float32) for row in scored])
+            raise UserError(
+                f"engine.teacher_url: {error}; the same command continues the run from its last checkpoint"
+            ) from error
+        return [np.asarray(row, dtype=np.float32) for row in scored]
 
 
 @asynccontextmanager

@@ -31,13 +31,12 @@ from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.correction_limit import CorrectionLimit
 from rstar_lab.rl.training.data_parallel import HelperProcesses
+from rstar_lab.rl.training.passes import LocalPasses
 from rstar_lab.rl.training.rollout_source import RolloutSource
-from rstar_lab.rl.training.self_teacher import with_self_teacher
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.teacher import Teacher
 from rstar_lab.rl.training.update import Learner, UpdateResult
-from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -93,12 +92,11 @@ class Trainer:
             rollouts = await source.next_step(stage, rl, pool, step, seed)
             check_rollouts(rollouts.trajectories)
         selection, version = rollouts.selection, source.versions[-1]
-        if self.teacher is not None and rl.teacher_weight:
-            with timer("teacher_s"):
-                selection = await self.teacher.score(selection)
-        if rl.self_distillation:
-            with timer("teacher_s"):
-                selection = await asyncio.to_thread(self.self_teach, selection, rollouts.trajectories, rl)
+        passes = LocalPasses(self.learner, rl, self.context(rl), self.teacher)
+        for method in rl.hooks:
+            if method.forward_phase is not None and selection.trajectories:
+                with timer(method.forward_phase):
+                    selection = await method.forward(selection, rollouts.trajectories, passes)
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)
@@ -118,17 +116,19 @@ class Trainer:
                 held_out = await self.evaluate_weights(self.evaluate, step)
         if rl.retire_from is not None:
             self.state.retired += problems_to_retire(rollouts.trajectories, rl.retire_from)
-        trained_on = rollouts.trajectories
+        generated = rollouts.trajectories
         metrics = (
-            rollout_metrics(trained_on, rl.metrics) | selection.metrics | update.metrics | held_out | rollouts.metrics
+            rollout_metrics(generated, rl.metrics) | selection.metrics | update.metrics | held_out | rollouts.metrics
         )
-        metrics |= {"solved_groups": solved_groups(trained_on), "retired": len(self.state.retired)}
+        for method in rl.hooks:
+            metrics |= method.metrics(generated)
+        metrics |= {"solved_groups": solved_groups(generated), "retired": len(self.state.retired)}
         if mixed:
             metrics["stale_tokens"] = stale_tokens(selection, version)
         if rl.carry_over:
             metrics["carried"] = len(source.carried)
         with timer("store_s"):
-            rows = step_rows(trained_on + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
+            rows = step_rows(generated + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
         metrics |= timer.seconds | {"step_s": timer.total()}
         if rl.rollout == "async":  # per engine; the rest of step_s is the idle time of the generator
             metrics["engine_busy_s"] = (self.engines.clock.seconds() - busy_s) / len(self.engines.engines)
@@ -143,23 +143,6 @@ class Trainer:
         if self.rollouts.stream is None:
             return self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
         return await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=lr_scale, seed=seed)
-
-    def self_teach(self, selection: Selection, rollouts: Sequence[Trajectory], rl: RlSection) -> Selection:
-        """Return the selection with the log-probs of the policy that sees a demonstration; see `self_teacher`."""
-        context = self.context(rl)
-
-        def prompt_ids(rollout: Trajectory, text: str) -> list[int]:
-            own = context.others[rollout.environment] if rollout.environment else context
-            return own.codec.prompt_ids(text)
-
-        return with_self_teacher(
-            selection,
-            rollouts,
-            rl.selection_config,
-            prompt_ids=prompt_ids,
-            score=lambda trajectories: self.learner.score(trajectories, rl),
-            max_tokens=self.learner.model.config.max_position_embeddings,
-        )
 
     async def load_weights(self, version: int) -> None:
         """Send the weights of the policy to the engines."""

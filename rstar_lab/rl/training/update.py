@@ -1,10 +1,12 @@
 """The policy update: from the selected rollouts and their advantages to new weights, and the metrics of the update."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.memory import release_free_heap
-from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
-from rstar_lab.rl.algorithm.objective import group_normaliser, training_loss
+from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
+from rstar_lab.rl.algorithm.hooks import TokenStatistics
+from rstar_lab.rl.algorithm.objective import Terms, group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.streams import Streams, trained_mask, trained_tokens
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
@@ -101,66 +105,39 @@ class Learner:
             return result
         for group in self.optimizer.param_groups:
             group["lr"] = rl.lr * lr_scale
-        # With one mini-batch the weights are unchanged when it is scored: its own forward pass gives the old log-probs.
-        measure_first = rl.old_log_probs == "trainer" and (rl.mini_batches > 1 or rl.advantage == "otb")
-        if measure_first:
+        if selection.measured is not None:
+            result.log_probs, result.entropies = ([*values] for values in selection.measured)
+        elif rl.old_log_probs == "trainer" and rl.mini_batches > 1:
+            # The policy at the start of the update changes with the first mini-batch: score all of them before.
             self.measure(selection, rl, result)
-        token_advantages = result.token_advantages(selection) if rl.advantage == "otb" else None
+        measured = result.log_probs if result.log_probs[0] is not None and rl.old_log_probs == "trainer" else None
+        config = rl.loss_config
         generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
         bounds = np.linspace(0, count, min(rl.mini_batches, count) + 1).astype(int)
         for number, (start, end) in enumerate(itertools.pairwise(bounds)):
-            batch = selection.trajectories[start:end]
-            advantages = torch.tensor(selection.advantages[start:end], device=self.device, dtype=torch.float32)
-            prompts = [len(t.prompt_ids) for t in batch]
-            normaliser = batch_normaliser(batch, rl)
-            for micro in self.micro_batches(batch, rl, tool_tokens=rl.tool_output_loss > 0):
+            batch = Batch.of(selection, start, end, config.aggregation)
+            for micro in self.micro_batches(batch.trajectories, rl, batch.also_scored):
                 log_probs, entropy = self.forward(self.model, micro, rl)
-                engine_log_probs = micro.scatter([t.log_probs for t in batch], prompts).to(self.device)
-                if not measure_first:
-                    # After the first mini-batch the weights are no longer those that generated the rollouts.
-                    result.record(micro, prompts, batch, log_probs if number == 0 else None, entropy, start)
-                if measure_first:
-                    measured = [result.log_probs[start + i] for i in range(len(batch))]
-                    old_log_probs = micro.scatter(measured, prompts).to(self.device)
-                elif rl.old_log_probs == "trainer":
-                    old_log_probs = log_probs.detach()
-                else:
-                    old_log_probs = engine_log_probs
-                if token_advantages is None:
-                    advantages_BT = advantages[micro.index][:, None].expand_as(log_probs)
-                else:
-                    advantages_BT = micro.scatter(token_advantages[start:end], prompts).to(self.device)
-                if selection.teacher_log_probs is not None:
-                    of_teacher = micro.scatter(selection.teacher_log_probs[start:end], prompts).to(self.device)
-                    gap_BT = (of_teacher - old_log_probs).masked_fill(~micro.mask_BT, 0.0).nan_to_num(0.0)
-                    advantages_BT = advantages_BT + (rl.teacher_weight or rl.self_distillation) * gap_BT
-                    result.sums["teacher_kl"] -= float(gap_BT.sum()) / sum(t.model_tokens for t in batch)
-                reference_log_probs = None
+                if measured is None:
+                    # After the first mini-batch the weights are no longer those that generated the rollouts, so its
+                    # log-probs are not those of the policy at the start of the update.
+                    result.record(micro, batch.trajectories, log_probs if number == 0 else None, entropy, start)
+                reference = None
                 if self.reference is not None:
                     with torch.no_grad():
-                        reference_log_probs, _ = self.forward(self.reference, micro, rl)
-                loss, stats = training_loss(
-                    log_probs,
-                    old_log_probs,
-                    advantages_BT,
-                    micro.mask_BT,
-                    rl.loss_config,
-                    engine_log_probs=engine_log_probs,
-                    reference_log_probs=reference_log_probs,
-                    normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
-                    generator=generator,
+                        reference, _ = self.forward(self.reference, micro, rl)
+                old_log_probs = None if measured is None else measured[start:end]
+                loss, stats = micro_batch_loss(
+                    log_probs, micro, batch, rl.old_log_probs, config, old_log_probs, reference, generator
                 )
-                if rl.tool_output_loss:
-                    predicted = tool_output_loss(log_probs, micro, batch)
-                    loss = loss + rl.tool_output_loss * predicted
-                    result.sums["tool_output_loss"] += float(predicted.detach())
                 loss.backward()
-                result.add(stats, float(loss.detach()))
+                result.add(stats, float(loss.detach()), (config.kl_metric, config.ce_metric))
             self._reduce_gradients()
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), rl.max_grad_norm)
+            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), rl.max_grad_norm))
+            check_finite(norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            result.grad_norms.append(float(norm))
+            result.grad_norms.append(norm)
         if self.device.type == "cpu":
             release_free_heap()
         return result.merge(self.ranks.gather(result))
@@ -175,15 +152,15 @@ class Learner:
         self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def micro_batches(
-        self, batch: Sequence[Trajectory], rl: RlSection, tool_tokens: bool = False
+        self, batch: Sequence[Trajectory], rl: RlSection, also_scored: Sequence[np.ndarray] | None = None
     ) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of this rank. tool_tokens: also score the tokens of tool responses."""
+        """Yield the micro-batches of this rank. also_scored: see `micro_batches`."""
         return micro_batches(
             batch,
             rl.micro_batch_tokens,
             self.device,
             share=forward_path(self.model).shared_width >= SHARED_WIDTH,
-            tool_tokens=tool_tokens,
+            also_scored=also_scored,
             ranks=self.ranks,
         )
 
@@ -192,29 +169,28 @@ class Learner:
         with autocast(rl, self.device):
             return log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
 
-    @torch.no_grad()
     def measure(self, selection: Selection, rl: RlSection, result: "UpdateResult") -> None:
         """Record log-probs and entropy of all selected rollouts under the weights that generated them."""
         merged = self._measured(selection.trajectories, rl, result)
-        result.log_probs, result.entropies, result.squares = self.ranks.share(
-            (merged.log_probs, merged.entropies, merged.squares)
-        )
+        result.log_probs, result.entropies = self.ranks.share((merged.log_probs, merged.entropies))
 
-    def score(self, trajectories: Sequence[Trajectory], rl: RlSection) -> list[np.ndarray]:
-        """Return the log-probs of the responses, (response length,) per rollout, NaN outside of the loss mask."""
-        self._call_helpers("score", trajectories, rl)
-        return self._measured(trajectories, rl, UpdateResult(len(trajectories))).log_probs
+    def statistics(
+        self, trajectories: Sequence[Trajectory], rl: RlSection, *, squares: bool = False
+    ) -> TokenStatistics:
+        """Return log-probs, entropies and, with `squares`, the squared probabilities of rollouts under the policy."""
+        self._call_helpers("statistics", trajectories, rl, squares=squares)
+        found = self._measured(trajectories, rl, UpdateResult(len(trajectories)), squares=squares)
+        return TokenStatistics(found.log_probs, found.entropies, found.squares)
 
     @torch.no_grad()
-    def _measured(self, trajectories: Sequence[Trajectory], rl: RlSection, result: "UpdateResult") -> "UpdateResult":
+    def _measured(
+        self, trajectories: Sequence[Trajectory], rl: RlSection, result: "UpdateResult", *, squares: bool = False
+    ) -> "UpdateResult":
         """Record log-probs and entropy of rollouts in `result`; return it with the parts of all ranks."""
-        prompts = [len(t.prompt_ids) for t in trajectories]
         for micro in self.micro_batches(trajectories, rl):
             with autocast(rl, self.device):
-                log_probs, entropy, *squares = token_statistics(
-                    self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=rl.advantage == "otb"
-                )
-            result.record(micro, prompts, trajectories, log_probs, entropy, 0, *squares)
+                found = token_statistics(self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=squares)
+            result.record(micro, trajectories, found[0], found[1], 0, *found[2:])
         return result.merge(self.ranks.gather(result))
 
 
@@ -248,21 +224,108 @@ def uses_bf16(rl: RlSection, device: torch.device) -> bool:
     return rl.precision == "bf16" or (rl.precision == "auto" and device.type == "cuda")
 
 
-def batch_normaliser(batch: Sequence[Trajectory], rl: RlSection) -> float | Tensor:
-    """Return the normaliser of `training_loss` for the micro-batches of a mini-batch."""
-    if rl.aggregation == "token-mean":
-        return sum(t.model_tokens for t in batch)
-    if rl.aggregation == "group-token-mean":
-        return group_normaliser([t.model_tokens for t in batch], [t.group_id for t in batch])
-    return len(batch)
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rollouts of a mini-batch, what each contributes to the loss, and the normalisers of the terms.
+
+    Attributes:
+        trajectories, streams: the rollouts and their streams.
+        normaliser: that of the policy loss and the KL, see `objective.aggregate`.
+        tokens: number of tokens in the policy loss.
+        also_scored: tokens with a weight of the cross-entropy, per rollout; None if no rollout has such a weight.
+        ce_tokens: number of tokens with a weight of the cross-entropy.
+    """
+
+    trajectories: list[Trajectory]
+    streams: list[Streams]
+    normaliser: float | Tensor
+    tokens: int
+    also_scored: list[np.ndarray] | None
+    ce_tokens: int
+
+    @classmethod
+    def of(cls, selection: Selection, start: int, end: int, aggregation: Aggregation) -> "Batch":
+        """Return the rollouts from `start` to `end` of a selection."""
+        trajectories, streams = selection.trajectories[start:end], selection.streams[start:end]
+        tokens = trained_tokens(trajectories, streams)
+        normaliser: float | Tensor = sum(tokens)
+        if aggregation == "group-token-mean":
+            normaliser = group_normaliser(tokens, [t.group_id for t in trajectories])
+        elif aggregation != "token-mean":
+            normaliser = sum(count > 0 for count in tokens)
+        weighted = None
+        if any(own.ce_weight_T is not None for own in streams):
+            weighted = [
+                np.broadcast_to(0.0 if own.ce_weight_T is None else own.ce_weight_T, len(t.response_ids)) != 0
+                for t, own in zip(trajectories, streams, strict=True)
+            ]
+        ce_tokens = sum(int(row.sum()) for row in weighted or ())
+        return cls(trajectories, streams, normaliser, sum(tokens), weighted, ce_tokens)
+
+    def terms(self, micro: MicroBatch, reference_log_probs: Tensor | None) -> Terms:
+        """Return the streams of a micro-batch. reference_log_probs: those of the reference model, if there is one."""
+
+        def scattered(name: str, missing: float) -> Tensor | None:
+            rows = [getattr(own, name) for own in self.streams]
+            if all(row is None for row in rows):
+                return None
+            return micro.scatter([missing if row is None else row for row in rows], self.trajectories)
+
+        weights = scattered("loss_weight_T", 1.0)
+        normaliser = self.normaliser
+        return Terms(
+            advantages=micro.scatter([own.advantage_T for own in self.streams], self.trajectories),
+            mask=micro.mask_BT if weights is None else micro.mask_BT & (weights != 0),
+            loss_weights=weights,
+            ce_weights=scattered("ce_weight_T", 0.0),
+            reference_log_probs=scattered("reference_log_prob_T", np.nan)
+            if reference_log_probs is None
+            else reference_log_probs,
+            normaliser=normaliser[micro.index] if isinstance(normaliser, Tensor) else normaliser,
+            tokens=self.tokens,
+            ce_tokens=self.ce_tokens,
+        )
 
 
-def tool_output_loss(log_probs: Tensor, micro: MicroBatch, batch: Sequence[Trajectory]) -> Tensor:
-    """Return the cross-entropy of the tool-response tokens of a micro-batch over those of its mini-batch (ECHO, arXiv
-    2605.24517): the model learns to predict what its code prints. log_probs: log-probs of the scored tokens, (batch,
-    tokens)."""
-    tokens = sum(len(t.response_ids) - t.model_tokens for t in batch)
-    return -log_probs[micro.scored_BT & ~micro.mask_BT].sum() / max(1, tokens)
+def micro_batch_loss(
+    log_probs: Tensor,
+    micro: MicroBatch,
+    batch: Batch,
+    old_log_probs: Literal["trainer", "engine"],
+    config: LossConfig,
+    measured: Sequence[np.ndarray] | None = None,
+    reference_log_probs: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the loss of a micro-batch and its statistics, see `training_loss`.
+
+    Args:
+        log_probs: of the trained policy, with gradient, (B, T).
+        micro: a micro-batch of `batch`.
+        batch: the mini-batch.
+        old_log_probs: source of the log-probs of the policy at the start of the update.
+        config: options of the loss.
+        measured: log-probs of the rollouts of `batch` at the start of the update, (response length,) each. None:
+            `log_probs` are those.
+        reference_log_probs: log-probs under the reference model, (B, T).
+        generator: draws the tokens of clip_cov.
+    """
+    engine = micro.scatter([t.log_probs for t in batch.trajectories], batch.trajectories)
+    if old_log_probs == "engine":
+        old = engine
+    else:
+        old = log_probs.detach() if measured is None else micro.scatter(measured, batch.trajectories)
+    terms = batch.terms(micro, reference_log_probs)
+    return training_loss(log_probs, old, terms, config, engine_log_probs=engine, generator=generator)
+
+
+def check_finite(norm: float) -> None:
+    """Raise UserError for the norm of a gradient that is NaN or infinite: the update would destroy the weights."""
+    if not math.isfinite(norm):
+        raise UserError(
+            f"the gradient of the update is {norm}: a loss, an advantage or a log-prob is not finite. The weights are "
+            "unchanged; the run continues from its last checkpoint when the same command is started again"
+        )
 
 
 class UpdateResult:
@@ -289,7 +352,6 @@ class UpdateResult:
     def record(
         self,
         micro: MicroBatch,
-        prompts: Sequence[int],
         batch: Sequence[Trajectory],
         log_probs: Tensor | None,
         entropy: Tensor,
@@ -299,7 +361,8 @@ class UpdateResult:
         """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: index in the selection of
         the first rollout of `batch`."""
         for row, i in enumerate(micro.index):
-            span = slice(prompts[i], prompts[i] + len(batch[i].response_ids))
+            prompt = len(batch[i].prompt_ids)
+            span = slice(prompt, prompt + len(batch[i].response_ids))
             outside = ~micro.mask_BT[row, span]
             for kind, values in ((self.log_probs, log_probs), (self.entropies, entropy), (self.squares, squares)):
                 if values is not None:
@@ -309,26 +372,13 @@ class UpdateResult:
     def _arrays(self) -> tuple[list[Any], ...]:
         return self.log_probs, self.entropies, self.squares
 
-    def token_advantages(self, selection: Selection) -> list[np.ndarray]:
-        """Return the advantages of OTB, (response length,) per selected rollout, 0 outside of the mask."""
-        batch = selection.trajectories
-        masks = [np.asarray(t.loss_mask, dtype=bool) for t in batch]
-        energies = [
-            (1 - 2 * np.exp(log_probs) + squares)[own]
-            for log_probs, squares, own in zip(self.log_probs, self.squares, masks, strict=True)
-        ]
-        of_tokens = optimal_token_advantages(selection.advantages, [t.group_id for t in batch], energies)
-        found = [np.zeros(len(own)) for own in masks]
-        for row, own, values in zip(found, masks, of_tokens, strict=True):
-            row[own] = values
-        return found
-
-    def add(self, stats: Mapping[str, float], loss: float) -> None:
-        """Add the statistics and the loss of a micro-batch."""
+    def add(self, stats: Mapping[str, float], loss: float, sums: Sequence[str]) -> None:
+        """Add the statistics and the loss of a micro-batch. sums: statistics that are parts of a sum over the batch; the others
+        are means over tokens."""
         tokens = int(stats["tokens"])
-        if "reference_kl" in stats:
-            self.sums["reference_kl"] += stats["reference_kl"]
-        for name in stats.keys() - {"tokens", "ratio_max", "reference_kl"}:
+        for name in stats.keys() & set(sums):
+            self.sums[name] += stats[name]
+        for name in stats.keys() - {"tokens", "ratio_max", *sums}:
             self._means[name] += stats[name] * tokens
         self._ratio_max = max(self._ratio_max, stats["ratio_max"])
         self._tokens += tokens
@@ -369,9 +419,10 @@ class UpdateResult:
         they were generated.
         """
         gaps, all_gaps = [], []
-        for t, measured in zip(selection.trajectories, self.log_probs, strict=True):
+        rollouts = zip(selection.trajectories, selection.streams, self.log_probs, strict=True)
+        for t, streams, measured in rollouts:
             if measured is not None:
-                own = np.asarray(t.loss_mask)
+                own = trained_mask(t, streams)
                 difference = np.abs(np.asarray(measured) - np.asarray(t.log_probs))
                 compared = own if version is None else own & (np.asarray(t.token_versions) >= version)
                 gaps.append(difference[compared])

@@ -29,7 +29,7 @@ class StepSelection:
     """
 
     rollouts: list[RolloutNumbers] = field(default_factory=list)
-    kept: Selection = field(default_factory=lambda: Selection([], [], 0))
+    kept: Selection = field(default_factory=Selection)
     keys: dict[str, str] = field(default_factory=dict)
     roc_s: float = 0.0
     dropped: list[RolloutNumbers] = field(default_factory=list)
@@ -83,7 +83,7 @@ class _RocMixin:
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
-            kept = select_rollouts([trajectories[key] for key in order], self.settings.keys.selection_config, seed)
+            kept = select_rollouts([trajectories[key] for key in order], self.settings.keys.hooks, seed)
             roc_s += time.monotonic() - started
             missing = batch_size - kept.groups
             if not missing or not rounds_left:

@@ -11,7 +11,6 @@ from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
-from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.session import read_problems, read_stage_problems
 from rstar_lab.rl.training.stages import difficulty_file, without_solved
 
@@ -73,11 +72,7 @@ class Settings:
     @property
     def reads_texts(self) -> bool:
         """Whether the selection or a metric of the recipe reads texts or tokens of the rollouts."""
-        config = self.keys.selection_config
-        penalties = [*config.penalties, *(one for own in config.environment_penalties.values() for one in own)]
-        return config.rule == "released" or any(
-            [self.keys.metrics, is_own(self.keys.advantage), *map(callable, penalties)]
-        )
+        return bool(self.keys.metrics) or any(method.reads_texts for method in self.keys.hooks)
 
     @cached_property
     def problems(self) -> Sequence[Problem]:

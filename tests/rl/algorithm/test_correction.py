@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, LossConfig
 from rstar_lab.rl.algorithm.correction import correction_weights
-from rstar_lab.rl.algorithm.objective import training_loss
+from rstar_lab.rl.algorithm.objective import Terms, training_loss
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.training.correction_limit import CorrectionLimit
 from rstar_lab.rl.training.update import MismatchError
@@ -94,7 +94,7 @@ def test_gradient_of_a_dropped_token_is_zero(batch):
     current = trainer.clone().requires_grad_()
     config = LossConfig(correction="icepop", correction_bounds=(0.5, 2.0))
     loss, stats = training_loss(
-        current, trainer, torch.ones_like(trainer), mask, config, engine_log_probs=engine, normaliser=None
+        current, trainer, Terms(torch.ones_like(trainer), mask), config, engine_log_probs=engine
     )
     loss.backward()
     weights, _ = correction_weights(trainer, engine, mask, correction="icepop", bounds=(0.5, 2.0))

@@ -37,7 +37,7 @@ def trained(steps: int = 2, **options):
     rl = RlSection(lora=LORA, lr=1e-2, old_log_probs="engine", **options)
     learner = Learner(model)
     learner.begin_stage(rl, reset=False, reference=None)
-    selection = Selection(BATCH, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4], 0)
+    selection = Selection.of(BATCH, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4])
     return model, [learner.update(selection, rl, lr_scale=1.0, seed=step).metrics for step in range(steps)]
 
 
@@ -131,7 +131,7 @@ def test_two_processes_update_adapters_like_one():
         with HelperProcesses(count) as helpers:
             learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
-            selection = Selection(BATCH, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4], 0)
+            selection = Selection.of(BATCH, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4])
             metrics = [learner.update(selection, rl, lr_scale=1.0, seed=step).metrics for step in range(2)]
             learner.dismiss()
         seen.append(metrics)

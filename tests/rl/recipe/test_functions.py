@@ -15,7 +15,7 @@ from helpers.trajectories import BATCH
 
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.algorithm.objective import policy_loss, training_loss
+from rstar_lab.rl.algorithm.objective import Terms, policy_loss, training_loss
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.models.model import build_tiny
@@ -109,7 +109,7 @@ def test_own_loss_and_correction_equal_their_formulas():
     log_probs, old, engine = (torch.randn(2, 6) for _ in range(3))
     advantages, mask = torch.tensor([[1.0], [-0.5]]).expand(2, 6), torch.rand(2, 6) > 0.3
     config = RlSection(variant="my_parts:reinforce", correction="my_parts:capped").loss_config
-    loss, stats = training_loss(log_probs, old, advantages, mask, config, engine_log_probs=engine)
+    loss, stats = training_loss(log_probs, old, Terms(advantages, mask), config, engine_log_probs=engine)
     weight = (old - engine).exp().clamp(max=3)
     terms = -advantages * (log_probs - old).exp() * weight
     assert float(loss) == pytest.approx(float(terms[mask].sum() / mask.sum()), rel=1e-5)
@@ -126,7 +126,7 @@ def test_own_rule_penalty_and_advantage_select_the_rollouts():
         roc_penalties=("errors", "my_parts:long"),
         advantage="my_parts:centred",
     )
-    kept = select_rollouts(GROUPS, rl.selection_config, seed=0)
+    kept = select_rollouts(GROUPS, rl.hooks, seed=0)
     expected = []
     for group in ("g0", "g1"):
         members = [t for t in GROUPS if t.group_id == group]
@@ -171,7 +171,7 @@ def test_helper_processes_load_own_losses(module):
         with HelperProcesses(count) as helpers:
             learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
-            update = learner.update(Selection(GROUPS, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4], 0), rl, lr_scale=1.0, seed=0)
+            update = learner.update(Selection.of(GROUPS, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4]), rl, lr_scale=1.0, seed=0)
             learner.dismiss()
         seen.append(update.metrics)
     assert seen[1] == pytest.approx(seen[0], rel=1e-3, abs=1e-5)
@@ -227,7 +227,7 @@ def test_mistakes_are_named_with_their_key(message, module):
     keys, source = WRONG[message]
     (module / "my_wrong.py").write_text(source)
     with pytest.raises(UserError) as error:
-        select_rollouts(GROUPS, RlSection(group_size=2, **keys).selection_config, seed=0)
+        select_rollouts(GROUPS, RlSection(group_size=2, **keys).hooks, seed=0)
     assert message in str(error.value)
 
 

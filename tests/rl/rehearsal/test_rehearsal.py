@@ -149,13 +149,13 @@ def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_pa
         "list(preflight('tiny_fast', 'one_gpu'))\n"
         "recipe.model_dump(), recipe == recipe\n"
         "settings = recipe.settings(recipe.stages[0])\n"
-        "settings.clip_low, settings.selection_config, load_profile('laptop').hardware.nodes\n"
+        "settings.clip_low, settings.hooks, load_profile('laptop').hardware.nodes\n"
     )
     environment = os.environ | {VARIABLE: str(tmp_path / "reads")}
     subprocess.run([sys.executable, str(script)], check=True, env=environment, capture_output=True)
     reads = recorded_reads(tmp_path / "reads")
     assert {"Recipe.stages", "Recipe.rl", "RlSection.clip_low", "Profile.hardware", "Hardware.nodes"} <= reads
-    assert {"RlSection.roc", "RlSection.group_size"} <= reads, "read through the property selection_config"
+    assert {"RlSection.roc", "RlSection.group_size"} <= reads, "read through the property hooks"
     assert (
         not {"RlSection.lr", "RlSection.importance_cap", "Stage.steps", "Hardware.cpus_per_node", "Recipe.seed"} & reads
     )

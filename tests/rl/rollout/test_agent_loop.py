@@ -4,7 +4,7 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.rl.chat_format.template import neutralise, render_tool_call
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
@@ -36,10 +36,10 @@ async def tools():
         yield make_tools(["python", "jupyter"], sandbox, timeout_s=5.0, memory_mb=256)
 
 
-async def roll(tokenizer, tools, turns: list[str], engine=None, **limits):
+async def roll(tokenizer, tools, turns: list[str], engine=None, marks_outputs=False, **limits):
     engine = engine or ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
     limits = RolloutLimits(**({"max_response_tokens": 4000} | limits))
-    context = RolloutContext(Codec(tokenizer, tools), tools, verify, limits)
+    context = RolloutContext(Codec(tokenizer, tools), tools, verify, limits, marks_outputs=marks_outputs)
     trajectory = await run_rollout(RolloutTask(PROBLEM, "t", "g", sample=0, seed=1), engine, context)
     return trajectory, engine
 
@@ -141,6 +141,31 @@ async def test_long_tool_output_loses_its_middle_and_is_not_scored(tokenizer, to
     trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", " No idea.</reason>"], max_tool_chars=100)
     assert trajectory.reward == 0.0 and trajectory.answer is None and trajectory.p_format == 1.0
     assert len(trajectory.calls[0].response) < 200 and "characters left out" in trajectory.calls[0].response
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+async def test_a_short_limit_truncates_tool_output(tokenizer, tools, limit):
+    turns = [f"</reason>\n{call('print(123456789)')}", ANSWER]
+    trajectory, _ = await roll(tokenizer, tools, turns, max_tool_chars=limit)
+    shown, kept = trajectory.calls[0].response, limit // 2
+    omitted = len("123456789") - 2 * kept
+    assert shown.splitlines() == ["123456789"[:kept], f"[{omitted} characters left out]", *(["9"] if kept else [])]
+
+
+async def test_the_tokens_of_tool_output_are_marked_without_the_template(tokenizer, tools):
+    codes = ("print('first')", "1 / 0", "print('<|im_end|> second')")
+    turns = ["</reason>\n" + "".join(map(call, codes)), f"</reason>\n{call('print(3)')}", ANSWER]
+    plain, _ = await roll(tokenizer, tools, turns)
+    assert not any(turn.outputs for turn in plain.turns)
+    marked, _ = await roll(tokenizer, tools, turns, marks_outputs=True)
+    assert marked.response_ids == plain.response_ids
+    spans = [span for turn in marked.turns for span in turn.outputs]
+    texts = [tokenizer.decode(marked.response_ids[start:end]) for start, end in spans]
+    expected = [record.response for record in marked.calls]
+    assert len(spans) == 4 and not any(any(marked.loss_mask[start:end]) for start, end in spans)
+    for text, response in zip(texts, expected, strict=True):
+        assert text.strip() == neutralise(response).strip()
+    assert len(set(spans)) == 4 and spans == sorted(spans)
 
 
 async def test_an_engine_failure_ends_the_rollout_without_an_exception(tokenizer, tools):

@@ -264,7 +264,7 @@ async def test_only_tokens_of_the_newest_policy_are_checked_for_mismatch(uninter
     engine = TokenByTokenEngine([CALL, ANSWER], version=1, ticks=6)
     (cut,) = await go([a_task()], [engine], Wait(), step_ended=engine.step_ended, carry_over=True)
     (done,) = await go([a_task(cut)], [TokenByTokenEngine([CALL, ANSWER], version=2)], Wait(), carry_over=True)
-    update, kept = UpdateResult(1), Selection([done], [1.0], 0)
+    update, kept = UpdateResult(1), Selection.of([done], [1.0])
     stale = np.asarray(done.token_versions) == 1
     update.log_probs = [np.where(stale, -9.0, -0.5)]
     update.check_mismatch(kept, 1e-6, version=2)

@@ -65,5 +65,5 @@ def test_the_arms_differ_in_whether_failures_of_the_sandbox_count():
     assert list(arms) == ["0%", "5%", "5%, counted", "10%", "10%, counted", "20%", "20%, counted"]
     recipe = load_recipe("tiny", arms["20%, counted"])
     assert recipe.sandbox.fault_share == 0.2
-    penalty, other = recipe.rl.selection_config.penalties
+    penalty, other = recipe.rl.hooks[0].penalties
     assert callable(penalty) and penalty(replace(BATCH[0], calls=calls)) == pytest.approx(2 / 4) and other == "format"

@@ -12,6 +12,7 @@ from helpers.scripted_training import Player, problem, recipe_of, train
 from helpers.trajectories import trajectory
 
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.streams import trained_mask
 from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
@@ -67,9 +68,12 @@ def test_trim_masks_stale_tokens_in_the_loss():
         turn = Turn(0, 4, "", 0.0, 0.0, 0.0, versions)
         return replace(trajectory(0, 3, 4), loss_mask=[True] * 4, turns=(turn,))
 
-    both = Selection([generated((1, 2), (3, 2)), generated((1, 4))], [1.0, -1.0], 0)
+    both = Selection.of([generated((1, 2), (3, 2)), generated((1, 4))], [1.0, -1.0])
     selection, share = trim(both, lambda version: version < 2)
-    assert [t.loss_mask for t in selection.trajectories] == [[False, False, True, True]]
+    assert [trained_mask(*one).tolist() for one in zip(selection.trajectories, selection.streams, strict=True)] == [
+        [False, False, True, True]
+    ]
+    assert selection.trajectories == both.trajectories[:1]
     assert selection.advantages == [1.0] and share == 6 / 8
 
 

@@ -1,5 +1,6 @@
 """Tests that the chunked, padded forward pass equals one sequence at a time."""
 
+import asyncio
 import copy
 from dataclasses import replace
 
@@ -9,15 +10,20 @@ import torch
 from helpers.trajectories import BATCH, trajectory
 
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
+from rstar_lab.rl.algorithm.config import LossConfig
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.streams import Streams
+from rstar_lab.rl.methods.echo import EchoHooks
+from rstar_lab.rl.methods.otb import OtbHooks
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training import log_probs as policy
 from rstar_lab.rl.training.data_parallel import Ranks
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
-from rstar_lab.rl.training.update import Learner, tool_output_loss
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.training.passes import LocalPasses
+from rstar_lab.rl.training.update import Batch, Learner, micro_batch_loss
+from rstar_lab.rl.trajectory import Trajectory, Turn
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +90,16 @@ def test_tool_output_loss_is_the_cross_entropy_of_tool_response_tokens(model):
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     model.zero_grad()
     found = 0.0
-    for micro in micro_batches(BATCH, 60, torch.device("cpu"), tool_tokens=True):
+    others = [~np.array(t.loss_mask) for t in BATCH]
+    selection = Selection.of(BATCH, [0.0] * len(BATCH)).add([Streams(ce_weight_T=row) for row in others])
+    batch = Batch.of(selection, 0, len(BATCH), "token-mean")
+    for micro in micro_batches(BATCH, 60, torch.device("cpu"), also_scored=batch.also_scored):
         log_probs, _ = log_probs_and_entropy(model, micro)
         own = plain(model, BATCH[micro.index[0]], 1.0)[0]
         start = len(BATCH[micro.index[0]].prompt_ids)
         masked = log_probs.masked_fill(~micro.mask_BT, 0.0)[0, start : start + len(own)]
         torch.testing.assert_close(masked, own, atol=2e-5, rtol=1e-4)
-        loss = tool_output_loss(log_probs, micro, BATCH)
+        loss, _ = micro_batch_loss(log_probs, micro, batch, "trainer", LossConfig())
         loss.backward()
         found += float(loss.detach())
     assert found == pytest.approx(float(expected.detach()), rel=1e-5)
@@ -102,12 +111,14 @@ def test_tool_output_loss_is_the_cross_entropy_of_tool_response_tokens(model):
 @pytest.mark.slow
 def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model):
     rl = RlSection(tool_output_loss=1.0, lr=1e-3, rollout="lockstep", old_log_probs="engine")
-    selection = Selection(list(BATCH), [0.0] * len(BATCH), 0)  # without advantages nothing else is learned
+    rollouts = [replace(t, turns=(Turn(0, 4, "", 0, 0, 0, outputs=((3, 4), (8, 9))),)) for t in BATCH]
+    # Without advantages nothing else is learned.
+    selection = Selection(rollouts, [EchoHooks(1.0).score_rollout(t, Streams()) for t in rollouts])
     learner = Learner(model)
     learner.begin_stage(rl, reset=False, reference=None)
     losses = [learner.update(selection, rl, lr_scale=1.0, seed=0).metrics["tool_output_loss"] for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.95 * losses[0]
-    without = learner.update(selection, rl.model_copy(update={"tool_output_loss": 0.0}), lr_scale=1.0, seed=0)
+    without = learner.update(Selection.of(rollouts, [0.0] * len(BATCH)), rl, lr_scale=1.0, seed=0)
     assert "tool_output_loss" not in without.metrics
 
 
@@ -133,7 +144,9 @@ def test_otb_trains_every_token_with_its_own_advantage(model):
     model.zero_grad()
     learner = Learner(copy.deepcopy(model))
     learner.begin_stage(rl, reset=False, reference=None)
-    result = learner.update(Selection(list(BATCH), centred, 0), rl, lr_scale=1.0, seed=0)
+    passes = LocalPasses(learner, rl, None, None)
+    selection = asyncio.run(OtbHooks().forward(Selection.of(list(BATCH), centred), BATCH, passes))
+    result = learner.update(selection, rl, lr_scale=1.0, seed=0)
     assert result.metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
     assert result.metrics["loss"] == pytest.approx(-np.concatenate(advantages).mean(), rel=1e-4)
 
@@ -161,7 +174,7 @@ def test_the_advantage_of_distillation_is_teacher_minus_student(model, old_log_p
     model.zero_grad()
     learner = Learner(copy.deepcopy(model))
     learner.begin_stage(rl, reset=False, reference=None)
-    selection = Selection(batch, advantages, 0, teacher_log_probs=teacher)
+    selection = Selection.of(batch, advantages).add([Streams(reference_log_prob_T=row) for row in teacher])
     metrics = learner.update(selection, rl, lr_scale=1.0, seed=0).metrics
     assert metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
     masked = [gap[np.array(t.loss_mask)] for t, gap in zip(batch, gaps, strict=True)]

@@ -1,5 +1,6 @@
 """Tests of the algorithm options in the trainer: each against a formula, or by its effect on a run."""
 
+import asyncio
 import copy
 import json
 from dataclasses import replace
@@ -12,12 +13,17 @@ from helpers.scripted_training import problem, train, weights
 from helpers.trajectories import BATCH, trajectory
 from pydantic import ValidationError
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.streams import Streams, trained_mask
+from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
+from rstar_lab.rl.methods.otb import OtbHooks
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.passes import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Turn
 from rstar_lab.runs.reader import RunReader
@@ -64,7 +70,7 @@ def update(rl: RlSection, rollouts, *, model=None, reference=None):
         gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
 
     learner.optimizer.step = record_gradient  # type: ignore[assignment, method-assign]
-    metrics = learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5).metrics
+    metrics = learner.update(Selection.of(rollouts, ADVANTAGES), rl, lr_scale=1.0, seed=5).metrics
     return metrics, gradients[0]
 
 
@@ -114,7 +120,7 @@ def test_entropy_is_recorded_in_every_mini_batch():
         rl = rl_of(old_log_probs="engine", mini_batches=mini_batches, lr=1e-6)
         learner = Learner(tiny())
         learner.begin_stage(rl, reset=False, reference=None)
-        recorded.append(learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=5))
+        recorded.append(learner.update(Selection.of(rollouts, ADVANTAGES), rl, lr_scale=1.0, seed=5))
     one, two = recorded
     for expected, entropy, t in zip(one.entropies, two.entropies, rollouts, strict=True):
         assert np.isfinite(entropy).tolist() == t.loss_mask
@@ -189,14 +195,14 @@ def test_overlong_shaping_changes_only_advantages():
         for i, n in enumerate(lengths)
     ]
     rl = RlSection(group_size=6, oversample=1, max_response_tokens=40, overlong_buffer=20)
-    kept = select_rollouts(rollouts, rl.selection_config, seed=0)
+    kept = select_rollouts(rollouts, rl.hooks, seed=0)
     shaped = np.array([1.0, 1 - 0.5, 1 - 0.75, 0 - 1.0, 0, 0 - 1.0])
     expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
     assert kept.advantages == pytest.approx(expected)
-    plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}).selection_config, seed=0)
+    plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}).hooks, seed=0)
     assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
     # Groups with equal rewards are dropped even if the lengths differ.
-    assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl.selection_config, seed=0).equal_groups == 1
+    assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl.hooks, seed=0).equal_groups == 1
     with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
         RlSection(max_response_tokens=10, overlong_buffer=11)
 
@@ -215,10 +221,10 @@ def test_void_turns_are_dropped_after_the_advantages():
     ]
     rl = RlSection(group_size=4, oversample=1, roc="none")
     all_turns, without_void = (
-        select_rollouts(rollouts, rl.selection_config, 0),
-        select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}).selection_config, 0),
+        select_rollouts(rollouts, rl.hooks, 0),
+        select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}).hooks, 0),
     )
-    assert (all_turns.void, without_void.void) == (0, 1)
+    assert (all_turns.metrics["void"], without_void.metrics["void"]) == (0, 1)
     assert [t.traj_id for t in without_void.trajectories] == ["t0", "t1", "t3"]
     assert without_void.advantages == [all_turns.advantages[i] for i in (0, 1, 3)]
 
@@ -242,11 +248,11 @@ def test_guards_drop_a_rollout_once_and_leave_the_advantages_of_the_others():
         left = [
             i for i, (void, control) in enumerate(flags) if not ((drop_void and void) or (drop_control and control))
         ]
-        found = select_rollouts(rollouts, rl.selection_config, 0)
+        found = select_rollouts(rollouts, rl.hooks, 0)
         assert [t.traj_id for t in found.trajectories] == [f"t{i}" for i in left]
         assert found.advantages == pytest.approx(expected[left])
         assert found.metrics["void"] + found.metrics["control_tokens_dropped"] == 6 - len(left)
-    assert RlSection().selection_config.drop_control_tokens is False
+    assert not any(isinstance(method, ControlTokensHooks) for method in RlSection().hooks)
 
 
 def test_fp32_head_is_more_precise_than_bf16():
@@ -277,6 +283,69 @@ def test_bf16_and_checkpointing_change_the_gradient_little():
     _, rough = update(rl_of(precision="bf16"), rollouts)
     assert rough.dtype == torch.float32 and not torch.equal(rough, exact)
     assert torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_unchanged(mini_batches):
+    rollouts = as_rollouts(tokens_of(tiny()))
+    selection = Selection.of(rollouts, ADVANTAGES)
+    selection.streams[0] = Streams(float("nan"))
+    model, rl = tiny(), rl_of(mini_batches=mini_batches)
+    learner = Learner(model)
+    learner.begin_stage(rl, reset=False, reference=None)
+    with pytest.raises(UserError, match="the gradient of the update is nan"):
+        learner.update(selection, rl, lr_scale=1.0, seed=0)
+    for before, after in zip(tiny().parameters(), model.parameters(), strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("aggregation", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_a_rollout_without_model_tokens_does_not_shrink_the_gradient(aggregation):
+    rollouts, rl = as_rollouts(tokens_of(tiny())), rl_of(aggregation=aggregation)
+    expected, gradient = update(rl, rollouts)
+    empty = replace(rollouts[0], traj_id="empty", response_ids=[], loss_mask=[], log_probs=[])
+    learner = Learner(tiny())
+    learner.begin_stage(rl, reset=False, reference=None)
+    found = learner.update(Selection.of([*rollouts, empty], [*ADVANTAGES, 1.0]), rl, lr_scale=1.0, seed=5).metrics
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert found["grad_norm"] == pytest.approx(float(gradient.norm()), rel=1e-4)
+
+
+def test_every_stream_reaches_its_term_of_the_loss():
+    """Advantages and weights per token, cross-entropy on any token, and KL: the gradient equals that of the formulas."""
+    model, rng = tiny(), np.random.default_rng(3)
+    rollouts = as_rollouts(tokens_of(model))
+    streams = [
+        Streams(
+            rng.normal(size=len(t.response_ids)),
+            rng.choice([0.0, 0.5, 1.0], len(t.response_ids)),
+            rng.choice([0.0, 0.2], len(t.response_ids)),
+            rng.normal(-5, 1, len(t.response_ids)),
+        )
+        for t in rollouts
+    ]
+    weighted = sum(int((own.ce_weight_T != 0).sum()) for own in streams)
+    trained = sum(int(trained_mask(t, own).sum()) for t, own in zip(rollouts, streams, strict=True))
+    loss = torch.zeros(())
+    for t, own in zip(rollouts, streams, strict=True):
+        logits = model(torch.tensor([t.prompt_ids + t.response_ids])).logits[0].float()
+        log_probs = logits.log_softmax(-1)[len(t.prompt_ids) - 1 : -1].gather(1, torch.tensor(t.response_ids)[:, None])
+        row = log_probs[:, 0]
+        gap = torch.tensor(own.reference_log_prob_T) - row.detach()
+        of_token = (torch.tensor(own.advantage_T) + 0.3 * gap) * row * torch.tensor(own.loss_weight_T)
+        loss = loss - of_token[torch.tensor(t.loss_mask)].sum() / trained
+        loss = loss - (torch.tensor(own.ce_weight_T) * row).sum() / weighted
+    expected = gradient_of(loss, model)
+    rl = rl_of(teacher_weight=0.3)
+    learner = Learner(tiny())
+    learner.begin_stage(rl, reset=False, reference=None)
+    gradients = []
+    learner.optimizer.step = lambda: gradients.append(  # type: ignore[union-attr, method-assign]
+        torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+    )
+    metrics = learner.update(Selection(rollouts, streams), rl, lr_scale=1.0, seed=0).metrics
+    torch.testing.assert_close(gradients[0], expected.float(), atol=1e-5, rtol=1e-4)
+    assert metrics["tokens"] == trained and {"teacher_kl", "cross_entropy"} <= metrics.keys()
 
 
 # Training runs with scripted rollouts
@@ -358,9 +427,13 @@ def test_two_processes_update_like_one(advantage):
         with HelperProcesses(count) as helpers:
             learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
-            updates = [
-                learner.update(Selection(rollouts, ADVANTAGES, 0), rl, lr_scale=1.0, seed=step) for step in range(2)
-            ]
+            updates = []
+            for step in range(2):
+                selection = Selection.of(rollouts, ADVANTAGES)
+                if advantage == "otb":
+                    passes = LocalPasses(learner, rl, None, None)
+                    selection = asyncio.run(OtbHooks().forward(selection, rollouts, passes))
+                updates.append(learner.update(selection, rl, lr_scale=1.0, seed=step))
             learner.dismiss()
         seen.append((updates, torch.cat([p.detach().flatten() for p in learner.model.parameters()])))
     (alone, weights), (shared, same) = seen

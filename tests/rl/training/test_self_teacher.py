@@ -9,17 +9,19 @@ from helpers.scripted_training import TOKENIZER, problem, train
 from helpers.trajectories import BATCH
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.algorithm.config import SelectionConfig
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.methods.roc import RocHooks
+from rstar_lab.rl.methods.sdpo import DEMONSTRATION, SdpoHooks
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.training.self_teacher import DEMONSTRATION, demonstrations, with_self_teacher
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
+from rstar_lab.rl.training.passes import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader
 
-CONFIG = SelectionConfig()
+SDPO = SdpoHooks(0.5, RocHooks())
 
 
 def call(outcome):
@@ -41,31 +43,34 @@ def test_the_demonstration_is_the_cleanest_success_of_the_group():
         rollout(7, 0.0, Outcome.OK),
         rollout(8, 1.0, Outcome.SYNTAX_ERROR, group="h", p_err=1.0),
     ]
-    found = demonstrations(failed, [*failed, *others], CONFIG)
+    found = SDPO.demonstrations(failed, [*failed, *others])
     assert [t and t.traj_id for t in found] == ["r5", None, None]
 
 
 @pytest.mark.slow
-def test_the_teacher_is_the_policy_with_the_demonstration_in_its_prompt():
+async def test_the_teacher_is_the_policy_with_the_demonstration_in_its_prompt():
     model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
     learner, rl, codec = Learner(model), RlSection(micro_batch_tokens=400), Codec(TOKENIZER, {})
     rollouts = [rollout(0, 0.0), rollout(1, 1.0, Outcome.OK), rollout(2, 0.0)]
-    selection = Selection(rollouts, [-1.0, 1.0, -1.0], 0)
+    selection = Selection.of(rollouts, [-1.0, 1.0, -1.0])
+    passes = LocalPasses(learner, rl, RolloutContext(codec, {}, lambda text, answer: 0.0, RolloutLimits(500)), None)
 
-    def taught(max_tokens):
-        return with_self_teacher(
-            selection, rollouts, CONFIG, prompt_ids=lambda t, text: codec.prompt_ids(text),
-            score=lambda given: learner.score(given, rl), max_tokens=max_tokens,
-        )  # fmt: skip
+    async def taught(max_tokens):
+        passes.max_tokens = max_tokens
+        streams = (await SDPO.forward(selection, rollouts, passes)).streams
+        return [
+            np.broadcast_to(own.reference_log_prob_T, len(t.response_ids))
+            for t, own in zip(rollouts, streams, strict=True)
+        ]
 
-    found = taught(4096).teacher_log_probs
+    found = await taught(4096)
     assert np.isnan(found[1]).all()
     prompt = codec.prompt_ids(DEMONSTRATION.format(question="q", solution="solution 1"))
     for t, values in ((rollouts[0], found[0]), (rollouts[2], found[2])):
         logits = model(torch.tensor([prompt + t.response_ids])).logits[0].log_softmax(-1)
         expected = logits[len(prompt) - 1 : -1].gather(1, torch.tensor(t.response_ids)[:, None])[:, 0].detach().numpy()
         np.testing.assert_allclose(values, np.where(t.loss_mask, expected, np.nan), atol=1e-4)
-    assert all(np.isnan(values).all() for values in taught(len(prompt)).teacher_log_probs)
+    assert all(np.isnan(values).all() for values in await taught(len(prompt)))
 
 
 @pytest.mark.slow

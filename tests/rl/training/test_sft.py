@@ -145,7 +145,8 @@ def test_learning_rate_warms_up_and_decays():
     cosine = SftConfig(warmup=0.1)
     assert [lr_scale(step, 100, cosine) for step in (1, 10)] == [0.1, 1.0]
     assert lr_scale(55, 100, cosine) == pytest.approx(0.5)
-    assert lr_scale(100, 100, cosine) == pytest.approx(0, abs=1e-12)
+    assert 0 < lr_scale(100, 100, cosine) < lr_scale(99, 100, cosine) < 0.001
+    assert lr_scale(2, 2, cosine.model_copy(update={"warmup": 0.0})) > 0
     tail = SftConfig(warmup=0.1, schedule="linear_tail")
     assert [lr_scale(step, 100, tail) for step in (10, 50)] == [1.0, 1.0]
     assert 0 < lr_scale(100, 100, tail) < 0.05

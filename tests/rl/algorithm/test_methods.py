@@ -1,0 +1,253 @@
+"""Methods and streams: each hook against an independent formula."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.trajectories import BATCH, trajectory
+from pydantic import ValidationError
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.algorithm.roc import released_format_penalty
+from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.streams import Streams, trained_mask
+from rstar_lab.rl.methods.echo import EchoHooks
+from rstar_lab.rl.methods.grpo import GrpoHooks
+from rstar_lab.rl.methods.maxrl import MaxrlHooks
+from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
+from rstar_lab.rl.methods.own import own_hooks
+from rstar_lab.rl.methods.roc import RocHooks
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.rollout.records import mean_over
+from rstar_lab.rl.training.staleness import stale_tokens, trim
+from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Turn
+
+ALL = RocHooks(rule="none")
+
+
+def group(rewards, name="g", length=8):
+    return [
+        replace(trajectory(i, 3, length), traj_id=f"{name}{i}", group_id=name, problem_id=name, reward=float(r))
+        for i, r in enumerate(rewards)
+    ]
+
+
+def released(text):
+    """The format penalty of microsoft/rStar on the text of a response, written from its description."""
+    opened, closed = text.count("<answer>"), text.count("</answer>")
+    pairs = len(re.findall(r"<answer>.*?</answer>", text, re.DOTALL))
+    turns = len(re.findall(r"<\|im_start\|>assistant.*?<\|im_end\|>", text, re.DOTALL))
+    if opened == 0 or closed == 0 or opened != pairs or closed != pairs or turns == 0:
+        return 1.0
+    return min((pairs - 1) / turns, 1.0)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ["<answer>1</answer>"],
+        ["a", "<answer>1</answer>"],
+        ["<answer>1</answer>", "<answer>2</answer>"],
+        ["a", "<answer>1"],
+        ["a", "b", "<answer>1</answer><answer>2</answer>"],
+        ["a", "<answer>1", "2</answer>"],
+        ["a", "b", "c"],
+        ["</answer><answer>", "b"],
+    ],
+)
+def test_the_released_format_penalty_is_that_of_the_text(turns, cut):
+    """The response contains the headers of all turns but the first; a turn that was cut off has no end."""
+    response = "No <answer> here"
+    between = f"<|im_end|>\n<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    text = between.join(turns) + ("" if cut else "<|im_end|>")
+    calls = tuple(ToolCallRecord(i, 0, "python", "", Outcome.OK, response, 0, 0, 0) for i in range(len(turns) - 1))
+    rollout = replace(
+        BATCH[0],
+        turns=tuple(Turn(0, 1, turn, 0, 0, 0) for turn in turns),
+        calls=calls,
+        stop_reason=StopReason.LENGTH if cut else StopReason.ANSWERED,
+        p_format=0.25,
+    )
+    assert RocHooks(rule="released", penalties=("format",)).penalty(rollout) == released(text)
+    assert RocHooks(rule="paper", penalties=("format",)).penalty(rollout) == 0.25
+
+
+def test_the_released_format_penalty_of_one_turn_is_one():
+    assert released_format_penalty("<answer>1</answer>", 1) == 1.0
+    assert released_format_penalty("<answer>1</answer>", 2) == 0.0
+
+
+def test_maxrl_stays_bounded_with_shaped_rewards():
+    """1 success and 15 failures at the token limit: the mean of the shaped rewards is close to 0."""
+    rollouts = group([1.0] + [0.0] * 15, length=40)
+    for tokens in (8, 16, 39):
+        methods = (ALL, MaxrlHooks(), OverlongBufferHooks(tokens, 41))
+        advantages = np.array(select_rollouts(rollouts, methods, 0).advantages)
+        shaped = np.array([t.reward + methods[2].shape_reward(t) for t in rollouts])
+        np.testing.assert_allclose(advantages, (shaped - shaped.mean()) / (1 / 16), atol=1e-9)
+        assert np.abs(advantages).max() <= 16
+    # All rollouts have the same penalty -1/16, so that the mean of the shaped rewards is 0.
+    methods = (ALL, MaxrlHooks(), OverlongBufferHooks(16, 55))
+    assert methods[2].shape_reward(rollouts[0]) == pytest.approx(-1 / 16)
+    assert max(select_rollouts(rollouts, methods, 0).advantages) == pytest.approx(15.0)
+
+
+def outputs(t, *spans):
+    return replace(t, turns=(Turn(0, 3, "", 0, 0, 0, outputs=spans),))
+
+
+def test_echo_keeps_groups_with_equal_rewards_for_the_cross_entropy_only():
+    mixed, failed = group([1, 0, 0, 1], "mixed"), group([0, 0, 0, 0], "failed")
+    rollouts = [outputs(t, (3, 4)) for t in mixed + failed]
+    without = select_rollouts(rollouts, (ALL, GrpoHooks()), 0)
+    kept = select_rollouts(rollouts, (ALL, GrpoHooks(), EchoHooks(0.3)), 0)
+    assert [t.group_id for t in without.trajectories] == ["mixed"] * 4
+    assert [t.group_id for t in kept.trajectories] == ["mixed"] * 4 + ["failed"] * 4
+    assert kept.advantages == without.advantages + [0.0] * 4
+    assert (kept.groups, kept.equal_groups) == (without.groups, without.equal_groups) == (1, 1)
+    for t, streams in zip(kept.trajectories, kept.streams, strict=True):
+        assert streams.ce_weight_T.tolist() == pytest.approx([0, 0, 0, 0.3, 0, 0, 0, 0])
+        assert trained_mask(t, streams).any() == (t.group_id == "mixed")
+
+
+def test_trimmed_tokens_are_in_no_term_of_the_loss():
+    """A stale token of the model is not trained on, and it is not an output of a tool."""
+    tokens = [True, True, True, False, False, True, True, True]
+    turns = (
+        Turn(0, 3, "", 0, 0, 0, ((1, 3),), outputs=((3, 5),)),
+        Turn(5, 8, "", 0, 0, 0, ((1, 1), (2, 2))),
+    )
+    rollouts = [replace(t, loss_mask=tokens, turns=turns, policy_version=2) for t in group([1, 0])]
+    selection = select_rollouts(rollouts, (ALL, GrpoHooks(), EchoHooks(1.0)), 0)
+    trimmed, share = trim(selection, lambda version: version < 2)
+    assert share == pytest.approx(4 / 6)
+    for t, streams in zip(trimmed.trajectories, trimmed.streams, strict=True):
+        assert t.loss_mask == tokens, "which tokens the model generated does not change"
+        assert trained_mask(t, streams).tolist() == [False] * 6 + [True] * 2
+        assert np.flatnonzero(streams.ce_weight_T).tolist() == [3, 4]
+    assert stale_tokens(trimmed, 2) == 0.0 and stale_tokens(selection, 2) == pytest.approx(4 / 6)
+
+
+def test_means_over_tokens_leave_out_tokens_that_were_not_computed():
+    assert mean_over([np.nan, 2.0, 4.0, 9.0], [True, True, True, False]) == 3.0
+    assert mean_over([np.nan], [True]) is None and mean_over([1.0], [False]) is None
+
+
+def test_metrics_of_correctness_leave_out_failures_of_the_infrastructure():
+    rollouts = group([1, 1, 0, 0])
+    failed = [replace(t, stop_reason=StopReason.ENGINE_ERROR) for t in rollouts[2:]]
+    metrics = rollout_metrics(rollouts[:2] + failed)
+    assert metrics["correct"] == 1.0 and metrics["reward"] == 1.0 and metrics["engine_failures"] == 2
+    assert rollout_metrics(failed)["correct"] is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"teacher_weight": 0.1, "temperature": 0.7}, "temperature"),
+        ({"teacher_weight": 0.1, "kl_coefficient": 0.1}, "one reference model"),
+        ({"self_distillation": 0.1, "kl_coefficient": 0.1}, "one reference model"),
+    ],
+)
+def test_teachers_that_the_loss_cannot_use_are_refused(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        RlSection(**keys)
+
+
+# Methods of the user
+
+SOURCE = """
+from rstar_lab.rl import Streams
+
+class PerTurn:
+    equal_groups = "train"
+
+    def select(self, rollouts, rng):
+        return [i for i, t in enumerate(rollouts) if t.sample != 3]
+
+    def shape_reward(self, rollout):
+        return -0.5 * rollout.sample
+
+    def score_group(self, rollouts, rewards):
+        return [[r, -r] if t.sample == 0 else r for t, r in zip(rollouts, rewards)]
+
+    def score_rollout(self, rollout, streams):
+        return None if rollout.sample == 2 else streams.plus(Streams(ce_weight_T=0.5))
+
+    def metrics(self, rollouts):
+        return {"seen": len(rollouts)}
+
+class Nothing:
+    pass
+
+def per_token(rewards, trajectories):
+    return [[float(k) for k in range(len(t.response_ids))] for t in trajectories]
+
+class Wrong:
+    def score_group(self, rollouts, rewards):
+        return [[1.0, 2.0, 3.0]] * len(rollouts)
+
+class Broken:
+    def shape_reward(self, rollout):
+        return 1 / 0
+
+class NotFinite:
+    def score_group(self, rollouts, rewards):
+        return [float("inf")] * len(rollouts)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f"methods_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    return name
+
+
+def test_a_class_of_the_user_has_all_hooks(module):
+    own = own_hooks(f"{module}:PerTurn", "rl.advantage")
+    rollouts = [replace(t, turns=(Turn(0, 3, "", 0, 0, 0), Turn(4, 8, "", 0, 0, 0))) for t in group([1, 1, 1, 1])]
+    kept = select_rollouts(rollouts, (ALL, own), 0)
+    assert [t.sample for t in kept.trajectories] == [0, 1]
+    assert kept.streams[0].advantage_T.tolist() == [1, 1, 1, 0, -1, -1, -1, -1]
+    assert kept.streams[1].advantage_T == 0.5 and kept.streams[1].ce_weight_T == 0.5
+    assert kept.metrics["excluded"] == 1 and own.metrics(rollouts) == {"metrics/seen": 4.0}
+
+
+def test_advantages_of_the_user_may_be_per_token(module):
+    kept = select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:per_token", "rl.advantage")), 0)
+    assert kept.streams[0].advantage_T.tolist() == list(range(8))
+    own = trained_mask(kept.trajectories[0], kept.streams[0])
+    assert kept.advantages[0] == pytest.approx(np.arange(8)[own].mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Nothing", "rl.advantage: .*Nothing has none of the hooks select"),
+        (
+            "Wrong",
+            r"Wrong.score_group returned .*; expected 2 finite numbers, or for rollout g0 one number per turn \(0\)",
+        ),
+        ("Broken", "Broken.shape_reward failed at .*ZeroDivisionError"),
+        ("NotFinite", "expected 2 finite numbers"),
+    ],
+)
+def test_mistakes_of_the_user_are_named(module, name, message):
+    with pytest.raises(UserError, match=message):
+        select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:{name}", "rl.advantage")), 0)
+
+
+def test_streams_of_several_methods_are_combined():
+    one = Streams(1.0, loss_weight_T=np.array([1.0, 0.0]), ce_weight_T=0.5)
+    both = one.plus(Streams(np.array([0.5, 1.0]), loss_weight_T=0.5, reference_log_prob_T=-1.0))
+    assert both.advantage_T.tolist() == [1.5, 2.0] and both.loss_weight_T.tolist() == [0.5, 0.0]
+    assert (both.ce_weight_T, both.reference_log_prob_T) == (0.5, -1.0)
+    with pytest.raises(ValueError, match="two methods have a reference model"):
+        both.plus(Streams(reference_log_prob_T=0.0))
+    assert Selection().advantages == []
