@@ -18,8 +18,8 @@ from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
 from rstar_lab.figure_theme import line_styles
+from rstar_lab.tool_calls import parse_stored_calls
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _ASSERT = re.compile(r"\bassert\b")
 
 # name -> (title, column, whether it is a share, unit that it is a mean over)
@@ -40,8 +40,8 @@ CALL_COLUMNS = ["run_id", "step", "problem_id", "traj_id", "reward", "turn", "ca
 def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
     """Return one row per tool call: CALL_COLUMNS.
 
-    turn: turn of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call is not
-    valid JSON or has no code. lines: number of non-empty lines of code. libraries: imported top-level modules. asserts:
+    turn: turn of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call
+    cannot be parsed or has no code. lines: number of non-empty lines of code. libraries: imported top-level modules. asserts:
     the code contains an assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known:
     whether the output of an earlier call contained the final answer of the rollout. limit: maximum number of rollouts,
     a fixed sample; default: all.
@@ -145,10 +145,11 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: boo
         if message["role"] == "assistant":
             turn += 1
             waiting = []
-            for match in _CALL.finditer(message["content"]):
+            for parsed in parse_stored_calls(message["content"]):
                 if first is None:
-                    first = (turn, characters + match.start())
-                code = _code(match[1])
+                    first = (turn, characters + parsed.start)
+                code = (parsed.arguments or {}).get("code")
+                code = code if isinstance(code, str) else None
                 record = shared | {
                     "turn": turn,
                     "call": len(calls),
@@ -172,15 +173,6 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: boo
         "calls": calls, "called": first is not None,
         "first_turn": first[0] if first else None, "first_characters": first[1] if first else None,
     }  # fmt: skip
-
-
-def _code(text: str) -> str | None:
-    """Return the code of a tool call in JSON, or None."""
-    try:
-        code = json.loads(text)["arguments"]["code"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return code if isinstance(code, str) else None
 
 
 def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:

@@ -12,9 +12,10 @@ import pandas as pd
 
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.tool_calls import parse_stored_turn
 
 END, TOOL = "(end of the rollout)", "(tool response)"
-_NOT_REASONING = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|</?\w+>", re.DOTALL)
+_MARKUP = re.compile(r"</?\w+>")
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 _COUNTED = 5000  # maximum number of failed and of other rollouts whose phrases are counted
 _MOST_PHRASES = 500
@@ -150,7 +151,7 @@ def _texts(runs: Runs, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
         for traj_id, messages in zip(table["traj_id"].to_pylist(), table["messages"].to_pylist(), strict=True):
             if traj_id in wanted:
                 written = (m["content"] for m in json.loads(messages) if m["role"] == "assistant")
-                yield traj_id, "\n".join(_NOT_REASONING.sub("\n", text) for text in written)
+                yield traj_id, "\n".join(_MARKUP.sub("\n", parse_stored_turn(text).outside) for text in written)
 
 
 def _phrases(text: str, words: int) -> set[str]:

@@ -21,6 +21,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reflection_words import count_reflection_words
+from rstar_lab.tool_calls import parse_stored_calls
 
 Row = dict[str, Any]
 REWARDS_FILE = "rewards.parquet"  # traj_id and one column per reward function
@@ -39,7 +40,6 @@ _TOOL_RESPONSES = re.compile(
     re.DOTALL,
 )
 _TOOL_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*(?:</tool_response>|\Z)", re.DOTALL)
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def conversation_messages(response: str) -> list[Row]:
@@ -53,7 +53,7 @@ def conversation_messages(response: str) -> list[Row]:
     for match in _TOOL_RESPONSES.finditer(response):
         turn = response[position : match.start()]
         messages.append({"role": "assistant", "content": turn})
-        names = [_call_name(call) for call in _TOOL_CALL.findall(turn)]
+        names = [call.name for call in parse_stored_calls(turn)]
         for index, content in enumerate(_TOOL_RESPONSE.findall(match[1])):
             name = names[index] if index < len(names) else None
             messages.append({"role": "tool", "content": content, "tool": name, "outcome": None})
@@ -64,20 +64,12 @@ def conversation_messages(response: str) -> list[Row]:
     return messages
 
 
-def _call_name(call: str) -> str | None:
-    try:
-        value = json.loads(call)
-    except ValueError:
-        return None
-    return str(value["name"]) if isinstance(value, dict) and "name" in value else None
-
-
 def conversation_counts(messages: list[Row]) -> Row:
     """Return turns, calls and reflection_tokens (reflection words in the model's own text) of a conversation."""
     own = [message["content"] for message in messages if message["role"] == "assistant"]
     return {
         "turns": len(own),
-        "calls": sum(len(_TOOL_CALL.findall(text)) for text in own),
+        "calls": sum(len(parse_stored_calls(text)) for text in own),
         "reflection_tokens": sum(map(count_reflection_words, own)),
     }
 

@@ -21,9 +21,9 @@ from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
+from rstar_lab.tool_calls import parse_stored_calls
 
 TOP = 0.2
-_CALL_OPENS, _CALL_CLOSES = "<tool_call>", "</tool_call>"
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 KINDS = ("before any tool response", "after success", "after error")
 
@@ -113,7 +113,7 @@ def _tokens(runs: Runs, row: Any, arrays: dict[str, Any], words: Sequence[str]) 
             "mismatch": _floats(arrays["engine_log_probs"], len(ids)) - trainer,
             "advantage": row.advantage,
             "kind": kind,
-            "code": _inside(_calls(text), starts, ends),
+            "code": _inside(_calls(text, mask, starts, ends), starts, ends),
             "listed": _inside([match.span() for match in word_pattern(tuple(words)).finditer(text)], starts, ends),
         }
     )
@@ -137,12 +137,14 @@ def _words(text: str, starts: np.ndarray, ends: np.ndarray) -> list[str]:
     return words
 
 
-def _calls(text: str) -> list[tuple[int, int]]:
-    spans, at = [], 0
-    while (start := text.find(_CALL_OPENS, at)) >= 0:
-        end = text.find(_CALL_CLOSES, start)
-        at = len(text) if end < 0 else end + len(_CALL_CLOSES)
-        spans.append((start, at))
+def _calls(text: str, mask: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
+    """Return the offsets of the calls in the turns of the model. mask: whether the model wrote each token."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
+    spans = []
+    for first, last in zip(edges[::2], edges[1::2], strict=True):
+        begin = int(starts[first])
+        calls = parse_stored_calls(text[begin : int(ends[last - 1])])
+        spans += [(begin + call.start, begin + call.end) for call in calls]
     return spans
 
 

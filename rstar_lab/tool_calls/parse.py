@@ -5,6 +5,7 @@ Every reader of calls uses this parser: rollouts, penalties, the inspector, the 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rstar_lab.errors import UserError
@@ -22,9 +23,40 @@ _PARSERS: dict[Syntax, Callable[[str, Schemas, int], list[ToolCall]]] = {
     "function_tags": parse_function_tags,
     "json": parse_json_objects,
 }
+_MARKS: dict[Syntax, str] = {"hermes": "<tool_call>", "function_tags": "<function=", "json": '"name"'}
 _REASONING_END = re.compile(r"</(?:think|reason)>")
 _REASONING_START = re.compile(r"\s*<(think|reason)>")
 _TAG = re.compile(r"\A(?:<tool_call>|<\|python_tag\|>)|</tool_call>\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """An assistant turn, split into reasoning, tool calls and the text around them.
+
+    Attributes:
+        text: The turn.
+        syntax: Syntax of the calls.
+        calls: Calls after the reasoning, those with an error included.
+        drafts: Calls in the reasoning. They do not run.
+        reasoning: Offsets of the reasoning, its tags excluded; (0, 0) if there is none.
+        reasoning_end: Offset behind the tag that ends the reasoning; 0 if there is none.
+    """
+
+    text: str
+    syntax: Syntax
+    calls: list[ToolCall]
+    drafts: list[ToolCall]
+    reasoning: tuple[int, int]
+    reasoning_end: int
+
+    @property
+    def outside(self) -> str:
+        """The turn without its calls and drafts."""
+        pieces, position = [], 0
+        for call in (*self.drafts, *self.calls):
+            pieces.append(self.text[position : call.start])
+            position = call.end
+        return "".join([*pieces, self.text[position:]])
 
 
 def parse_tool_calls(text: str, *, syntax: Syntax = "hermes", tools: Tools | None = None) -> list[ToolCall]:
@@ -46,19 +78,27 @@ def parse_tool_calls(text: str, *, syntax: Syntax = "hermes", tools: Tools | Non
     Raises:
         UserError: The syntax is unknown.
     """
+    return parse_turn(text, syntax, tools).calls
+
+
+def parse_turn(text: str, syntax: Syntax = "hermes", tools: Tools | None = None) -> ParsedTurn:
+    """Return an assistant turn split at its reasoning and calls. Arguments and errors: as for `parse_tool_calls`."""
     if syntax not in _PARSERS:
         raise UserError(f"syntax {syntax!r} of tool calls is not supported; choose from {', '.join(SYNTAXES)}")
-    schemas = schemas_of(tools)
-    start = _reasoning_end(text, _PARSERS[syntax](text, schemas, 0))
-    return without_prose(_PARSERS[syntax](text, schemas, start), text)
+    schemas, parse = schemas_of(tools), _PARSERS[syntax]
+    found = parse(text, schemas, 0)
+    closing = _reasoning_closing(text, found)
+    opening = _REASONING_START.match(text)
+    if closing is None:
+        return ParsedTurn(text, syntax, without_prose(found, text), [], _open_reasoning(text, opening, found), 0)
+    calls = without_prose(parse(text, schemas, closing.end()), text)
+    drafts = [call for call in found if call.end <= closing.start()]
+    reasoning = (opening.end() if opening else 0, closing.start())
+    return ParsedTurn(text, syntax, calls, drafts, reasoning, closing.end())
 
 
-def reasoning_end(text: str, syntax: Syntax = "hermes") -> int:
-    """Return the offset behind the tag that ends the reasoning of a turn; 0 if there is none."""
-    return _reasoning_end(text, _PARSERS[syntax](text, {}, 0))
-
-
-def _reasoning_end(text: str, calls: Sequence[ToolCall]) -> int:
+def _reasoning_closing(text: str, calls: Sequence[ToolCall]) -> re.Match[str] | None:
+    """Return the first tag outside of the calls that ends the reasoning."""
     opening = _REASONING_START.match(text)
     ends = re.compile(f"</{opening[1]}>") if opening else _REASONING_END
     spans = iter([(call.start, call.end) for call in calls if call.closed])
@@ -67,8 +107,17 @@ def _reasoning_end(text: str, calls: Sequence[ToolCall]) -> int:
         while end <= match.start() and (following := next(spans, None)):
             begin, end = following
         if not begin < match.start() < end:
-            return match.end()
-    return 0
+            return match
+    return None
+
+
+def _open_reasoning(text: str, opening: re.Match[str] | None, calls: Sequence[ToolCall]) -> tuple[int, int]:
+    """Return the offsets of reasoning that never ends: up to the first call, the answer or the end."""
+    if opening is None:
+        return (0, 0)
+    answer = text.find("<answer>", opening.end())
+    ends = [len(text), *(call.start for call in calls), *([answer] if answer >= 0 else [])]
+    return opening.end(), min(ends)
 
 
 def text_outside_calls(text: str, syntax: Syntax = "hermes") -> str:
@@ -79,7 +128,8 @@ def text_outside_calls(text: str, syntax: Syntax = "hermes") -> str:
     """
     parse = _PARSERS[syntax]
     drafts = parse(text, {}, 0)
-    end = _reasoning_end(text, drafts)
+    closing = _reasoning_closing(text, drafts)
+    end = closing.end() if closing else 0
     pieces, position = [], 0
     for call in (*(draft for draft in drafts if draft.end <= end), *parse(text, {}, end)):
         pieces.append(text[position : call.start])
@@ -99,13 +149,20 @@ def find_syntax(rendered: str, name: str, arguments: Mapping[str, Any]) -> Synta
     return None
 
 
+def parse_stored_turn(text: str) -> ParsedTurn:
+    """Return a stored turn whose syntax is not known, in the first syntax that finds a well-formed call; else in the first
+    that finds a malformed one."""
+    first: ParsedTurn | None = None
+    for syntax, mark in _MARKS.items():
+        if mark in text:
+            turn = parse_turn(text, syntax)
+            if any(call.error is None for call in turn.calls):
+                return turn
+            if turn.calls and (first is None or "<function=" in turn.calls[0].raw):
+                first = turn
+    return first or parse_turn(text)
+
+
 def parse_stored_calls(text: str) -> list[ToolCall]:
-    """Return the calls of a stored turn whose syntax is not known: those of the first parser that finds a well-formed call."""
-    first: list[ToolCall] = []
-    for syntax in SYNTAXES:
-        calls = parse_tool_calls(text, syntax=syntax)
-        if any(call.error is None for call in calls):
-            return calls
-        if calls and (not first or "<function=" in calls[0].raw):
-            first = calls
-    return first
+    """Return the calls of a stored turn whose syntax is not known."""
+    return parse_stored_turn(text).calls

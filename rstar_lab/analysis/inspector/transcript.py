@@ -3,17 +3,18 @@
 import bisect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, repeat
 from typing import Any
 
 import numpy as np
 
+from rstar_lab.tool_calls import ToolCall, parse_stored_turn
 from rstar_lab.visible_text import visible
 
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>")
-_OPEN = re.compile(r"<(reason|tool_call|answer)>")
+_OPEN = re.compile(r"<(reason|think|answer)>")
 _USER = re.compile(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", re.DOTALL)
 _TOOL_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "response_ids")
@@ -233,35 +234,27 @@ def _model_turn(
             first, starts = stream.tokens(low, high) if stream else (0, ())
             yield Segment(kind, text[low:high], turn, first=first, starts=starts, **more)
 
+    def around(low: int, high: int) -> Iterator[Segment]:
+        while low < high and (tag := _OPEN.search(text, low, high)):
+            yield from piece("text", low, tag.start())
+            name = {"think": "reason"}.get(tag[1], tag[1])
+            close = text.find(f"</{tag[1]}>", tag.end(), high)
+            yield from piece(name, tag.end(), high if close < 0 else close)
+            low = high if close < 0 else close + len(tag[1]) + 3
+        yield from piece("text", low, high)
+
     begin, end = span
     while special := _trailing_special(text, begin, end):
         end = special
-    # The prompt ends with <reason>, so the first tag of a turn may be a closing one.
-    closing, opening = text.find("</reason>", begin, end), text.find("<reason>", begin, end)
-    if closing >= 0 and (opening < 0 or closing < opening):
-        yield from piece("reason", begin, closing)
-        begin = closing + len("</reason>")
-    while begin < end:
-        tag = _OPEN.search(text, begin, end)
-        if tag is None:
-            yield from piece("text", begin, end)
-            return
-        yield from piece("text", begin, tag.start())
-        name, inside = tag.group(1), tag.end()
-        if name == "tool_call":
-            call = _call(text, inside, end)
-            outcome = next(outcomes, None)
-            close = text.find("</tool_call>", call[0] if call else inside, end)
-            inner = end if close < 0 else close
-            if call is None:
-                yield from piece("call", inside, inner, outcome=outcome)
-            else:
-                yield from _call_segments(text, inside, call, turn, stream, outcome)
-            begin = end if close < 0 else close + len("</tool_call>")
-        else:
-            close = text.find(f"</{name}>", inside, end)
-            yield from piece(name, inside, end if close < 0 else close)
-            begin = end if close < 0 else close + len(name) + 3
+    parsed = parse_stored_turn(text[begin:end])
+    low, high = (begin + offset for offset in parsed.reasoning)
+    yield from piece("reason", low, high)
+    position = begin + parsed.reasoning_end if parsed.reasoning_end else high if high > low else begin
+    for call in parsed.calls:
+        yield from around(position, begin + call.start)
+        yield from _call_segments(text, begin, call, turn, stream, next(outcomes, None), piece)
+        position = begin + call.end
+    yield from around(position, end)
 
 
 def _trailing_special(text: str, begin: int, end: int) -> int | None:
@@ -270,39 +263,30 @@ def _trailing_special(text: str, begin: int, end: int) -> int | None:
     return start if start >= 0 and _SPECIAL.fullmatch(text, start, stripped) else None
 
 
-def _call(text: str, begin: int, end: int) -> tuple[int, dict[str, Any]] | None:
-    """Return the end and the content of the JSON object at `begin`, or None unless it is a call with code."""
-    while begin < end and text[begin].isspace():
-        begin += 1
-    try:
-        loaded, stop = json.JSONDecoder().raw_decode(text[:end], begin)
-    except (ValueError, RecursionError):
-        return None
-    arguments = loaded.get("arguments") if isinstance(loaded, dict) else None
-    if not isinstance(arguments, dict) or not isinstance(arguments.get("code"), str):
-        return None
-    return stop, loaded
-
-
 def _call_segments(
     text: str,
     begin: int,
-    call: tuple[int, dict[str, Any]],
+    call: ToolCall,
     turn: int,
     stream: _TokenText | None,
     outcome: str | None,
+    piece: Callable[..., Iterator[Segment]],
 ) -> Iterator[Segment]:
-    stop, loaded = call
-    tool = loaded.get("name") if isinstance(loaded.get("name"), str) else None
+    """Yield the code and the input of a call; the raw text of a call without code. begin: where the turn begins in `text`."""
+    low, high = begin + call.start, begin + call.end
+    if call.arguments is None or not isinstance(call.arguments.get("code"), str):
+        low = text.index(call.raw, low, high)
+        yield from piece("call", low, low + len(call.raw), outcome=outcome)
+        return
     for key, kind in (("code", "code"), ("input", "input")):
-        content = loaded["arguments"].get(key)
+        content = call.arguments.get(key)
         if not isinstance(content, str) or (kind == "input" and not content):
             continue
         first, starts = 0, tuple[int, ...]()
-        if stream and (places := _string_offsets(text, key, content, begin, stop)):
+        if stream and (places := _value_offsets(text, key, content, low, high)):
             first, raw = stream.tokens(places[0], places[-1])
             starts = tuple(min(bisect.bisect_left(places, places[0] + start), len(content)) for start in raw)
-        yield Segment(kind, content, turn, tool, outcome if kind == "code" else None, first, starts)
+        yield Segment(kind, content, turn, call.name, outcome if kind == "code" else None, first, starts)
 
 
 _ESCAPE = re.compile(
@@ -310,15 +294,18 @@ _ESCAPE = re.compile(
 )
 
 
-def _string_offsets(text: str, key: str, content: str, begin: int, end: int) -> list[int]:
-    """Return the offset in `text` of each character of the JSON string `content` under `key`, then the end of the string."""
-    for opening in re.finditer(rf'"{key}"\s*:\s*"', text[begin:end]):
+def _value_offsets(text: str, key: str, content: str, begin: int, end: int) -> Sequence[int]:
+    """Return the offset in `text` of each character of the argument `content` of the call at [begin, end), then its end."""
+    for opening in re.finditer(rf'"{key}"\s*:\s*"', text[begin:end]):  # a JSON string
         places, at = [], begin + opening.end()
         while at < end and (escape := _ESCAPE.match(text, at, end)):
             places.append(at)
             at = escape.end()
         if len(places) == len(content):
             return [*places, at]
+    for opening in re.finditer(rf"<parameter={key}>\n?", text[begin:end]):
+        if text.startswith(content, begin + opening.end()):
+            return range(begin + opening.end(), begin + opening.end() + len(content) + 1)
     return []
 
 

@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rstar_lab.tool_calls import ToolCall, parse_tool_calls
+from rstar_lab.tool_calls import Syntax, ToolCall, parse_tool_calls
 
 
 class Kind(StrEnum):
@@ -34,52 +33,100 @@ class Event:
 # The kind of the text after each tag. Other models use `think` for their reasoning.
 _OPENS = {
     "<reason>": Kind.REASON, "<think>": Kind.REASON, "</reason>": Kind.TEXT, "</think>": Kind.TEXT,
-    "<answer>": Kind.ANSWER, "</answer>": Kind.TEXT, "<tool_call>": Kind.CALL, "</tool_call>": Kind.TEXT,
+    "<answer>": Kind.ANSWER, "</answer>": Kind.TEXT,
 }  # fmt: skip
 _TAG = re.compile("|".join(map(re.escape, _OPENS)))
-_CALL_END = re.compile(re.escape("</tool_call>"))
-_LONGEST = max(map(len, _OPENS))
+_CALL_TAG = {
+    "hermes": "<tool_call>",
+    "function_tags": "<tool_call>|^[ \t]*<function=",
+    "json": r"\A\s*(?:\{|<\|python_tag\|>)",
+}
+_LONGEST = len("<tool_call>")
 
 
 class Sections:
     """Splits one turn, received in pieces of any size, into events without the tags.
 
-    kind: kind of the text before the first tag. parse: returns the calls in a text with `<tool_call>` tags.
+    The text from the start of a call on is kept until the call is complete, or until the turn ends. Only then is it
+    known whether a tag in it belongs to an argument, opens a malformed call or is prose. In the reasoning, the tags of
+    calls are text; if the reasoning never ends, its calls follow as events.
+
+    Args:
+        kind: Kind of the text before the first tag.
+        syntax: How the model writes calls.
     """
 
-    def __init__(self, kind: Kind = Kind.REASON, parse: Callable[[str], list[ToolCall]] = parse_tool_calls):
-        self.kind, self._parse, self._buffer = kind, parse, ""
+    def __init__(self, kind: Kind = Kind.REASON, syntax: Syntax = "hermes"):
+        self.kind, self.syntax = kind, syntax
+        self._call = re.compile(_CALL_TAG[syntax], re.MULTILINE)
+        self._text, self._at, self._in_call = "", 0, False
+        self._never_ended = kind is Kind.REASON  # whether the whole turn so far is reasoning
 
     def feed(self, text: str) -> list[Event]:
-        """Add a piece; return the new events. Text that may be the start of a tag stays in the buffer."""
-        self._buffer += text
-        events = []
-        while match := (_CALL_END if self.kind is Kind.CALL else _TAG).search(self._buffer):
-            events += self._event(self._buffer[: match.start()])
-            self._buffer = self._buffer[match.end() :]
-            self.kind = _OPENS[match[0]]
-        if self.kind is not Kind.CALL:
-            keep = _start_of_tag(self._buffer)
-            events += self._event(self._buffer[: len(self._buffer) - keep])
-            self._buffer = self._buffer[len(self._buffer) - keep :]
-        return events
+        """Add a piece; return the new events. Text that may be the start of a tag is kept."""
+        self._text += text
+        events: list[Event] = []
+        while True:
+            if self._in_call:
+                arrived = self._text[max(self._at, len(self._text) - len(text) - _LONGEST) :]
+                complete = self._complete_call() if "</tool_call>" in arrived else None
+                if complete is None:
+                    return events
+                events.append(complete)
+                continue
+            call = None if self.kind is Kind.REASON else self._call.search(self._text, self._at)
+            tag = _TAG.search(self._text, self._at, call.start() if call else len(self._text))
+            if tag:
+                events += self._until(tag.start())
+                self._at, self.kind = tag.end(), _OPENS[tag[0]]
+                self._never_ended &= tag[0] in ("<reason>", "<think>")
+            elif call:
+                events += self._until(call.start())
+                self._in_call = True
+            else:
+                return events + self._until(len(self._text) - _start_of_tag(self._text[self._at :]))
 
     def end(self) -> list[Event]:
-        """Return the events of the remaining buffer."""
-        events = self._event(self._buffer)
-        self._buffer = ""
+        """Return the events of the text that was kept."""
+        events: list[Event] = []
+        for call in self._calls(self._at) if self._in_call else ():
+            events += [*self._plain(call.start), call_event(call)]
+            self._at = call.end
+        events += self._plain(len(self._text))
+        if self._never_ended:
+            events += [call_event(call) for call in self._calls(0)]
         return events
 
-    def _event(self, text: str) -> list[Event]:
-        if self.kind is Kind.CALL:
-            return [call_event(call) for call in self._parse(f"<tool_call>{text}</tool_call>")[:1]]
+    def _calls(self, begin: int) -> list[ToolCall]:
+        """Return the calls of the turn that start at `begin` or later."""
+        return [call for call in parse_tool_calls(self._text, syntax=self.syntax) if call.start >= begin]
+
+    def _complete_call(self) -> Event | None:
+        """Return the event of the call at the current place, if it is complete."""
+        call = next(iter(self._calls(self._at)), None)
+        if call is None or call.error:
+            return None
+        self._at, self._in_call, self.kind = call.end, False, Kind.TEXT
+        return call_event(call)
+
+    def _plain(self, end: int) -> list[Event]:
+        """Return the events of the text without calls up to `end`."""
+        events: list[Event] = []
+        while tag := _TAG.search(self._text, self._at, end):
+            events += self._until(tag.start())
+            self._at, self.kind = tag.end(), _OPENS[tag[0]]
+        return events + self._until(end)
+
+    def _until(self, end: int) -> list[Event]:
+        text, self._at = self._text[self._at : end], max(self._at, end)
         return [Event(self.kind, text)] if text else []
 
 
 def _start_of_tag(text: str) -> int:
     """Return how many characters at the end of `text` may be the start of a tag."""
     start = text.rfind("<", max(0, len(text) - _LONGEST))
-    return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in _OPENS) else 0
+    tags = (*_OPENS, "<tool_call>", "<function=")
+    return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in tags) else 0
 
 
 def call_event(call: ToolCall) -> Event:

@@ -36,7 +36,6 @@ from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
-from rstar_lab.tool_calls import parse_tool_calls
 
 
 class StreamingEngine(Protocol):
@@ -198,7 +197,7 @@ class _EventEmittingEngine:
         if template is None:
             return Sections()
         kind = Kind.REASON if template.thinks_first else Kind.TEXT
-        return Sections(kind, lambda text: parse_tool_calls(text, syntax=template.syntax))
+        return Sections(kind, template.syntax)
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -20,7 +20,7 @@ from rstar_lab.tool_calls import (
     ToolCall,
     find_syntax,
     parse_tool_calls,
-    reasoning_end,
+    parse_turn,
     text_outside_calls,
 )
 
@@ -136,7 +136,7 @@ class ModelTemplate:
 
     def text_outside_calls(self, text: str) -> str:
         """Return what a turn contains besides its calls and the tags of its reasoning."""
-        end = reasoning_end(text, self.syntax)
+        end = parse_turn(text, self.syntax).reasoning_end
         reasoning = text[:end].lstrip().removeprefix("<think>").removesuffix("</think>")
         return text_outside_calls(reasoning + text[end:], self.syntax)
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rstar_lab.rl.trajectory import ToolCallRecord
+from rstar_lab.tool_calls import parse_stored_turn
 
-THOUGHT = re.compile(r"(?:<(reason|think)>)?(.*)</(?:reason|think)>", re.DOTALL)
-CALL = re.compile(r"<tool_call>.*?(</tool_call>|\Z)", re.DOTALL)
 ANSWER_TAGS = re.compile(r"</?answer>")
 
 
@@ -54,9 +53,10 @@ def arguments_of(call: ToolCallRecord) -> str:
 
 def split_reply(text: str) -> tuple[str, str]:
     """Return (reasoning, reply) of a turn. The reply has neither tool calls nor the tags of our answer format."""
-    match = THOUGHT.match(text)
-    thought, reply = (match[2], text[match.end() :]) if match else ("", text)
-    return thought.strip(), ANSWER_TAGS.sub("", CALL.sub("", reply)).strip()
+    turn = parse_stored_turn(text)
+    thought = text[slice(*turn.reasoning)]
+    reply = parse_stored_turn(text[max(turn.reasoning_end, turn.reasoning[1]) :]).outside
+    return thought.strip(), ANSWER_TAGS.sub("", reply).strip()
 
 
 def _add(trace: Any, message: Any, *, sampled: bool) -> None:
