@@ -184,7 +184,7 @@ FORMULA = (
     "old log-probs = one forward pass of the kept tokens, update = 4 of them (backward 2, recomputation 1) / (GPUs x flops x MFU), "
     "each plus the exposed communication: per micro-batch the bf16 weights are gathered once (forward) or twice (forward, "
     "backward) and fp32 gradients reduced, ring collectives over a shard group of fsdp_size GPUs; with HSDP gradients are also "
-    "reduced between groups once per update; a share `overlap` is hidden behind computation; "
+    "reduced between groups, in every micro-batch as verl does; a share `overlap` is hidden behind computation; "
     "weights = bf16 weights / weight_sync_gb_per_s; mean response = 45% of the limit"
 )
 
@@ -212,8 +212,8 @@ def exposed_communication(
         rl.mini_batches, -(-per_rank // (profile.parallelism.tokens_per_gpu * profile.parallelism.sequence_parallel))
     )
     groups = hardware.gpus // shards
-    between = rl.mini_batches * 2 * (4 * model.parameters / shards) * (groups - 1) / groups / network
-    totals = (micro_batches * gather, micro_batches * (2 * gather + reduce) + between)
+    between = 2 * (4 * model.parameters / shards) * (groups - 1) / groups / network
+    totals = (micro_batches * gather, micro_batches * (2 * gather + reduce + between))
     old, update = (total - min(measured.overlap * total, work) for total, work in zip(totals, compute, strict=True))
     return old, update
 
@@ -270,21 +270,32 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
         old_log_probs=old + exposed_old,
         update=4 * forward + exposed_update,
         weights=2 * model.parameters / (measured.weight_sync_gb_per_s * GB),
-        checkpoint=STATE_BYTES * model.parameters / DISK_BYTES_PER_S / rl.checkpoint_every,
+        checkpoint=checkpoint_bytes(model, rl, profile.trainer) / DISK_BYTES_PER_S / rl.checkpoint_every,
         communication=exposed_old + exposed_update,
     )
 
 
-def disk_bytes(model: Architecture, recipe: Recipe) -> tuple[float, float]:
-    """Return (checkpoints, run store): kept checkpoints with optimizer and exported model; rollouts of all steps and filters.
+def checkpoint_bytes(model: Architecture, rl: RlSection, trainer: str) -> float:
+    """Return the bytes of one checkpoint: the fp32 model 4 bytes per parameter, the moments of AdamW 8; under verl also the
+    exported fp32 model, 4. With rl.lora the moments are those of the adapters, and the merged model is stored too.
+    """
+    verl = trainer == "verl"
+    if rl.lora is None:
+        return (16 if verl else 12) * model.parameters
+    merged = 12 if verl else LORA_BASE_BYTES  # verl: shards of the base, export and merged model, all in fp32
+    return merged * model.parameters + 12 * lora_parameters(model, rl.lora)
+
+
+def disk_bytes(model: Architecture, recipe: Recipe, trainer: str = "verl") -> tuple[float, float]:
+    """Return (checkpoints, run store): kept checkpoints and the one being written; rollouts of all steps and filters.
 
     A token takes 10 bytes (id 4, mask 1/8, three float16), about half after compression; messages take 1.5 bytes per token.
     """
     store = 0.0
-    kept = 0
+    checkpoints = 0.0
     for stage in recipe.stages:
         rl = recipe.settings(stage)
-        kept = max(kept, rl.keep_checkpoints)
+        checkpoints = max(checkpoints, (rl.keep_checkpoints + 1) * checkpoint_bytes(model, rl, trainer))
         rollouts = rl.problems_per_step * rl.group_size * rl.oversample
         share = {"all": 1.0, "kept": 1 / rl.oversample, "sampled": 1 / (rl.group_size * rl.oversample)}[rl.token_arrays]
         tokens = rollouts * MEAN_RESPONSE_SHARE * rl.max_response_tokens
@@ -293,7 +304,7 @@ def disk_bytes(model: Architecture, recipe: Recipe) -> tuple[float, float]:
             problems = sum(map(_problem_count, recipe.stage_problems(stage)))
             response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
             store += problems * stage.filter.samples * response * (10 * 0.5 + 1.5)
-    return (kept + 1) * 14 * model.parameters, store
+    return checkpoints, store
 
 
 def _problem_count(section: Problems) -> int:

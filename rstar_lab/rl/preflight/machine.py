@@ -162,7 +162,7 @@ def batches(context: CheckContext) -> str:
 
 def disk(context: CheckContext) -> tuple[str, dict[str, Any]]:
     """Compare checkpoints and transcripts with the free space; on a cluster with `disk_gb` of the profile."""
-    checkpoints, store = estimate.disk_bytes(context.architecture, context.recipe)
+    checkpoints, store = estimate.disk_bytes(context.architecture, context.recipe, context.profile.trainer)
     needed = (checkpoints + store) / estimate.GB
     folder = Path(context.profile.storage.runs)
     is_local = context.profile.backend == "local"

@@ -122,3 +122,15 @@ def test_predictions_are_within_a_factor_of_three_of_published_steps():
 def test_the_table_of_the_docs_is_the_one_that_the_code_computes():
     page = (resource_folder("cluster").parent / "docs" / "cluster.md").read_text()
     assert table() in page
+
+
+def test_a_checkpoint_counts_what_is_written():
+    """verl writes fp32 weights, two moments and an fp32 export, each once; the local trainer no second copy."""
+    model, rl = KNOWN["Qwen3-14B"], RlSection()
+    assert estimate.checkpoint_bytes(model, rl, "verl") == 16 * model.parameters
+    assert estimate.checkpoint_bytes(model, rl, "local") == 12 * model.parameters
+    lora = RlSection(lora={"rank": 32})
+    assert estimate.checkpoint_bytes(model, lora, "local") < 3 * model.parameters
+    recipe = load_recipe("qwen3_14b_mi300x")
+    checkpoints, _ = estimate.disk_bytes(model, recipe)
+    assert checkpoints == (recipe.rl.keep_checkpoints + 1) * 16 * model.parameters

@@ -1,0 +1,68 @@
+"""Checkpoints of verl's FSDP engine that hold each shard once, also with several replicas of the shards (HSDP).
+
+Ranks of different replicas hold equal shards, and verl writes the model and optimizer of every rank. Importing this module
+replaces verl's checkpoint manager.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed.tensor import DTensor
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verl.workers.engine.fsdp import transformer_impl
+
+_SHARDED = ("model", "optimizer")
+# All ranks wait while rank 0 exports the model in fp32: 59 GB of a 14B model.
+_EXPORT_TIMEOUT = timedelta(hours=2)
+
+
+class OneReplicaCheckpoints(FSDPCheckpointManager):
+    """Writes model and optimizer on the ranks of the first replica. The others read the file of the rank with their shard."""
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        with suppress(RuntimeError):  # a backend without timeouts
+            torch.distributed.distributed_c10d._set_pg_timeout(_EXPORT_TIMEOUT)
+
+    def save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        """Save as verl does, but each shard once. Every rank saves its RNG state."""
+        contents = list(self.checkpoint_save_contents)
+        if self._rank_of_shard() != self.rank:
+            contents = [part for part in contents if part not in _SHARDED]
+        with self._as(self.rank, save=contents):
+            super().save_checkpoint(*arguments, **keywords)
+
+    def load_checkpoint(self, local_path: str, *arguments: Any, **keywords: Any) -> None:
+        """Load the shard of this rank, and its own RNG state."""
+        contents = list(self.checkpoint_load_contents)
+        sharded = [part for part in contents if part in _SHARDED]
+        with self._as(self._rank_of_shard(), load=sharded):
+            super().load_checkpoint(local_path, *arguments, **keywords)
+        with self._as(self.rank, load=[part for part in contents if part not in _SHARDED]):
+            super().load_checkpoint(local_path, *arguments, **keywords)
+
+    def _rank_of_shard(self) -> int:
+        """Return the rank of the first replica that holds the same shard as this rank."""
+        for parameter in self.model.parameters():
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                names = mesh.mesh_dim_names or ()
+                return int(mesh.mesh[0, mesh.get_local_rank("fsdp")]) if "ddp" in names else self.rank
+        return self.rank
+
+    @contextmanager
+    def _as(self, rank: int, *, save: Sequence[str] | None = None, load: Sequence[str] | None = None) -> Iterator[None]:
+        own = (self.rank, self.checkpoint_save_contents, self.checkpoint_load_contents)
+        self.rank = rank
+        self.checkpoint_save_contents = own[1] if save is None else list(save)
+        self.checkpoint_load_contents = own[2] if load is None else list(load)
+        try:
+            yield
+        finally:
+            self.rank, self.checkpoint_save_contents, self.checkpoint_load_contents = own
+
+
+transformer_impl.FSDPCheckpointManager = OneReplicaCheckpoints  # type: ignore[misc]
